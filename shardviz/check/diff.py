@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from shardviz.check.grouping import grouped, ranks_by_name, ungrouped
-from shardviz.check.order.cases import LaidOut
-from shardviz.check.report import NotChecked
+from shardviz.check.order.case import LaidOut
+from shardviz.check.ranks import may_have, split_by_certainty, unread_parts, unread_ranks
+from shardviz.check.report import NotChecked, grouped, ranks_by_name, ungrouped
 from shardviz.check.run import report_on
 from shardviz.check.step.runs.compare import compare_steps
 from shardviz.check.step.runs.departure import StepDifference
-from shardviz.check.unread_ranks import may_have, split_by_certainty, unread_parts, unread_ranks
 from shardviz.dump.trace_dump import NO_WEIGHTS
 from shardviz.dump.whole_tensors import values_and_places
 from shardviz.errors import ShardvizError

@@ -8,13 +8,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardviz.check.grouping import grouped, ranks_by_name
-from shardviz.check.hiding import is_of_places, unhidden
-from shardviz.check.order.cases import LaidOut, PairOfIds, is_as_claimed
+from shardviz.check.order.case import LaidOut, PairOfIds, is_as_claimed
 from shardviz.check.order.infer.ranks import with_one_order
 from shardviz.check.order.rules.foreign import check_foreign
 from shardviz.check.order.rules.intent import (
     check_intent,
+    check_planned,
     check_states,
     intended_text,
     is_intended,
@@ -23,35 +22,38 @@ from shardviz.check.order.rules.intent import (
     wanted_layout,
     with_order,
 )
-from shardviz.check.order.rules.masters import check_fragments, check_master, is_master, of_masters
-from shardviz.check.order.rules.places import check_places
-from shardviz.check.order.rules.plain import check_plain_copies
-from shardviz.check.order.rules.reassembly import check_gathered
+from shardviz.check.order.rules.places import check_places, check_plain_copies
 from shardviz.check.order.rules.sequence import check_sequence
 from shardviz.check.order.rules.shapes import check_dtype, check_global_shape, check_label, is_padded_in_place
 from shardviz.check.order.rules.without_ids import (
     check_filled,
+    check_fragments,
+    check_master,
     check_recomputed,
     check_redrawn,
     check_unplaced,
     check_zeros,
+    is_master,
+    of_masters,
     with_suspects,
 )
-from shardviz.check.report import NotChecked, Report
-from shardviz.check.step.collectives import check_collectives
+from shardviz.check.ranks import check_completeness, check_missing_ranks, check_rank_order
+from shardviz.check.report import NotChecked, Report, grouped, is_of_places, ranks_by_name, unhidden
+from shardviz.check.step.collectives import check_collectives, check_gathered
 from shardviz.check.step.contradictions import check_zero_gradients
-from shardviz.check.step.lines.naming import with_lines
+from shardviz.check.step.lines.naming import with_lines, with_unread
 from shardviz.check.step.run import check_step, without_consequences_of_update
-from shardviz.check.step.unread import with_unread
 from shardviz.check.step.update.compare import check_unsharded_update
 from shardviz.check.step.update.copies import check_update
-from shardviz.check.values.copies import check_copies
-from shardviz.check.values.identical_shards import check_identical_shards
-from shardviz.check.values.storage import check_replaced, check_ties, check_unwritten, check_writes
+from shardviz.check.values.copies import (
+    check_copies,
+    check_identical_shards,
+    check_replaced,
+    check_ties,
+    check_unwritten,
+    check_writes,
+)
 from shardviz.check.verdicts import num_of_model
-from shardviz.check.whole.completeness import check_completeness, check_missing_ranks
-from shardviz.check.whole.plan_layouts import check_planned
-from shardviz.check.whole.rank_order import check_rank_order
 from shardviz.dump.dump import dump_of
 from shardviz.dump.pause import collector_paused
 from shardviz.dump.read import read_files

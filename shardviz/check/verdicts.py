@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from shardviz.check.order.rules.intent import is_compared
 from shardviz.check.report import Place
 from shardviz.check.step.comparison import compared
-from shardviz.check.whole.plan_layouts import is_compared
 from shardviz.dump.records.base import WEIGHTS
 from shardviz.dump.records.files import MEANT
 from shardviz.dump.trace_dump import NO_WEIGHTS

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.grouping import grouped
-from shardviz.check.report import NotChecked, Report
+from shardviz.check.report import NotChecked, Report, grouped
 from shardviz.checkpoint.coverage import coverage_of
 from shardviz.checkpoint.formats.pickle_reader import UnknownTypeError
 from shardviz.checkpoint.formats.torch_file import BY_ITSELF

@@ -9,7 +9,7 @@ from shardviz.text import fold, listed
 
 if TYPE_CHECKING:
     from shardviz.explain.cause import Cause
-    from shardviz.relate.pair import RankPair
+    from shardviz.relate.relations import RankPair
     from shardviz.text import Fold
 
 Kind = Literal[
@@ -68,10 +68,10 @@ class Finding:
         module: The first module of a step that goes wrong, if this is what comes of it.
         line: The first line in that module that goes wrong: `moe.py:83`.
         explanation: The cause in the catalogue, with its fields.
-        generic: Whether this is a generic mismatch, dropped when a finding names the cause (`check.hiding`).
+        generic: Whether this is a generic mismatch, dropped when a finding names the cause (`check.report`).
         pairs: What was compared, with what was recognized of it, as far as the judge has it: one pair for a tensor,
             several for a finding about the whole dump. They take no part in comparisons of findings.
-        members: The findings of the single tensors, if several have it (`check.grouping`); numbers and layouts of
+        members: The findings of the single tensors, if several have it (`check.report`); numbers and layouts of
             the whole are those of the first.
         others: What was found of tensors that it counts and does not name: they are off for the same reason.
     """

@@ -15,7 +15,7 @@ from shardviz.notebook.tracebacks import concise
 from shardviz.picture.display import SVG, Drawable
 from shardviz.picture.model.subjects.subject import of_tensor
 from shardviz.picture.text.report import layout_text, own_dtype
-from shardviz.relate.sums import REDUCTIONS, over
+from shardviz.relate.factors import REDUCTIONS, over
 from shardviz.text import printable
 
 if TYPE_CHECKING:

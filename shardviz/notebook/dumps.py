@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from shardviz.check.order.cases import LaidOut
+from shardviz.check.order.case import LaidOut
 from shardviz.check.run import report_on
 from shardviz.check.verdicts import captured, nothing_checked, num_of_model
 from shardviz.notebook.dump_tensors import TensorOfRun

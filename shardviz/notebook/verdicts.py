@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shardviz.explain.finding import Finding
     from shardviz.notebook.runs import Run
     from shardviz.picture.text.terminal import Terminal
-    from shardviz.relate.pair import RankPair, Related
+    from shardviz.relate.relations import RankPair, Related
 
     Array = NDArray[Any]
 

@@ -64,12 +64,7 @@ def axes_of_size(mesh: Mesh, size: int) -> list[tuple[str, ...]]:
 
 
 def ratio_of(sides: Sides, values: Mapping[int, Values] | None = None) -> Fraction | None:
-    """Return the ratio of small numbers between all ranks' values and the expected; or None.
-
-    Args:
-        sides: The sides.
-        values: The values; None for what ranks hold.
-    """
+    """Return the ratio of small numbers between all ranks' values and the expected; or None."""
     held = sides.reduced if values is None else values
     ratios = {_ratio(sides, rank, got) for rank, got in held.items() if not _are_zeros(sides, rank, got)}
     return ratios.pop() if len(ratios) == 1 else None
@@ -113,12 +108,7 @@ def factors_of_ranks(sides: Sides) -> dict[int, float]:
 
 
 def factor_of_all(results: Collection[Sides], ranks: Collection[int] | None = None) -> float | None:
-    """Return the factor between all values of some results and the expected; or None.
-
-    Args:
-        results: The results.
-        ranks: The ranks to look at; None for all.
-    """
+    """Return the factor between all values of some results and the expected; or None."""
     pairs = [
         (side, held, side.wanted_of(rank))
         for side in results

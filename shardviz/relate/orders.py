@@ -1,32 +1,41 @@
-"""The order of slices: which slice of one tensor stands at each index of another.
+"""The order of slices and regions: which of one tensor stand where in another.
 
 There are three ways, for three situations. `orders_of_slices` compares bits and streams: it is for whole tensors of
 checkpoints. `matches` compares every slice with every other one within a tolerance: it is for small tensors of a step,
 which may have slices in another order or on other ranks than a split puts them (`Slices`). `orders_along` compares
 features of slices, at any scale, and lets groups of ranks vote: it is for the search, which has parts of the tensor on
-each rank and does not know yet what else was done to them.
+each rank and does not know yet what else was done to them. The search also asks which layouts give ranks the shapes
+that they hold, and whose region a rank holds instead of its own.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import permutations, product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shardviz.layout.everywhere import lengths, parts_of, position_numbers
+from shardviz.layout.layout import Layout
 from shardviz.layout.region import indices
-from shardviz.relate.values import BLOCK, slices_of
+from shardviz.relate.tolerance import ALIKE
+from shardviz.relate.values import BLOCK, part_of, slices_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from shardviz.layout.mesh import Mesh
     from shardviz.layout.region import Region
+    from shardviz.layout.splits import Chain as Splits
 
-    Values = NDArray[np.float64]
     Order = NDArray[np.int64]
+    Values = NDArray[Any]
+    Shape = tuple[int, ...]
+
 
 MAX_NUMBERS = 1 << 22
 """No more pairs of numbers than this are compared to match slices."""
@@ -39,13 +48,7 @@ MAX_BALLOTS = 8
 
 
 def matches(values: Values, others: Values, near: float) -> NDArray[np.bool_] | None:
-    """Return which row each row equals within a tolerance; None if there are too many.
-
-    Args:
-        values: Slices as rows.
-        others: More of them, with as many elements each.
-        near: How far an element may be off.
-    """
+    """Return which row each row equals within a tolerance; None if there are too many."""
     if len(values) * others.size > MAX_NUMBERS:
         return None
     close: NDArray[np.bool_] = np.abs(values[:, None, :] - others[None, :, :]).max(axis=2) <= near
@@ -54,11 +57,6 @@ def matches(values: Values, others: Values, near: float) -> NDArray[np.bool_] | 
 
 def places_of(shard: Values, whole: Values, near: float) -> tuple[int, Order] | None:
     """Return a dim, and the index in the whole of each slice of a part along it (-1: absent).
-
-    Args:
-        shard: What a rank holds.
-        whole: The whole tensor.
-        near: How far an element may be off.
 
     Returns:
         The dim along which most slices are found. None if no dim has slices of the same shape in both, or if slices of
@@ -320,13 +318,7 @@ class Slices:
 
 
 def places_in(values: NDArray[np.float64], whole: NDArray[np.float64], near: float) -> Slices | None:
-    """Return the whole tensor's slices that values consist of, zero padding aside; else None.
-
-    Args:
-        values: What a rank holds.
-        whole: The whole tensor.
-        near: How far an element may be off.
-    """
+    """Return the whole tensor's slices that values consist of, zero padding aside; else None."""
     slices = places_of(values, whole, near)
     if slices is None:
         return None
@@ -336,3 +328,88 @@ def places_in(values: NDArray[np.float64], whole: NDArray[np.float64], near: flo
         return None
     places = at[at >= 0].tolist()
     return Slices(dim, whole.shape[dim], frozenset(places), len(set(places)) < len(places))
+
+
+MOSTLY = 0.5
+"""A layout is tried if it gives this part of the ranks their sizes: exchanged ones may have others."""
+
+SEGMENTS = (2, 3)
+"""Numbers of segments that are tried: gate and up, and q, k and v. Others are if they are claimed."""
+
+FEW_ELEMENTS = 512
+"""Elements of each part that are compared to find out whose it is."""
+
+
+def layouts_of(
+    shapes: Sequence[Shape | None], mesh: Mesh, shape: Shape, claimed: Layout | None, segments: Iterable[int] = SEGMENTS
+) -> list[Layout]:
+    """Return the layouts that give most ranks their shapes: the claim first, then fewest splits.
+
+    Args:
+        shapes: What each rank of the mesh holds, in mesh order; None for ranks that hold nothing.
+        mesh: The mesh.
+        shape: The shape of the whole tensor.
+        claimed: The layout that is claimed.
+        segments: The numbers of segments of a dim to try, besides those that are claimed.
+    """
+    layouts: list[Layout] = []
+    if (claimed is None or claimed.flat is None) and all(held is None or len(held) == len(shape) for held in shapes):
+        for ways in product(*(_splits(shapes, dim, mesh, shape[dim], claimed, segments) for dim in range(len(shape)))):
+            axes = [link for way in ways for link in way if isinstance(link, str)]
+            if len({*axes}) == len(axes):
+                layouts.append(Layout(mesh, shape, ways))
+        layouts.sort(key=lambda layout: sum(map(len, layout.chains)))
+    if claimed is None:
+        return layouts
+    return [replace(claimed, partial=()), *(layout for layout in layouts if not layout.same_regions(claimed))]
+
+
+def _splits(
+    shapes: Sequence[Shape | None], dim: int, mesh: Mesh, size: int, claimed: Layout | None, segments: Iterable[int]
+) -> list[Splits]:
+    """Return the splits of a dim that give most ranks their sizes, in every order of axes."""
+    there = np.array([shape is not None for shape in shapes])
+    expected = np.array([-1 if shape is None else shape[dim] for shape in shapes])
+    sizes = tuple(zip(mesh.axes, mesh.shape, strict=True))
+    axes = [axis for axis, number in sizes if number > 1]
+    orders = [order for count in range(len(axes) + 1) for order in permutations(axes, count)]
+    numbers = {*segments, *(link for link in (claimed.chains[dim] if claimed else ()) if isinstance(link, int))}
+    behind: list[Splits] = [(number, *order) for order in orders if order for number in numbers if size % number == 0]
+    distinct: dict[object, Splits] = {}
+    every: list[Splits] = [*(tuple(order) for order in orders), *behind]
+    for splits in every:
+        if np.mean(lengths(size, splits, sizes)[there] == expected[there]) >= MOSTLY:
+            coordinates = position_numbers(sizes, [axis for axis in axes if axis in splits])
+            distinct.setdefault((parts_of(size, splits, sizes), coordinates.tobytes()), splits)
+    return list(distinct.values())
+
+
+def sources_of(
+    actual: Mapping[int, Values], source: Values, layout: Layout, ranks: Collection[int], near: float
+) -> tuple[tuple[int, int], ...]:
+    """Return pairs of a rank and the rank whose region it holds, at any scale.
+
+    Of several ranks that should hold what a rank holds, the one that shares most coordinates with it is taken.
+    """
+    holders = layout.holders()
+    coord_of = layout.mesh.coord_of
+    sources: dict[int, int] = {}
+    for shape in {actual[rank].shape for rank in ranks} if len(holders) > 1 else ():
+        regions = [region for region in holders if region.shape == shape]
+        alike = [rank for rank in ranks if actual[rank].shape == shape]
+        if not regions:
+            continue
+        points = _points([actual[rank] for rank in alike]), _points([part_of(source, region) for region in regions])
+        close, coarse = nearest(*points, (near, ALIKE))
+        for rank, place in zip(alike, np.where(close < 0, coarse, close).tolist(), strict=True):
+            owners = holders[regions[place]] if place >= 0 else (rank,)
+            sources[rank] = max(owners, key=lambda owner: sum(map(int.__eq__, coord_of(rank), coord_of(owner))))
+    return tuple(sorted((rank, owner) for rank, owner in sources.items() if rank != owner))
+
+
+def _points(parts: Iterable[Values]) -> NDArray[np.float64]:
+    """Return features of parts that neither a factor nor its sign changes."""
+    rows = [part.ravel()[:: 1 + part.size // FEW_ELEMENTS] for part in parts]
+    side = np.nan_to_num(np.stack(rows).astype(np.float64))
+    norms = np.linalg.norm(side, axis=1, keepdims=True) * np.where(side.sum(1, keepdims=True) < 0, -1, 1)
+    return features(side / np.where(norms, norms, 1) * math.sqrt(side.shape[1]))

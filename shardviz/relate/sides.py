@@ -16,10 +16,9 @@ import numpy as np
 
 from shardviz.layout.layout import Layout
 from shardviz.layout.region import Region
-from shardviz.relate.pair import Pair
-from shardviz.relate.relations import Located, Pending, Reassigned
+from shardviz.relate.factors import over
+from shardviz.relate.relations import Located, Pair, Pending, Reassigned
 from shardviz.relate.search import relation_of
-from shardviz.relate.sums import over
 from shardviz.relate.tolerance import EPSILON, MANY, TYPICAL, Bound, above_noise, rounding_of_sums
 from shardviz.relate.values import farthest, part_of
 
@@ -29,8 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.layout.mesh import Mesh
-    from shardviz.relate.pair import Related
-    from shardviz.relate.relations import Chain
+    from shardviz.relate.relations import Chain, Related
 
     Values = NDArray[np.float64]
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardviz.check.grouping import grouped, ungrouped
-from shardviz.check.report import Report
+from shardviz.check.report import Report, grouped, ungrouped
 from shardviz.picture.machine import report_github, report_junit
 from shardviz.picture.text.report import summary_line
 from shardviz.picture.text.terminal import Terminal

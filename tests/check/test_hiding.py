@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardviz.check.hiding import unhidden
-from shardviz.check.report import NotChecked
+from shardviz.check.report import NotChecked, unhidden
 from shardviz.explain.kinds import KINDS
 from tests.findings import finding_of
 

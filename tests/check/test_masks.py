@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shardviz.check.step.without_reference import check_masks
+from shardviz.check.step.run import check_masks
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.dump.records.step import MaskRecord

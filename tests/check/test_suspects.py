@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from shardviz.check.order.cases import LaidOut
+from shardviz.check.order.case import LaidOut
 from shardviz.check.order.rules.without_ids import with_suspects
 from shardviz.check.report import NotChecked
 from shardviz.dump.dump import dump_of

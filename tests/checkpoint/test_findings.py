@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 from safetensors.numpy import save_file
 
-from shardviz.check.grouping import ungrouped
+from shardviz.check.report import ungrouped
 from shardviz.checkpoint.findings import check_checkpoint
 from shardviz.checkpoint.open import open_checkpoint
 from shardviz.cli import main

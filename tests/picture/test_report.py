@@ -10,8 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from shardviz.check.grouping import grouped
-from shardviz.check.report import NotChecked, Report
+from shardviz.check.report import NotChecked, Report, grouped
 from shardviz.check.run import report_on
 from shardviz.dump.dump import Dump, dump_of
 from shardviz.dump.read import read_files

@@ -8,7 +8,7 @@ import numpy as np
 
 from shardviz.layout.layout import FlatView, Layout
 from shardviz.layout.mesh import Mesh
-from shardviz.relate.pair import Pair
+from shardviz.relate.relations import Pair
 from shardviz.relate.tolerance import EPSILON, Bound
 
 KINDS = ("exchange", "permute", "scale", "round", "pending", "order", "zeros", "offset", "turn")

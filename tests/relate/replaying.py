@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardviz.relate.casts import rounded
+from shardviz.relate.factors import REDUCTIONS
 from shardviz.relate.relations import (
     Filled,
     Located,
@@ -18,7 +19,6 @@ from shardviz.relate.relations import (
     Scaled,
     Transposed,
 )
-from shardviz.relate.sums import REDUCTIONS
 from shardviz.relate.values import part_of
 
 if TYPE_CHECKING:
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.relate.pair import Pair
-    from shardviz.relate.relations import Chain, Relation
+    from shardviz.relate.relations import Chain, Pair, Relation
 
     Values = NDArray[Any]
 

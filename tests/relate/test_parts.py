@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import shardviz.relate
-from shardviz.relate.casts import cast, rounded, through, values_of
+from shardviz.relate.casts import cast, is_cut_off, is_made, line_between, rounded, rounding_between, through, values_of
 from shardviz.relate.factors import (
+    coefficient_of,
     common_factor,
     factor_at_largest,
     factor_of,
@@ -23,8 +24,6 @@ from shardviz.relate.factors import (
 )
 from shardviz.relate.orders import features, matches, nearest, orders_of_slices, places_of
 from shardviz.relate.relations import Rounded, Scaled
-from shardviz.relate.stored_values import is_cut_off, is_made, line_between, rounding_between
-from shardviz.relate.sums import coefficient_of
 from shardviz.relate.tolerance import EPSILON, above_noise, near_ratio, rounding_of_sums
 from shardviz.relate.values import blocks, constant_of, error_of, part_of
 

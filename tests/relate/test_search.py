@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 
 from shardviz.layout.layout import Layout
 from shardviz.layout.mesh import parse_mesh
-from shardviz.relate.contexts import num_links
-from shardviz.relate.pair import Pair
-from shardviz.relate.relations import Filled, Located, Pending, Permuted, Rounded, Scaled
-from shardviz.relate.search import relation_of
+from shardviz.relate.relations import Filled, Located, Pair, Pending, Permuted, Rounded, Scaled
+from shardviz.relate.search import num_links, relation_of
 from shardviz.relate.tolerance import EPSILON, Bound
 from tests.lanes import cases
 from tests.relate.making import KINDS, NARROW, Made, flat, make, part

@@ -18,8 +18,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from shardviz.check.diff import compare
-from shardviz.check.grouping import grouped
-from shardviz.check.report import NotChecked
+from shardviz.check.report import NotChecked, grouped
 from shardviz.dump.costs.memory import memory_table
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.check.order.cases import claimed_dims
+from shardviz.check.order.case import claimed_dims
 from shardviz.check.values.copies import copies_of
 from shardviz.dump.arrays.ids import ID_NONE
 from shardviz.dump.content import leaves

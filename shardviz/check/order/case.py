@@ -1,6 +1,7 @@
-"""A case: one stamped tensor on one mesh, with each rank's claim and the elements it holds.
+"""Stamped tensors as cases: each rank's claim on one mesh and the elements it holds.
 
-The families of checks and the inference look at cases; they do not read the dump's records.
+Each tensor of a dump is laid out once. The families of checks and the inference look at cases; they do not read the
+dump's records.
 
 A buffer may be a copy of a weight, as an average of the weights is when it starts. Sharding code may copy the weight
 into it, and its own ids are then gone: the weight's ids are its own, if it was equal to the weight before sharding too.
@@ -13,7 +14,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from shardviz.check.order.infer.layout import axes_of_change, holds
 from shardviz.layout.ids import region_of
 from shardviz.layout.notation import write
 from shardviz.layout.region import Region, index_of
+from shardviz.relate.relations import Group, Located, Related
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -33,9 +35,11 @@ if TYPE_CHECKING:
     from shardviz.dump.records.tensors import Stamp
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
+    from shardviz.explain.placement.order import Disorder
     from shardviz.layout.intended import DimOrder
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Coord, Mesh
+    from shardviz.layout.region import Ranges
 
 
 @dataclass(frozen=True)
@@ -109,14 +113,7 @@ class Case:
         return write(self.claimed) if self.claimed else ""
 
     def finding(self, cause: Cause, ranks: Iterable[int], sentence: str, **others: Any) -> Finding:
-        """Return the finding about this tensor that has a cause.
-
-        Args:
-            cause: The cause.
-            ranks: The ranks that disagree.
-            sentence: What is wrong, in numbers.
-            others: More attributes of the finding.
-        """
+        """Return the finding about this tensor that has a cause."""
         return cause.finding(self.name, tuple(sorted(ranks)), sentence, claimed=self.claimed_text, **others)
 
     def only(self, coords: Collection[Coord]) -> Case:
@@ -230,13 +227,7 @@ def _region(dump: Dump, shard: Shard, name: str, shape: tuple[int, ...]) -> Regi
 
 
 def as_own(dump: Dump, name: str, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return a rank's ids; a buffer that is a copy of a weight has the weight's ids as its own.
-
-    Args:
-        dump: The dump.
-        name: The tensor's name.
-        ids: Ids from 1 within the tensor, and `-1 - id` for the id of another tensor.
-    """
+    """Return a rank's ids; a buffer that is a copy of a weight has the weight's ids as its own."""
     stamp = dump.stamps.get(name)
     if stamp is None or not ids.size or not np.all(ids < -1):
         return ids
@@ -274,3 +265,139 @@ def _digest_before(dump: Dump, role: str, name: str) -> str:
     if tensor is None or tensor.first.body.constant:
         return ""
     return tensor.first.digest(tensor.index(name))
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """One cause that fits.
+
+    Attributes:
+        cause: What happened to the tensor, and its fix.
+        sentence: What it means here, with the numbers in it; empty if the cause says it all.
+        held: Where the elements are: in the notation if it has a word for it, in words otherwise.
+        layout: The held layout, if the notation has one.
+        details: Clauses that follow the sentence.
+    """
+
+    cause: Disorder
+    sentence: str
+    held: str
+    layout: Layout | None = None
+    details: tuple[str, ...] = ()
+
+    @property
+    def clause(self) -> str:
+        """How a finding's sentence ends that has this cause."""
+        return f": {self.sentence}" if self.sentence else ""
+
+
+def is_as_claimed(dump: Dump, tensor: Tensor) -> bool:
+    """Whether all ranks claim one layout of the whole stamped tensor and hold what it says."""
+    layout = tensor.claimed
+    if layout is None or len(tensor.shards) != len(layout.mesh.ranks):
+        return False
+    claimed = claimed_dims(layout)
+    for rank, shard in tensor.shards.items():
+        if shard.layout is not layout and shard.layout != layout:
+            return False
+        claimed_here = claimed.get(rank, ((),))
+        if shard.body.held != claimed_here and (0 not in shard.body.local_shape or all(claimed_here)):
+            return False
+    return all(name not in dump.stamps or dump.stamps[name].shape == layout.tensor_shape for name in tensor.names)
+
+
+@lru_cache(maxsize=256)
+def claimed_dims(layout: Layout) -> dict[int, tuple[Ranges, ...]]:
+    """Return the ranges that each rank of a layout's mesh claims in each dim."""
+    return {rank: region.dims for rank, region in layout.regions()}
+
+
+MAX_KEPT = 1 << 24
+"""Numbers that are kept of all cases together; past that, a tensor is laid out again when it is asked for."""
+
+KEPT_PER_SHARD = 32
+"""What a shard takes in addition to its ids, in numbers."""
+
+
+class LaidOut:
+    """The stamped tensors of a dump, each laid out when it is first asked for.
+
+    Attributes:
+        dump: The dump.
+    """
+
+    def __init__(self, dump: Dump) -> None:
+        """Lay out nothing yet."""
+        self.dump = dump
+        self._cases: dict[tuple[str, str, bool], tuple[Case, ...]] = {}
+        self._room = MAX_KEPT
+
+    def cases(self, tensor: Tensor, name: str, *, claims: bool = True) -> tuple[Case, ...]:
+        """Return a tensor's cases, one for each mesh of its ranks; none if it was not stamped.
+
+        Raises:
+            DumpError: The dump does not have the ids, or there are too many to lay out.
+        """
+        if tensor.moment != "stamped":
+            return ()
+        key = (tensor.role, name, claims)
+        if key not in self._cases:
+            cases = tuple(cases_of(self.dump, tensor, name, claims=claims))
+            num_ids = sum(ids.size for case in cases for ids in case.ids.values())
+            size = num_ids + KEPT_PER_SHARD * sum(len(case.shards) for case in cases)
+            if size > self._room:
+                return cases
+            self._room -= size
+            self._cases[key] = cases
+        return self._cases[key]
+
+
+@dataclass(frozen=True)
+class PairOfIds:
+    """A stamped tensor on one mesh: each rank's ids as claimed, and as held.
+
+    It is laid out again when it is asked for, if it is too large to be kept.
+
+    Attributes:
+        laid_out: The dump's tensors.
+        tensor: The tensor, or the fold that it is in.
+        name: Its name.
+        mesh: The mesh.
+        wanted: The layout: what is claimed, or what is intended; None if a plain tensor claims nothing.
+        order: The order that a dim is meant to have; None for its own.
+    """
+
+    laid_out: LaidOut
+    tensor: Tensor
+    name: str
+    mesh: Mesh
+    wanted: Layout | None
+    order: DimOrder | None = None
+
+    @property
+    def case(self) -> Case:
+        """The tensor as the judge had it."""
+        case = next(case for case in self.laid_out.cases(self.tensor, self.name) if case.mesh == self.mesh)
+        return case if self.order is None else case.in_order(self.order)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks of the mesh that have the tensor, rising."""
+        case = self.case
+        return tuple(sorted(map(case.rank, case.shards)))
+
+    @property
+    def related(self) -> Related | None:
+        """The layout that the ranks hold; None if the notation has none for it."""
+        held = self.case.held
+        return Related((Group(self.ranks, (Located(held),)),)) if held is not None else None
+
+    def wanted_of(self, rank: int) -> NDArray[np.int64] | None:
+        """Return the ids that a rank should hold, from 1 within the tensor; None if nothing says it."""
+        if self.wanted is None:
+            return None
+        return self.wanted.region(self.mesh.coord_of(rank)).flat_ids(self.wanted.index_shape) + 1
+
+    def held_of(self, rank: int) -> NDArray[np.int64]:
+        """Return a rank's ids, from 1 within the tensor; ids of other tensors are 0 or negative."""
+        return self.case.local_ids(self.mesh.coord_of(rank))

@@ -1,33 +1,46 @@
-"""`collective-mismatch`: a collective returned other numbers than its definition gives for its inputs.
+"""`collective-mismatch`: a collective gave other numbers than its definition does.
 
-Ranks are counted within the group, `size` of them; parts are equal and in the group's order. The result of a
-`reduce` or `gather` is defined on its root only, and not looked at elsewhere.
+Ranks are counted within the group, `size` of them; parts are equal and in the group's order. The result of a `reduce`
+or `gather` is defined on its root only, and not looked at elsewhere.
+
+torch's own reassembly has bugs: in 2.13 some uneven nested shards come back wrong. If the shards themselves are not as
+claimed, the wrong result follows from that, and is a detail of that finding.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.report import NotChecked
+from shardviz.check.order.case import counted_from
+from shardviz.check.order.rules.intent import order_of
+from shardviz.check.report import NotChecked, is_of_places, unhidden
+from shardviz.dump.arrays.ids import MAX_ELEMENTS, expand_runs
 from shardviz.errors import DumpError
+from shardviz.explain.finding import Finding
+from shardviz.explain.placement.whole_run import GatheredOutOfOrder
 from shardviz.explain.step.sums import WrongCollective
 from shardviz.explain.templates import number
+from shardviz.layout.notation import write
+from shardviz.layout.region import Region, index_of
+from shardviz.relate.relations import RankPair
 from shardviz.relate.tolerance import SINGLE
+from shardviz.relate.values import padded_to
 from shardviz.text import listed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
-    from shardviz.dump.dump import Dump
+    from shardviz.dump.dump import Dump, Shard
     from shardviz.dump.records.step import CallRecord
-    from shardviz.explain.finding import Finding
+    from shardviz.dump.records.tensors import GatherRecord, Stamp
+    from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh
-    from shardviz.relate.pair import Related
 
     Values = NDArray[np.float64]
 
@@ -42,16 +55,14 @@ class Wrong:
 
 
 @dataclass(frozen=True)
-class CallResults:
+class CallResults(RankPair):
     """What ranks have after a collective, compared with what its definition gives them.
 
     Attributes:
         wrong: The ranks that have something else.
-        related: None, as no relation is looked for.
     """
 
     wrong: Mapping[int, Wrong]
-    related: Related | None = None
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -150,3 +161,199 @@ def _finding(mesh: Mesh, module: str, op: str, ranks: Mapping[int, Wrong]) -> Fi
 
 def _shown(values: Values) -> str:
     return f"[{listed(map(number, values.ravel()), MAX_SHOWN)}]"
+
+
+Gatherings = dict[tuple[str, str], dict[int, "GatherRecord"]]
+"""By name and collective: what the ranks got that is not the tensor in order."""
+
+
+@dataclass(frozen=True)
+class Gathered(RankPair):
+    """What ranks got of a collective of torch that should give back a tensor, and the tensor.
+
+    Attributes:
+        dump: The dump.
+        stamp: The tensor.
+        call: The collective.
+        records: What each rank got that is not the tensor in order.
+    """
+
+    dump: Dump
+    stamp: Stamp
+    call: str
+    records: dict[int, GatherRecord]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that got something else."""
+        return tuple(self.records)
+
+    def wanted_of(self, rank: int) -> NDArray[np.int64]:
+        """Return the ids of the tensor in order, from 1."""
+        return np.arange(1, math.prod(self.stamp.shape) + 1).reshape(self.stamp.shape)
+
+    def held_of(self, rank: int) -> NDArray[np.int64]:
+        """Return the ids that a rank got, row-major.
+
+        Raises:
+            DumpError: It got an error, or something of another shape.
+        """
+        record = self.records[rank]
+        ids = gathered_ids(self.dump, self.stamp, record) if not record.error else None
+        if ids is None:
+            what = f"raised {record.error}" if record.error else "gave a tensor of a different shape"
+            raise DumpError(f"{self.stamp.name}: {self.call}() {what} on rank {rank}")
+        return ids.reshape(self.stamp.shape) if ids.size == math.prod(self.stamp.shape) else ids
+
+
+def check_gathered(dump: Dump, placed: Iterable[Finding | NotChecked]) -> list[Finding | NotChecked]:
+    """Add what collectives return to shards' findings, and find wrong collectives.
+
+    Collectives are findings of their own if the shards that they gather are right.
+
+    What is gathered of shards whose own order could not be checked shows nothing.
+    """
+    placed = list(placed)
+    wrong, calls = wrongly_gathered(dump)
+    unknown = {result.tensor for result in placed if isinstance(result, NotChecked) and result.about == "order"}
+    shards = [
+        _with_consequence(dump, result, wrong, calls) if isinstance(result, Finding) else result for result in placed
+    ]
+    return [
+        *shards,
+        *unhidden(
+            [_of_gathering(dump, *call, ranks) for call, ranks in wrong.items() if call[0] not in unknown],
+            shards,
+        ),
+    ]
+
+
+def wrongly_gathered(dump: Dump) -> tuple[Gatherings, set[tuple[str, str]]]:
+    """Return the results that are wrong, and the names and collectives of all results.
+
+    What several ranks got alike is looked at once: laid out it is as large as the tensor.
+    """
+    wrong: Gatherings = {}
+    calls: set[tuple[str, str]] = set()
+    judged: dict[tuple[GatherRecord, Region | None], bool] = {}
+    for rank, record in sorted(dump.files.ranks.items()):
+        for gathered in record.gathered:
+            key = (gathered.name, gathered.collective)
+            calls.add(key)
+            tensor = dump.stamped.get(gathered.name)
+            stamped = tensor.shards.get(rank) if tensor is not None else None
+            if stamped is not None and stamped.layout is None:
+                continue  # a part that nothing claims a place for: what is gathered of it is that part
+            shard = _part(stamped) if stamped is not None else None
+            if (gathered, shard) not in judged:
+                is_part = shard is not None and gathered.held == shard.dims
+                judged[gathered, shard] = is_part or _is_right(dump, gathered)
+            if not judged[gathered, shard]:
+                wrong.setdefault(key, {})[rank] = gathered
+    return wrong, calls
+
+
+def _part(shard: Shard) -> Region | None:
+    """Return a rank's part of a tensor on its own mesh, if code cut it along an unknown axis."""
+    layout = shard.layout
+    if layout is None or not layout.own_axes or {*layout.split_axes} <= {*layout.own_axes}:
+        return None
+    chains = tuple(tuple(link for link in chain if link not in layout.own_axes) for chain in layout.chains)
+    return replace(layout, chains=chains).region(layout.mesh.coord_of(shard.rank))
+
+
+def _is_right(dump: Dump, gathered: GatherRecord) -> bool:
+    """Whether a collective gave a tensor in order, or one whose elements were not stamped."""
+    stamp = dump.stamps.get(gathered.name)
+    if gathered.error or stamp is None:
+        return not gathered.error
+    is_whole = gathered.held is not None and gathered.held == Region.whole(stamp.shape).dims
+    return (is_whole and order_of(dump, gathered.name) is None) or _is_in_order(dump, stamp, gathered)
+
+
+def _with_consequence(dump: Dump, finding: Finding, wrong: Gatherings, calls_seen: set[tuple[str, str]]) -> Finding:
+    if not is_of_places(finding):
+        return finding
+    calls = [call for name, call in calls_seen if name == finding.tensor]
+    clauses = [
+        f"{call}() {_gathered_text(dump, finding.tensor, wrong[finding.tensor, call])}"
+        if (finding.tensor, call) in wrong
+        else f"{call}() still gives it back in order"
+        for call in sorted(calls)
+    ]
+    return replace(finding, details=(*finding.details, *clauses))
+
+
+def _gathered_text(dump: Dump, name: str, ranks: dict[int, GatherRecord]) -> str:
+    rank, gathered = next(iter(ranks.items()))
+    error = f"raised {gathered.error}" if gathered.error else ""
+    return error or f"gives {_difference(dump, dump.stamps[name], rank, gathered)}"
+
+
+def _of_gathering(dump: Dump, name: str, call: str, ranks: dict[int, GatherRecord]) -> Finding:
+    claimed = _claimed(dump, name)
+    shapes = {region.shape for _, region in claimed.regions()} if claimed is not None else set()
+    cause = GatheredOutOfOrder(is_uneven=len(shapes) > 1)
+    axes = [axis for axis in claimed.split_axes if claimed.mesh.axis_size(axis) > 1] if claimed is not None else []
+    over = f", which gathers over {' and '.join(axes)}," if axes else ""
+    return cause.finding(
+        name,
+        tuple(ranks),
+        f"the shards are as claimed, but {call}(){over} {_gathered_text(dump, name, ranks)}",
+        claimed=write(claimed) if claimed is not None else "",
+    ).seen_in(Gathered(dump, dump.stamps[name], call, ranks))
+
+
+def _claimed(dump: Dump, name: str) -> Layout | None:
+    tensor = dump.stamped.get(name)
+    return tensor.claimed if tensor is not None else None
+
+
+def _is_in_order(dump: Dump, stamp: Stamp, gathered: GatherRecord) -> bool:
+    """Whether the gathered tensor is in its own or the expected order."""
+    ids = gathered_ids(dump, stamp, gathered)
+    ids_in_order = np.arange(1, math.prod(stamp.shape) + 1).reshape(stamp.shape)
+    claimed = _claimed(dump, gathered.name)
+    whole = ids_in_order if claimed is None else padded_to(ids_in_order, claimed.shape)
+    return ids is not None and np.array_equal(ids, whole.ravel())
+
+
+def _difference(dump: Dump, stamp: Stamp, rank: int, gathered: GatherRecord) -> str:
+    """Say how many elements are out of place, and where the first one is."""
+    numel = math.prod(stamp.shape)
+    ids = gathered_ids(dump, stamp, gathered)
+    if ids is None:
+        return "a tensor of a different shape than the one that was split"
+    if len(ids) != numel:
+        return f"{len(ids):,} elements of {numel:,} on rank {rank}"
+    wrong = np.flatnonzero(ids != np.arange(1, numel + 1))
+    at = int(wrong[0])
+    held, position = int(ids[at]), index_of(at, stamp.shape)
+    content = "none of its elements"
+    if 1 <= held <= numel:
+        content = f"the element that belongs at {index_of(held - 1, stamp.shape)}"
+    return f"{len(wrong):,} of {numel:,} elements out of place: on rank {rank}, position {position} holds {content}"
+
+
+def gathered_ids(dump: Dump, stamp: Stamp, gathered: GatherRecord) -> NDArray[np.int64] | None:
+    """Return the ids that came back, from 1 in the expected order; None if too many."""
+    order = order_of(dump, gathered.name)
+    ids = _own_ids(dump, stamp, gathered)
+    return ids if order is None or ids is None else order.places(ids, stamp.shape)
+
+
+def _own_ids(dump: Dump, stamp: Stamp, gathered: GatherRecord) -> NDArray[np.int64] | None:
+    """Return the ids that came back, from 1 in the tensor's order; None if too many."""
+    if gathered.held is not None:
+        region = Region(gathered.held)
+        fits = len(gathered.held) == len(stamp.shape) and region.size <= MAX_ELEMENTS
+        return region.flat_ids(stamp.shape).ravel() + 1 if fits else None
+    runs = gathered.runs or ()
+    if sum(run[2] for run in runs) > MAX_ELEMENTS:
+        return None
+    ids = expand_runs(runs)
+    without_padding = ids[ids != 0]  # zeros pad
+    first = stamp.first
+    if without_padding.size:
+        first = counted_from(dump, stamp, int(without_padding.min()), int(without_padding.max()))
+    return np.where(ids == 0, 0, ids - first + 1)

@@ -1,10 +1,11 @@
-"""One tensor after a step, compared with the same tensor of the unsharded model's step, as a dump has both."""
+"""One tensor after a step, compared with the unsharded model's, and words for that."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -12,15 +13,16 @@ import numpy as np
 from shardviz.check.order.rules.intent import order_of
 from shardviz.dump.records.lines import is_value
 from shardviz.dump.records.step import Wrapper
+from shardviz.explain.templates import number as number
 from shardviz.layout.notation import write
 from shardviz.layout.region import Region
+from shardviz.relate.factors import REDUCTIONS
 from shardviz.relate.sides import Elements, Rounding, Sides
-from shardviz.relate.sums import REDUCTIONS
 from shardviz.relate.tolerance import EPSILON, NOISE
 from shardviz.relate.values import padded_to
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -30,9 +32,34 @@ if TYPE_CHECKING:
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
     from shardviz.layout.mesh import Mesh
-    from shardviz.relate.pair import Related
+    from shardviz.relate.relations import Related
 
     Wrapped = Wrapper | Literal["", "none", "alone"]
+
+
+def apart_text(low: int, high: int, worst: float) -> str:
+    """Return the clause that says how far the copies of two ranks are apart."""
+    if math.isinf(worst):
+        return f"one of rank {low} and rank {high} has NaN or infinity, and the other has a different value"
+    return f"rank {low} and rank {high} differ by up to {number(worst)}"
+
+
+MAX_SPANS = 4
+
+
+def spans(places: Iterable[int]) -> str:
+    """Name indices in their order as ranges: `0:6+18:24`."""
+    runs = [
+        [at for _, at in run] for _, run in groupby(enumerate(map(int, places)), key=lambda pair: pair[1] - pair[0])
+    ]
+    named = [f"{run[0]}:{run[-1] + 1}" if len(run) > 1 else f"{run[0]}" for run in runs]
+    return "+".join(named[:MAX_SPANS]) + ("+..." if len(named) > MAX_SPANS else "")
+
+
+def kind_of(finding: Finding) -> str:
+    """Return the kind of a finding, with its tensor: `wrong-scale: layers.0.up.weight`."""
+    return f"{finding.kind}: {finding.tensor}" if finding.tensor else finding.kind
+
 
 WHAT = {"grad": "gradient", "output": "output", "scalar": "value"}
 """What a step computes, as sentences call it."""
@@ -88,14 +115,7 @@ class Compared(Sides):
         return WHAT[self.role]
 
     def finding(self, cause: Cause, sentence: str, ranks: tuple[int, ...] | None = None, **others: Any) -> Finding:
-        """Return the finding about this result that has a cause.
-
-        Args:
-            cause: The cause.
-            sentence: What is wrong, in numbers.
-            ranks: The ranks that it is about; None for those that are off.
-            others: More attributes of the finding.
-        """
+        """Return the finding that has a cause; if no ranks are given, about the wrong ones."""
         claimed = write(self.claimed, equal=True) if self.claimed else ""
         return cause.finding(self.name, self.wrong if ranks is None else ranks, sentence, claimed=claimed, **others)
 
@@ -135,20 +155,12 @@ class Compared(Sides):
 def compared(
     dump: Dump, roles: Sequence[str] = tuple(WHAT), *, at: Moment = "step", reference: Moment = "reference"
 ) -> Iterator[Compared]:
-    """Yield every tensor of some roles that the unsharded model has too.
-
-    Args:
-        dump: The dump.
-        roles: The roles; those of what a step computes if not given.
-        at: When ranks had it.
-        reference: When the unsharded model had it.
-    """
+    """Yield every tensor of some roles, and of a moment, that the unsharded model has too."""
     rounding = rounding_of(dump)
     for tensor in dump.at(at):
         for name in tensor.names if tensor.role in roles else ():
-            reference_tensor = dump.find(reference, tensor.role, name)
-            if reference_tensor is not None:
-                yield laid_out(dump, tensor, name, dump.values(reference_tensor.first, name), rounding)
+            if (whole := whole_of(dump, tensor.role, name, reference)) is not None:
+                yield laid_out(dump, tensor, name, whole, rounding)
 
 
 def rounding_of(dump: Dump) -> Rounding:
@@ -162,16 +174,21 @@ def rounding_of(dump: Dump) -> Rounding:
     epsilon = max((EPSILON.get(dtype, 0.0) for dtype in dtypes), default=0.0)
     whole = [tensor for tensor in dump.at("reference") if tensor.role != "activation"]
     terms = max((math.prod(tensor.shape) for tensor in whole), default=1)
-    gradients = [
-        _largest(dump.values(tensor.first, name)) for tensor in whole for name in tensor.names if tensor.role == "grad"
-    ]
+    of_grads = [(tensor, name) for tensor in whole for name in tensor.names if tensor.role == "grad"]
+    gradients = [largest_of(dump.values(tensor.first, name)) for tensor, name in of_grads]
     rounding = Rounding(epsilon, max(terms, 1), max(gradients, default=0.0))
     noise = max((record.largest for (role, _), record in dump.noises.items() if role == "grad"), default=0.0)
     return replace(rounding, size=max(rounding.size, NOISE * noise / (rounding.of_sums or 1.0)))
 
 
-def _largest(values: NDArray[np.float64]) -> float:
-    """Return the size of the largest finite number: NaN in one gradient says nothing of how others are rounded."""
+def whole_of(dump: Dump, role: str, name: str, moment: Moment = "reference") -> NDArray[np.float64] | None:
+    """Return the unsharded model's values of a tensor; None if the dump has none of that moment."""
+    tensor = dump.find(moment, role, name)
+    return None if tensor is None else dump.values(tensor.first, name)
+
+
+def largest_of(values: NDArray[np.float64]) -> float:
+    """Return the size of the largest finite number: NaN says nothing of how others are rounded."""
     return float(np.max(np.abs(values), initial=0.0, where=np.isfinite(values)))
 
 
@@ -307,3 +324,43 @@ def agreement(dump: Dump) -> Agreement | None:
     right, wrong = ([result for result in gradients if bool(result.wrong) == is_wrong] for is_wrong in (False, True))
     near, far = (max((result.farthest for result in ones), default=0.0) for ones in (right, wrong))
     return Agreement(loss, odd_rank, reference_loss, len(right), near, len(wrong), far)
+
+
+@dataclass(frozen=True)
+class Reason:
+    """An explanation of a wrong output.
+
+    Attributes:
+        explanation: The cause, or the likeliest that fits.
+        clause: What bears it out, in numbers.
+        tensor: The tensor or module at fault; empty if it is the output itself.
+        claimed: Where its elements are taken to be, in the notation.
+        held: Where they are, in the notation or in words.
+        alike: Other tensors with the same fault.
+    """
+
+    explanation: Cause
+    clause: str
+    tensor: str = ""
+    claimed: str = ""
+    held: str = ""
+    alike: tuple[str, ...] = ()
+
+    def of(self, finding: Finding) -> Finding:
+        """Return the finding of a wrong output with this reason."""
+        named = replace(
+            finding,
+            kind=self.explanation.kinds[0],
+            tensor=self.tensor or finding.tensor,
+            details=(*finding.details, self.clause),
+            claimed=self.claimed or ("" if self.tensor else finding.claimed),
+            held=self.held,
+            generic=False,
+        )
+        named = named.because(self.explanation)
+        members = [replace(named, tensor=name) for name in (named.tensor, *self.alike)] if self.alike else []
+        return replace(named, members=tuple(members))
+
+    def finding(self, result: Compared, sentence: str) -> Finding:
+        """Return the finding that a result is wrong for this reason."""
+        return self.of(self.explanation.finding(result.name, result.wrong, sentence))

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.report import NotChecked
+from shardviz.check.step.comparison import whole_of
 from shardviz.explain.step.gradients import CutGraph, GradientOnSomeRanks, ReductionSwitchedOff
 from shardviz.explain.step.losses import PaddingRead
 from shardviz.explain.step.raised import (
@@ -250,8 +251,8 @@ def _holders(dump: Dump, name: str) -> tuple[int, ...]:
 
 def is_due(dump: Dump, name: str) -> bool:
     """Whether the unsharded model has a gradient that is not zero everywhere; or none is known."""
-    gradient = dump.find("reference", "grad", name)
-    return gradient is None or bool(np.any(dump.values(gradient.first, name)))
+    gradient = whole_of(dump, "grad", name)
+    return gradient is None or bool(np.any(gradient))
 
 
 def _held_back(evidence: Evidence, names: Sequence[str]) -> Iterator[Finding | NotChecked]:

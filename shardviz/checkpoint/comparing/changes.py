@@ -22,9 +22,8 @@ from shardviz.explain.checkpoints.conversion import (
     NarrowedOnTheWay,
 )
 from shardviz.layout.region import box_of, index_of
-from shardviz.relate.casts import cast, numbers_of, values_of
+from shardviz.relate.casts import cast, is_cut_off, line_between, numbers_of, rounding_between, values_of
 from shardviz.relate.relations import Scaled
-from shardviz.relate.stored_values import is_cut_off, line_between, rounding_between
 from shardviz.relate.tolerance import FLOATS, WHOLE_FACTOR
 from shardviz.relate.values import blocks, is_alike, part_of
 from shardviz.text import counted

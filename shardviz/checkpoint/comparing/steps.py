@@ -35,9 +35,8 @@ from shardviz.explain.checkpoints.files import (
     ValuesOfAnotherStep,
     WholeFileDiffers,
 )
-from shardviz.relate.casts import cast, values_of
+from shardviz.relate.casts import cast, is_made, values_of
 from shardviz.relate.factors import factor_at_largest
-from shardviz.relate.stored_values import is_made
 from shardviz.relate.tolerance import EPSILON, FLOATS, LEAST_PART, MANY, SAFETY
 from shardviz.relate.values import blocks, is_alike, sampled
 from shardviz.text import listed, printable

@@ -12,7 +12,7 @@ from shardviz.layout.ids import region_of
 from shardviz.layout.region import Region
 from shardviz.reference.lookup import locate
 from shardviz.reference.windows import UNPLACED
-from shardviz.relate.regions import layouts_of
+from shardviz.relate.orders import layouts_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.order.cases import claimed_dims
+from shardviz.check.order.case import claimed_dims
 from shardviz.check.order.rules.foreign import owners_of
+from shardviz.check.ranks import differing
 from shardviz.check.values.copies import Copies
-from shardviz.check.whole.rank_order import differing
 from shardviz.errors import ShardvizError
 from shardviz.layout.notation import write
 from shardviz.layout.region import Region, index_of
@@ -20,7 +20,7 @@ from shardviz.picture.model.palette import WRONG
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shardviz.check.order.cases import LaidOut
+    from shardviz.check.order.case import LaidOut
     from shardviz.dump.dump import Dump, Shard, Tensor
     from shardviz.explain.finding import Finding
     from shardviz.layout.layout import Layout

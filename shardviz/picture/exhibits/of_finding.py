@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.check.order.cases import LaidOut
+from shardviz.check.order.case import LaidOut
 from shardviz.errors import ShardvizError
 from shardviz.picture.exhibits import copies, orders, steps
 

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.order.rules.intent import wanted_layout
-from shardviz.check.order.rules.reassembly import Gathered, gathered_ids
 from shardviz.check.order.rules.sequence import PairOfOrders
-from shardviz.check.step.collectives import CallResults, values_of
+from shardviz.check.step.collectives import CallResults, Gathered, gathered_ids, values_of
 from shardviz.layout.region import Region, index_of
 from shardviz.layout.splits import chunks
 from shardviz.picture.exhibits.exhibit import MOST_CELLS, MOST_ROWS, Cell, Exhibit, Row, due_and_held, exhibit, title_of
@@ -23,8 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.order.case import Case
-    from shardviz.check.order.cases import LaidOut
+    from shardviz.check.order.case import Case, LaidOut
     from shardviz.check.step.collectives import Wrong
     from shardviz.dump.dump import Dump
     from shardviz.dump.records.tensors import GatherRecord, Stamp

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.comparison import Compared
-from shardviz.check.step.rules.reductions import Unreduced
+from shardviz.check.step.rules.factors import Unreduced
 from shardviz.explain.step.sums import RepeatedTerm, TermLeftOut
 from shardviz.layout.region import index_of
 from shardviz.picture.exhibits.exhibit import MOST_CELLS, MOST_ROWS, Cell, Exhibit, Row, exhibit, plain, title_of

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.order.case import Case
-    from shardviz.check.order.cases import LaidOut
+    from shardviz.check.order.case import Case, LaidOut
     from shardviz.dump.dump import Dump, Tensor
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh
@@ -212,7 +211,7 @@ def sides_of(dump: Dump, tensor: Tensor, name: str = "", laid_out: LaidOut | Non
     Raises:
         DumpError: The ids lie scattered and are too many to draw.
     """
-    from shardviz.check.order.cases import LaidOut
+    from shardviz.check.order.case import LaidOut
 
     shift = dump.files.run.num_ranks
     if (only := only_layout(dump, tensor)) is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from shardviz.check.hiding import is_of_places
+from shardviz.check.report import is_of_places
 from shardviz.check.run import report_on
 from shardviz.check.verdicts import nothing_checked
 from shardviz.checkpoint.findings import check_checkpoint
@@ -325,7 +325,7 @@ def _gather_values(
 def _raise_with_held(checked_dump: Dump, findings: list[Finding], subject: Any, mesh: DeviceMesh | None) -> None:
     """Raise for findings, with held layouts and a picture if the subject was stamped."""
     __tracebackhide__ = True
-    from shardviz.check.order.cases import LaidOut
+    from shardviz.check.order.case import LaidOut
     from shardviz.testing.assertions import copies
 
     ids = checked_dump if isinstance(subject, AnyDump) or not findings else _ids_of(subject, mesh)

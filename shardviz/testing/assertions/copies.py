@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from numpy.linalg import norm
 
-from shardviz.check.values.copies import check_copies
-from shardviz.check.values.storage import check_ties
+from shardviz.check.values.copies import check_copies, check_ties
 from shardviz.dump.dump import Dump, dump_of
 from shardviz.dump.find import hint_at_name
 from shardviz.dump.records.tensors import Stamp
@@ -25,7 +24,7 @@ from shardviz.text import counted
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from shardviz.check.order.cases import LaidOut
+    from shardviz.check.order.case import LaidOut
     from shardviz.layout.mesh import Mesh
 
 NEAR = 0.5

@@ -17,9 +17,8 @@ from torch import distributed
 from shardviz.check.order.case import Case
 from shardviz.check.order.rules.places import check_places
 from shardviz.check.step.comparison import laid_out
-from shardviz.check.step.rules.factors import check_scale
-from shardviz.check.step.rules.order import check_order
-from shardviz.check.step.rules.reductions import check_unreduced
+from shardviz.check.step.rules.factors import check_scale, check_unreduced
+from shardviz.check.step.rules.terms import check_order
 from shardviz.dump.whole_tensors import whole_values
 from shardviz.errors import ShardvizError
 from shardviz.explain.finding import MOST_NAMES

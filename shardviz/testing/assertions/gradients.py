@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.check.step.comparison import laid_out, rounding_of
-from shardviz.check.step.words import apart_text, number
+from shardviz.check.step.comparison import apart_text, laid_out, number, rounding_of
 from shardviz.check.values.copies import copies_of
 from shardviz.dump.whole_tensors import whole_values
 from shardviz.explain.step.sums import GradientNotReduced

@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardviz.check.grouping import grouped, ranks_by_name, ungrouped
+from shardviz.check.report import grouped, ranks_by_name, ungrouped
 from shardviz.errors import ShardvizError
 from shardviz.explain.finding import MOST_NAMES
 from shardviz.testing.assertions import current_test
@@ -15,7 +15,7 @@ from shardviz.text import counted, folded_names, printable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardviz.check.order.cases import LaidOut
+    from shardviz.check.order.case import LaidOut
     from shardviz.check.report import Report
     from shardviz.dump.dump import Dump
     from shardviz.explain.finding import Finding

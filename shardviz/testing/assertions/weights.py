@@ -12,7 +12,7 @@ from shardviz.explain.testing.assertions import OtherOrderThanReference
 from shardviz.explain.testing.transfers import SwappedTensors
 from shardviz.layout.notation import write
 from shardviz.reference.lookup import bits_of
-from shardviz.relate.stored_values import rounding_between
+from shardviz.relate.casts import rounding_between
 from shardviz.text import printable
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import distributed
 
-from shardviz.check.grouping import grouped
+from shardviz.check.report import grouped
 from shardviz.checkpoint.comparing.changes import values_changed
 from shardviz.checkpoint.comparing.outcome import Outcome
 from shardviz.checkpoint.records import MemoryTensor

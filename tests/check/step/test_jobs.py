@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardviz.check.step.jobs.grid import mesh_of_groups
 from shardviz.check.step.jobs.starts import other_weights, rows_of
-from shardviz.check.step.trace.traces import Weight
-from shardviz.check.step.trace.values import Kept, in_both, joined
+from shardviz.check.step.jobs.whole_job import mesh_of_groups
+from shardviz.check.step.trace.traces import Kept, Weight, in_both, joined
 from shardviz.dump.arrays.sample import kept_indices, strides_between, strides_for
 from shardviz.explain.step.scales import ScaledBackward
 from shardviz.explain.step.whole_step import DifferentBatch, SharedRows

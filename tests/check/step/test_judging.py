@@ -3,8 +3,7 @@
 import numpy as np
 
 from shardviz.check.step.trace.judging import Judging, Noise
-from shardviz.check.step.trace.traces import Point
-from shardviz.check.step.trace.values import Kept
+from shardviz.check.step.trace.traces import Kept, Point
 from shardviz.dump.records.trace import Place
 from shardviz.layout.mesh import Mesh
 from shardviz.layout.placements import Partial, Replicate

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from shardviz.check.step.jobs.whole_tensors import put_as, put_together, together
-from shardviz.check.step.trace.values import Kept, joined_along
+from shardviz.check.step.jobs.whole_job import put_as, put_together, together
+from shardviz.check.step.trace.traces import Kept, joined_along
 from shardviz.layout.layout import Layout
 from shardviz.layout.mesh import Mesh
 from shardviz.layout.notation import parse

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardviz.check.grouping import grouped
+from shardviz.check.report import grouped
 from shardviz.explain.step.whole_step import WeightOnSomeRanks
 from tests.gauges.growth import dumps, stored
 from tests.gauges.growth.measure import growth_of

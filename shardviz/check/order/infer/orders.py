@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.order.infer.fit import Fit
+from shardviz.check.order.case import Fit
 from shardviz.explain.placement.order import (
     AsText,
     Blocks,

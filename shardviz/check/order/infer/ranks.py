@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.hiding import is_of_places
-from shardviz.check.order.infer.fit import Fit
+from shardviz.check.order.case import Fit
 from shardviz.check.order.infer.layout import same_region
 from shardviz.check.order.infer.orders import as_text
+from shardviz.check.report import is_of_places
 from shardviz.errors import ShardvizError
 from shardviz.explain.finding import Finding
 from shardviz.explain.placement.order import AsText
@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.order.case import Case
-    from shardviz.check.order.cases import LaidOut
+    from shardviz.check.order.case import Case, LaidOut
     from shardviz.check.report import NotChecked
     from shardviz.explain.placement.order import Disorder
     from shardviz.layout.layout import Layout

@@ -12,7 +12,7 @@ import re
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from shardviz.check.order.infer.fit import Fit
+from shardviz.check.order.case import Fit
 from shardviz.check.order.infer.layout import infer_layout, same_region
 from shardviz.explain.placement.splits import (
     AcrossSegments,
@@ -56,13 +56,7 @@ NO_LABEL = "no placements (torch has none for this layout: split the tensor agai
 
 
 def explain_label(claimed: Layout, held: Layout, torch: str = "") -> Fit:
-    """Name the difference between the claimed and the held layout.
-
-    Args:
-        claimed: What the placements say.
-        held: What the ranks hold.
-        torch: The version of torch that wrote the placements; empty if it is not known.
-    """
+    """Name the difference between two layouts, as the torch that wrote the dump labels them."""
     kind = disorder_between(claimed, held)
     if kind is AnotherOrder and _version(torch) >= LABELS_FSDP_OVER_TP:
         kind = CutInnerFirst
@@ -106,12 +100,7 @@ _SENTENCES: dict[type[Disorder], str] = {
 
 
 def right_label(held: Layout, own_axes: Sequence[str] = ()) -> str:
-    """Return torch's spelling of the placements that say what is held.
-
-    Args:
-        held: What ranks hold.
-        own_axes: The axes of the tensor's own mesh, for which it is spelled if no other axis splits the tensor.
-    """
+    """Return torch's placements of what is held, on the tensor's own axes if no others split it."""
     placements = held.placements()
     if placements is None:
         return NO_LABEL
@@ -195,13 +184,7 @@ def _numbers(layout: Layout) -> list[Chain]:
 
 
 def explain_flattened(claimed: Layout, held: Mapping[Coord, Region], run: Mesh) -> Iterator[Fit]:
-    """Yield the layout over the run's own axes, held under a claim over a flattened axis.
-
-    Args:
-        claimed: What the placements say.
-        held: What each known coordinate of its mesh holds.
-        run: The mesh that the run was asked for.
-    """
+    """Yield the layout over the run's own axes, held under a claim over a flattened axis."""
     mesh = claimed.mesh
     flat = [axis for axis in claimed.split_axes if axis not in run.axes]
     parts = {axis: flattened_from(mesh, axis, run) for axis in flat}

@@ -1,25 +1,35 @@
-"""`wrong-segment`, and other differences between held and intended layouts.
+"""`wrong-segment`, and other differences between held, or planned, and intended layouts.
 
-The run names layouts by patterns over names (`expect` in a probe). A tensor that is labeled and held alike can still
-be split across the segments that the model reads: a fused q,k,v wants `[24/3/tp, 8]`, and `[24/tp, 8]` gives a rank
-the rows of q and half of k. A difference in segments is `wrong-segment`; any other is `wrong-placement`, because the
-label is not the one that was meant. A pattern that fits no weight is about an optimizer's states: `*.exp_avg`.
+The run names layouts by patterns over names (`expect` in a probe). A tensor that is labeled and held alike can still be
+split across the segments that the model reads: a fused q,k,v wants `[24/3/tp, 8]`, and `[24/tp, 8]` gives a rank the
+rows of q and half of k. A difference in segments is `wrong-segment`; any other is `wrong-placement`, because the label
+is not the one that was meant. A pattern that fits no weight is about an optimizer's states: `*.exp_avg`.
+
+A plan has layouts, and no elements. Those that are not the intended ones are findings, and so are shapes that the
+placements of a rank that was asked do not give. Where elements really go no plan shows, so that no tensor of one is
+called in order.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from shardviz.check.order.case import Fit
 from shardviz.check.order.infer.explain import explain
-from shardviz.check.order.infer.fit import Fit
 from shardviz.check.order.infer.layout import same_region
 from shardviz.check.report import NotChecked
 from shardviz.dump.find import matches_pattern
 from shardviz.errors import ShardvizError
 from shardviz.explain.checkpoints.states import StateOfAnotherLayout
-from shardviz.explain.placement.labels import AnotherPlan, FusedWeightSplit, OmittedByPlan, SplitAgainstIntent
+from shardviz.explain.placement.labels import (
+    AnotherPlan,
+    FusedWeightSplit,
+    OmittedByPlan,
+    SplitAgainstIntent,
+    UnevenPlan,
+)
 from shardviz.layout.intended import order_between, parse_intended, split_order
 from shardviz.layout.notation import Pattern, write
 from shardviz.layout.placements import spell
@@ -215,3 +225,52 @@ def _fits(tensor: Tensor, rank: int, intended: Pattern) -> bool:
         return intended.matches(shard.layout)
     splits = any(intended.chains) or intended.partial or intended.flat
     return not splits and intended.fits_shape(shard.body.local_shape)
+
+
+NO_VALUES = "a plan has no values, so it does not show where elements go"
+AS_INTENDED = f"its layout is the intended one; {NO_VALUES}"
+
+
+def check_planned(dump: Dump) -> Iterator[Finding | NotChecked]:
+    """Yield what a plan's layouts show."""
+    for tensor in dump.at("initial"):
+        shards: Any = tensor.shards
+        wrong = [rank for rank in shards.asked if not _has_due_shape(tensor, rank)]
+        for name in tensor.names:
+            text = intended_text(dump.files.run.intended, name)
+            if wrong:
+                yield _shape_finding(tensor, name, wrong)
+            if not is_intended(tensor, text):
+                yield _layout_finding(tensor, name, text)
+            elif not wrong:
+                yield NotChecked(name, AS_INTENDED if text else NO_VALUES, "order")
+    used = {name for tensor in dump.at("initial") for name in tensor.names}
+    for pattern in dump.files.run.intended:
+        if not any(intended_text({pattern: "x"}, name) for name in used):
+            yield NotChecked("", f"the layout expected for {pattern!r}: no tensor has that name", "run")
+
+
+def is_compared(dump: Dump) -> bool:
+    """Whether a plan has a layout that somebody intended."""
+    names = (name for tensor in dump.at("initial") for name in tensor.names)
+    return any(intended_text(dump.files.run.intended, name) for name in names)
+
+
+def _has_due_shape(tensor: Tensor, rank: int) -> bool:
+    shard = tensor.shards[rank]
+    return shard.layout is None or shard.layout.region(shard.layout.mesh.coord_of(rank)).shape == shard.body.local_shape
+
+
+def _shape_finding(tensor: Tensor, name: str, wrong: list[int]) -> Finding:
+    shard = tensor.shards[wrong[0]]
+    assert shard.layout is not None
+    claimed = shard.layout.region(shard.layout.mesh.coord_of(shard.rank)).shape
+    actual, expected = list(shard.body.local_shape), list(claimed)
+    what = f"rank {shard.rank} would hold {actual}, but its placements give {expected}"
+    return UnevenPlan().finding(name, tuple(wrong), what, claimed=write(shard.layout))
+
+
+def _layout_finding(tensor: Tensor, name: str, text: str) -> Finding:
+    layout = write(tensor.claimed) if tensor.claimed else "no layout: every rank has a plain tensor"
+    what = f"its planned layout is {layout}, not the intended {text}"
+    return AnotherPlan(layout, is_planned=True).finding(name, tuple(tensor.shards), what, claimed=layout, intended=text)

@@ -21,6 +21,7 @@ from shardviz.explain.placement.order import SequenceOrderDiffers, SequenceResta
 from shardviz.layout.layout import Layout
 from shardviz.layout.notation import write
 from shardviz.layout.region import Ranges, Region, indices, length
+from shardviz.relate.relations import RankPair
 from shardviz.text import listed
 
 if TYPE_CHECKING:
@@ -29,12 +30,11 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from shardviz.check.order.cases import LaidOut
+    from shardviz.check.order.case import LaidOut
     from shardviz.dump.dump import Dump, Tensor
     from shardviz.explain.finding import Finding
     from shardviz.explain.placement.order import Disorder
     from shardviz.layout.mesh import Mesh
-    from shardviz.relate.pair import Related
 
 MAX_LISTED = 3
 
@@ -62,18 +62,16 @@ class Order:
 
 
 @dataclass(frozen=True)
-class PairOfOrders:
+class PairOfOrders(RankPair):
     """A tensor's positions of a sequence and those of the tensor that it is held against.
 
     Attributes:
         tensor: The order of the tensor.
         usual: The order that is wanted.
-        related: None, as no relation is looked for.
     """
 
     tensor: Order
     usual: Order
-    related: Related | None = None
 
     @property
     def ranks(self) -> tuple[int, ...]:

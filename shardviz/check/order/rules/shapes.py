@@ -16,7 +16,7 @@ import numpy as np
 
 from shardviz.check.order.infer.explain import explain
 from shardviz.check.order.infer.layout import axes_of_change
-from shardviz.check.order.rules.counts import count_ids
+from shardviz.check.order.rules.foreign import count_ids
 from shardviz.check.order.rules.places import shape_differs
 from shardviz.errors import ShardvizError
 from shardviz.explain.placement.labels import (
@@ -38,8 +38,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.order.case import Case
-    from shardviz.check.order.cases import LaidOut
+    from shardviz.check.order.case import Case, LaidOut
     from shardviz.dump.dump import Tensor
     from shardviz.explain.finding import Finding
     from shardviz.explain.placement.order import Disorder

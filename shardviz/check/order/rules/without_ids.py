@@ -1,12 +1,15 @@
-"""Tensors whose order nobody can check: rewritten after stamping, or captured without ids.
+"""Tensors whose order nobody can check, and master copies of weights.
 
-A buffer that every rank computes again (rotary frequencies, a mask) has no ids left, and the same numbers everywhere.
-A plain tensor that is zero on some ranks and whole on others is either a term of a sum that one rank adds, as the bias
-of a row-wise layer, or a copy that was never written: the ids do not show which. That copies agree and that shards
-differ says nothing about where their elements belong, so that no such tensor may be called in order.
+A buffer that every rank computes again (rotary frequencies, a mask) has no ids left, and the same numbers everywhere. A
+plain tensor that is zero on some ranks and whole on others is either a term of a sum that one rank adds, as the bias of
+a row-wise layer, or a copy that was never written: the ids do not show which. That copies agree and that shards differ
+says nothing about where their elements belong, so that no such tensor may be called in order.
 
 If a step is wrong for no reason that a rule knows, they are the first thing to look at. What is wrong with them shows
 in the output, which names the first odd module instead. As long as the step is right, they are right.
+
+The ids of a master copy in an optimizer's flat buffer are the places of its values in the weight that the job holds:
+every disagreement is one between the two. Where the weight itself is wrong, that is the finding.
 """
 
 from __future__ import annotations
@@ -20,10 +23,11 @@ from shardviz.check.report import NotChecked
 from shardviz.check.values.copies import flat_values, is_constant
 from shardviz.dump.records.base import WEIGHTS
 from shardviz.errors import ShardvizError
+from shardviz.explain.checkpoints.states import MisplacedMaster, RankDependentOffsets, StaleMaster
 from shardviz.explain.finding import Finding
 from shardviz.explain.placement.content import PlaceholderLeft
 from shardviz.explain.placement.whole_run import UncheckedWeights
-from shardviz.text import listed, named_ranks
+from shardviz.text import counted, listed, named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -31,8 +35,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.order.case import Case
-    from shardviz.check.order.cases import LaidOut
+    from shardviz.check.order.case import Case, LaidOut
     from shardviz.dump.dump import Dump, Tensor
     from shardviz.layout.mesh import Coord
 
@@ -154,12 +157,7 @@ COMPLEX = (
 
 
 def check_unplaced(dump: Dump, explained: AbstractSet[str]) -> Iterator[NotChecked]:
-    """Yield the weights without ids, except those of a single element.
-
-    Args:
-        dump: The dump.
-        explained: Names that were already reported, as wrong or as not checked.
-    """
+    """Yield weights without ids, except those of one element and those already reported."""
     weights = [tensor for tensor in dump.at("stamped") if tensor.role in WEIGHTS]
     stamped = {name for tensor in weights for name in tensor.names}
     for tensor in dump.at("initial"):
@@ -222,3 +220,118 @@ def _suspects(laid_out: LaidOut) -> Iterator[tuple[str, str, str]]:
             elif any(any(check_zeros(case)) for case in cases):
                 use = "use: is it a term of a sum over ranks, or a copy to be broadcast"
                 yield name, "zero on some ranks only", use
+
+
+MOST_RANKS = 4
+MASTER = ".fp32"
+"""How the names of master copies end."""
+
+
+def is_master(dump: Dump, name: str) -> bool:
+    """Whether a tensor with ids is a master copy: neither a weight nor a moment."""
+    stamp = dump.stamps.get(name)
+    return stamp is not None and stamp.role == "optim" and name.endswith(MASTER)
+
+
+def check_master(case: Case) -> Iterator[Finding]:
+    """Yield findings if a master copy has elements of a different place, or a different weight."""
+    wrong = {coord: ids for coord in case.shards if (ids := _wrong_ids(case, coord)) is not None}
+    if not wrong:
+        return
+    texts = {case.rank(coord): _held_text(case, coord, ids) for coord, ids in wrong.items()}
+    elsewhere = {rank: text for rank, text in texts.items() if text}
+    ranks = tuple(texts)
+    of = f"{len(ranks):,} of {len(case.shards):,} ranks"
+    if elsewhere:
+        sentence = "; ".join(f"rank {rank} has {text}" for rank, text in sorted(elsewhere.items())[:MOST_RANKS])
+        text = f"{of} do not have the elements in the master copy that they claim: {sentence}"
+        yield case.finding(MisplacedMaster(), ranks, text)
+        return
+    lost = sum(int(np.count_nonzero(ids != _expected_ids(case, coord))) for coord, ids in wrong.items())
+    text = f"cast to its dtype, {lost:,} of {counted(case.numel, 'element')} differ from it"
+    yield case.finding(StaleMaster(), ranks, f"the master copy on {of} is not the weight's: {text}")
+
+
+def _wrong_ids(case: Case, coord: Coord) -> NDArray[np.int64] | None:
+    """Return a coordinate's ids; None if they are those that it claims."""
+    ids = case.local_ids(coord).ravel()
+    return None if np.array_equal(ids, _expected_ids(case, coord)) else ids
+
+
+def _expected_ids(case: Case, coord: Coord) -> NDArray[np.int64]:
+    """Return the ids that a coordinate claims, as many as it has; without a claim those from 1."""
+    size = case.local_ids(coord).size
+    return np.resize(case.claimed_ids(coord) if case.claimed is not None else np.arange(1, size + 1), size)
+
+
+def _held_text(case: Case, coord: Coord, ids: NDArray[np.int64]) -> str:
+    """Say which elements a shard mostly has instead, of the weight or a different one."""
+    expected = _expected_ids(case, coord)
+    moved, is_foreign = (ids != expected) & (ids > 0), ids < -1
+    half = np.count_nonzero(ids != expected) / 2
+    if moved.sum() >= half and moved.any():
+        at = int(np.argmax(moved))
+        return f"element {ids[at] - 1} of it but says that it has element {expected[at] - 1}"
+    if is_foreign.sum() >= half and is_foreign.any():
+        at = int(np.argmax(is_foreign))
+        name, element = case.owner(-1 - int(ids[at]))
+        return f"element {element} of {name} but says that it has element {expected[at] - 1} of this one"
+    return ""
+
+
+def of_masters(dump: Dump, results: list[Finding | NotChecked]) -> list[Finding | NotChecked]:
+    """Return what was found, without master copies whose weights are wrong themselves.
+
+    On ranks that have some elsewhere, those that are not found are taken to be elsewhere too: they are in the
+    same buffers, and cut where the buffers end.
+    """
+    findings = [finding for finding in results if isinstance(finding, Finding)]
+    wrong = {finding.tensor for finding in findings}
+    moved = {rank for finding in findings if isinstance(finding.explanation, MisplacedMaster) for rank in finding.ranks}
+    return [
+        outcome.because(MisplacedMaster()) if _is_stale(outcome) and moved & set(outcome.ranks) else outcome
+        for outcome in results
+        if not (is_master(dump, outcome.tensor) and outcome.tensor.rpartition(".")[0] in wrong)
+    ]
+
+
+def _is_stale(result: Finding | NotChecked) -> TypeGuard[Finding]:
+    return isinstance(result, Finding) and isinstance(result.explanation, StaleMaster)
+
+
+def check_fragments(dump: Dump) -> Iterator[Finding]:
+    """Yield tensors that ranks do not divide among themselves, by what each says that it has."""
+    spans_of: dict[str, dict[int, tuple[int, int]]] = {}
+    for rank, record in dump.files.ranks.items():
+        for fragment in record.fragments:
+            spans_of.setdefault(fragment.name, {})[rank] = fragment.start, fragment.size
+    for name, spans in spans_of.items():
+        if name in dump.stamps:
+            numel = dump.stamps[name].last - dump.stamps[name].first + 1
+            parts = [f"{_span(start, size)} on rank {rank}" for rank, (start, size) in sorted(spans.items()) if size]
+            wrong = _gaps_text(spans, numel)
+            yield RankDependentOffsets().finding(
+                name,
+                tuple(sorted(spans)),
+                f"ranks say that they have {listed(parts, MOST_RANKS)} of its {counted(numel, 'element')}: {wrong}",
+            )
+
+
+def _span(start: int, size: int) -> str:
+    return f"element {start}" if size == 1 else f"elements {start} to {start + size - 1}"
+
+
+def _gaps_text(spans: dict[int, tuple[int, int]], numel: int) -> str:
+    """Say what of a tensor no rank has, or several have, or is not in it."""
+    end, faults = 0, []
+    for start, size in sorted(span for span in spans.values() if span[1]):
+        if start > end:
+            faults.append(f"{_span(end, start - end)} on none")
+        elif start < end:
+            faults.append(f"{_span(start, end - start)} on several")
+        end = max(end, start + size)
+    if end > numel:
+        faults.append(f"{_span(numel, end - numel)} not in it")
+    elif end < numel:
+        faults.append(f"{_span(end, numel - end)} on none")
+    return listed(faults, MOST_RANKS) or "their buffers have room for other parts of it"

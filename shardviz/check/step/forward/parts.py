@@ -1,4 +1,4 @@
-"""Plain weights whose parts are not those that the modules around them read.
+"""Parts of plain weights, and slices, that are not those which modules around them read.
 
 Nothing is claimed of a plain tensor, and any order is right if the model sends features or tokens the same way. Where
 the output is wrong, a weight that stands in another order than those before and after it is what to look at.
@@ -6,6 +6,8 @@ the output is wrong, a weight that stands in another order than those before and
 Gate and up, or q, k and v, are one weight whose output the model splits into segments. Cut in one stretch, a rank has
 all of one segment and none of another (`wrong-segment`). The module is right, of the part that it has; the next one,
 which takes a whole fraction of its features, is not.
+
+Slices may stand twice, or be computed from a rank's own part of the sequence alone.
 """
 
 from __future__ import annotations
@@ -16,22 +18,29 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.forward.reason import Reason
-from shardviz.check.step.trace.calls import NUMBER, is_within
-from shardviz.check.step.words import spans
-from shardviz.explain.step.forward import ExpertsSentElsewhere, PartsDealtOtherwise, SegmentsInOneStretch
+from shardviz.check.step.comparison import Reason, spans
+from shardviz.check.step.trace.divergence import NUMBER, is_within
+from shardviz.explain.step.forward import (
+    ExpertsSentElsewhere,
+    PartsDealtOtherwise,
+    PositionsStartAgain,
+    SegmentsInOneStretch,
+    UngatheredKeys,
+)
+from shardviz.explain.step.gradients import RepeatedMicroBatch
 from shardviz.layout.intended import order_between
 from shardviz.layout.region import indices
 from shardviz.layout.splits import JOIN
+from shardviz.relate.orders import places_of
 from shardviz.text import listed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from shardviz.check.step.comparison import Compared
-    from shardviz.check.step.evidence import Evidence
+    from shardviz.check.step.evidence import Activation, Evidence
     from shardviz.dump.dump import Tensor
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh
@@ -54,7 +63,18 @@ def check_parts(evidence: Evidence, comparison: Compared) -> Reason | None:
         others = [_along(other, comparison.mesh, along, at) for _, other, along, at in cut if along == axis]
         rises = _rise(_along(tensor, comparison.mesh, axis, dim))
         if not rises and len(tensor.shape) < STACK and any(map(_rise, others)) and _is_read(evidence, name, axis):
-            return _of_order(name, tensor, comparison.mesh, axis, dim)
+            parts = _along(tensor, comparison.mesh, axis, dim)
+            starts = [int(part[0]) for part in parts]
+            distinct = sorted(set(starts))
+            copies = len(parts) // len(distinct)
+            numbers = [distinct.index(start) for start in starts]
+            return Reason(
+                PartsDealtOtherwise(name, axis, len(parts), copies),
+                f"{name}'s parts of dim {dim} are {listed(numbers, 2 * MAX_LISTED)} along {axis}, and those of other "
+                f"weights rise: {_shown(parts)}",
+                tensor=name,
+                held=_shown(parts),
+            )
     return None
 
 
@@ -117,21 +137,6 @@ def _rise(parts: Sequence[NDArray[np.int64]]) -> bool:
 
 def _shown(parts: Sequence[NDArray[np.int64]]) -> str:
     return listed((f"coordinate {at} has {spans(part)}" for at, part in enumerate(parts)), MAX_LISTED)
-
-
-def _of_order(name: str, tensor: Tensor, mesh: Mesh, axis: str, dim: int) -> Reason:
-    parts = _along(tensor, mesh, axis, dim)
-    starts = [int(part[0]) for part in parts]
-    distinct = sorted(set(starts))
-    copies = len(parts) // len(distinct)
-    numbers = [distinct.index(start) for start in starts]
-    return Reason(
-        PartsDealtOtherwise(name, axis, len(parts), copies),
-        f"{name}'s parts of dim {dim} are {listed(numbers, 2 * MAX_LISTED)} along {axis}, and those of other "
-        f"weights rise: {_shown(parts)}",
-        tensor=name,
-        held=_shown(parts),
-    )
 
 
 def _chosen(evidence: Evidence, comparison: Compared, count: int) -> dict[int, NDArray[np.int64]]:
@@ -262,3 +267,123 @@ def _of_segments(weight: Tensor, name: str, odd: str, axis: str, sizes: list[int
         claimed=cause.due if cause.has_equal_segments else "",
         held=f"[{shape[0]}/{axis}, {', '.join(map(str, shape[1:]))}]",
     )
+
+
+EXCHANGES = ("all_gather", "all_to_all", "gather", "send", "recv", "broadcast")
+"""Collectives by which a rank gets keys and values of others."""
+
+
+def check_repeated(evidence: Evidence, comparison: Compared) -> Reason | None:
+    """Return the reason if all slices of the output are the unsharded model's, and some stand there several times."""
+    rank = comparison.wrong[0]
+    location = places_of(comparison.reduced[rank], comparison.wanted, comparison.tolerance)
+    if location is None or np.any(location[1] < 0):
+        return None
+    dim, places = location
+    distinct = len(set(places.tolist()))
+    times, remainder = divmod(len(places), distinct)
+    if times < 2 or remainder or not np.array_equal(places, np.tile(places[:distinct], times)):
+        return None
+    parts = evidence.activations.num_micro_batches
+    return Reason(
+        RepeatedMicroBatch(times=times if parts == times else 0),
+        f"on rank {rank} slices {spans(places[:distinct])} of dim {dim} appear {times} times, and others never",
+    )
+
+
+def check_started_again(evidence: Evidence, comparison: Compared) -> Reason | None:
+    """Return the reason if the first odd module returns the same slices on ranks that should have different ones."""
+    _, odd = evidence.activations.first_odd
+    if odd is None or odd.state != "repeated" or odd.places is None:
+        return None
+    first = next(iter(odd.places.values()))
+    reference = evidence.dump.find("reference", "activation", odd.name)
+    parts = reference.shape[odd.dim] / len(first) if reference is not None else 0
+    axes = [axis for axis in comparison.mesh.axes if comparison.mesh.axis_size(axis) == parts > 1]
+    fitting = [axis for axis in axes if all(_are_alike(odd.places, group) for group in comparison.mesh.groups(axis))]
+    if not fitting:
+        return None
+    axis = " or ".join(fitting)
+    return Reason(
+        PositionsStartAgain(odd.name, axis),
+        f"every rank along {axis} has slices {spans(first)} of dim {odd.dim} of the output of {odd.name} in the "
+        "unsharded model, and no rank has the others",
+    )
+
+
+def _are_alike(places: Mapping[int, NDArray[np.int64]], group: tuple[int, ...]) -> bool:
+    return all(rank in places and np.array_equal(places[group[0]], places[rank]) for rank in group)
+
+
+def check_ungathered(evidence: Evidence, comparison: Compared) -> Reason | None:
+    """Return the reason if ranks have right slices of a dim of their own up to a module whose output is not."""
+    before, odd = evidence.activations.first_odd
+    axis, dim = _split_before(evidence, comparison, before)
+    first = evidence.divergence
+    if odd is None or not axis or (first is not None and odd.name not in (first.module, first.before)):
+        return None
+    if not _is_split_alike(evidence, before[-1], odd, dim):
+        return None
+    return Reason(
+        UngatheredKeys(before[-1].name, odd.name, axis, _exchange_over(evidence, odd.name, axis)),
+        f"up to {before[-1].name} each rank along {axis} has the right slices of dim {dim}; {odd.name} "
+        f"is the first wrong module{_right_slices(odd)}",
+    )
+
+
+def _exchange_over(evidence: Evidence, module: str, axis: str) -> str:
+    """Return the first collective by which ranks along an axis exchange numbers in the module around another one."""
+    outer = module.rpartition(".")[0]
+    calls = (call for record in evidence.dump.files.ranks.values() for call in record.collectives)
+    inside = (call for call in calls if axis in call.axes and call.when == "forward" and call.module != module)
+    return next((call.op for call in inside if call.op in EXCHANGES and _is_in(call.module, outer)), "")
+
+
+def _is_in(module: str, outer: str) -> bool:
+    return module == outer or is_within(module, outer)
+
+
+def _is_split_alike(evidence: Evidence, last: Activation, odd: Activation, dim: int) -> bool:
+    """Whether every rank has as many slices of a dim after the odd module as after the last right one."""
+    of = evidence.dump.by_name("step", "activation")
+    before, after = of[last.name].shards, of[odd.name].shards
+    shapes = [(before[rank].body.local_shape, after[rank].body.local_shape) for rank in before.keys() & after.keys()]
+    return all(len(one) == len(other) and one[dim] == other[dim] for one, other in shapes)
+
+
+def _split_before(evidence: Evidence, comparison: Compared, before: list[Activation]) -> tuple[str, int]:
+    """Return an axis that does not split the output, and the dim of the last right activation that it splits."""
+    if not before or before[-1].state not in ("right", "reordered"):
+        return "", 0
+    last = before[-1]
+    tensor = evidence.dump.by_name("step", "activation")[last.name]
+    of_batch = comparison.claimed.split_axes if comparison.claimed is not None else ()
+    for axis in (axis for axis in comparison.mesh.axes if axis not in of_batch):
+        if (
+            last.places is not None
+            and last.dim < len(tensor.shape) - 1
+            and _have_other_slices(last.places, comparison.mesh, axis)
+        ):
+            return axis, last.dim
+        if last.places is None and tensor.claimed is not None:
+            for dim, chain in enumerate(tensor.claimed.chains[:-1]):
+                if axis in chain:
+                    return axis, dim
+    return "", 0
+
+
+def _have_other_slices(places: Mapping[int, NDArray[np.int64]], mesh: Mesh, axis: str) -> bool:
+    return any(
+        not set(places[group[0]].tolist()) & set(places[rank].tolist())
+        for group in mesh.groups(axis)
+        if all(rank in places for rank in group)
+        for rank in group[1:]
+    )
+
+
+def _right_slices(odd: Activation) -> str:
+    counts = {rank: int(np.count_nonzero(own >= 0)) for rank, own in (odd.places or {}).items()}
+    if not any(counts.values()) or odd.places is None:
+        return ""
+    shown = listed((f"{count} of {len(odd.places[rank])} on rank {rank}" for rank, count in counts.items()), MAX_LISTED)
+    return f" ({shown} are right)"

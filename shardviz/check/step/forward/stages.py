@@ -12,7 +12,7 @@ from functools import cached_property
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING
 
-from shardviz.check.step.forward.reason import Reason
+from shardviz.check.step.comparison import Reason
 from shardviz.dump.records.base import WEIGHTS
 from shardviz.explain.step.forward import LayersDropped, OverlappingStages, StagesMisnumbered, StagesOutOfOrder
 from shardviz.text import listed, named_ranks

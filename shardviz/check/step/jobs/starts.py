@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.order.infer.orders import name_order
-from shardviz.check.step.trace.traces import float_of
-from shardviz.check.step.trace.values import Kept, in_both
+from shardviz.check.step.trace.traces import Kept, float_of, in_both
 from shardviz.explain.step.whole_step import DifferentBatch, SharedRows
 from shardviz.layout.candidates import shared_placements
 from shardviz.layout.layout import Layout
 from shardviz.layout.region import Region, merge_ranges
+from shardviz.relate.casts import rounding_between
 from shardviz.relate.orders import orders_of_slices, places_of
-from shardviz.relate.stored_values import rounding_between
 from shardviz.text import join_numbers, listed, named_ranks
 
 if TYPE_CHECKING:
@@ -113,13 +112,7 @@ def _belonging(whole: Weight, parts: Mapping[int, Weight], mesh: Mesh) -> Belong
 
 
 def chosen_weight(ways: Sequence[Way], parts: Mapping[int, Weight], mesh: Mesh) -> Way:
-    """Return the assembly of a plain weight that matches the other job's; else the first one.
-
-    Args:
-        ways: Every way to put it together.
-        parts: What ranks of the other job have.
-        mesh: Its mesh.
-    """
+    """Return the assembly of a plain weight that matches the other job's; else the first one."""
     every = [*ways, *(reordered for one in ways if (reordered := _in_order_of(one, parts)) is not None)]
     for way in every if len(every) > 1 and parts else ():
         is_plain = all(part.layout is None for part in parts.values())
@@ -203,13 +196,7 @@ def farthest_weights(
 
 
 def _related(other: OtherWeight, full: Mapping[str, Weight], held: NDArray[np.float64] | None) -> OtherWeight:
-    """Say what a weight that differs is of the first job's, given all of it.
-
-    Args:
-        other: The weight.
-        full: The first job's weights.
-        held: The second job's weight, whole; None if a part of it is not known.
-    """
+    """Say what a weight that differs is of the first job's, given all of it."""
     expected = full[other.name].values
     if held is None or expected is None or not expected.is_whole or np.ptp(held) == 0:
         return other
@@ -327,13 +314,7 @@ class Rows:
 
 
 def rows_of(whole_batch: list[Kept], batches: Mapping[int, list[Kept]], mesh: Mesh) -> Rows:
-    """Compare what both models are given: each rank a split of it, or rows of it in any order.
-
-    Args:
-        whole_batch: What the first job's model is given.
-        batches: What ranks of the second are.
-        mesh: The second job's mesh.
-    """
+    """Compare what both models are given: each rank a split of it, or rows of it in any order."""
     if not whole_batch or not batches:
         return Rows()
     if _are_split(whole_batch, batches, mesh):

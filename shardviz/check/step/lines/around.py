@@ -2,7 +2,8 @@
 
 The search is that of a module, begun at what a finding is about. What is done to gradients in place, the unsharded
 model does not do: there, each gradient is followed from the backward to the optimizer, and the line is named at which
-it stops being the unsharded model's, times a number, whole or in terms of a sum or of a mean.
+it stops being the unsharded model's, times a number, whole or in terms of a sum or of a mean. If no line makes it
+wrong, the recorded calls may show which one leaves it unreduced or undivided, or reduces it too often.
 """
 
 from __future__ import annotations
@@ -10,19 +11,28 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from shardviz.check.step.comparison import Compared
 from shardviz.check.step.lines.backward import backward_fault
 from shardviz.check.step.lines.calls import Lines
-from shardviz.check.step.lines.fault import Fault, at, fault_at, place_of, reached
+from shardviz.check.step.lines.fault import Fault, at, called, fault_at, place_of, reached
 from shardviz.check.step.lines.faults import fault_of, fault_of_mean
 from shardviz.check.step.lines.states import States
-from shardviz.check.step.lines.unreduced import reduced_again_fault, undivided_fault, unreduced_fault
+from shardviz.dump.records.lines import TO_LOCAL
 from shardviz.explain.step.factors import UndividedShardGradient
 from shardviz.explain.step.gradients import MicroBatchesReducedAgain
 from shardviz.explain.step.lines import WrongLines, WrongReductionLine
-from shardviz.explain.step.step_lines import BackwardLine, GradientLine, SummedLossAveraged
+from shardviz.explain.step.step_lines import (
+    BackwardLine,
+    GradientLine,
+    LeftOutOfReduction,
+    LocalWeight,
+    NarrowReduction,
+    ReductionNotStored,
+    SummedLossAveraged,
+)
 from shardviz.explain.step.sums import GradientNotReduced
 from shardviz.explain.step.update import StepSkippedByRank
 from shardviz.relate.measures import ratio_of
@@ -35,9 +45,10 @@ if TYPE_CHECKING:
     from shardviz.check.step.lines.calls import Call, Value
     from shardviz.check.step.lines.states import State
     from shardviz.dump.dump import Dump
-    from shardviz.dump.records.lines import LineRecord
+    from shardviz.dump.records.lines import FrameRecord, LineRecord
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
+
 
 ROLES = ("scalar", "grad", "param", "optim")
 """What a step computes around the model."""
@@ -309,3 +320,129 @@ class Around:
         wanted = self.lines.wanted.get(value)
         is_same = wanted is not None and self.lines.wanted.get(given) == wanted
         return is_same or self.lines.memory(given) == self.lines.memory(value)
+
+
+DIVISIONS_BY_NUMBER = ("div", "div_", "truediv", "itruediv", "true_divide", "true_divide_", "divide", "divide_")
+"""Functions by which a step divides a gradient by a number."""
+
+
+def unreduced_fault(lines: Lines, states: States, cause: GradientNotReduced, name: str) -> Fault | None:
+    """Return the line at which a gradient misses its reduction: its own reduction, or that of other gradients."""
+    if len(cause.axes) != 1 or cause.is_by_wrapper or cause.is_captured:
+        return None
+    axis = cause.axes[0]
+    if cause.op != "AVG":
+        places = dict(_local_reads(lines, name))
+        if len(places) == 1:
+            frames, own = next(iter(places.items()))
+            line = frames[own]
+            sentence = f"{at(line)} takes this rank's part of the weight without grad_placements"
+            return Fault(line, "to_local", sentence, LocalWeight(place_of(line), axis))
+    reduced = list(_reductions(lines))
+    own_calls = [call for call, names in reduced if name in names]
+    if own_calls:
+        ranks = own_calls[-1].first.ranks
+        is_over_axis = any(set(group) <= set(ranks) for group in states.mesh.groups(axis))
+        if is_over_axis:
+            return _not_stored(lines, own_calls[-1], name, axis)
+        return _narrow(own_calls[-1], axis) if len(ranks) > 1 else None
+    group = next(iter(states.mesh.groups(axis)))
+    others = [call for call, names in reduced if names and sorted(call.first.ranks) == sorted(group)]
+    if len({call.place for call in others}) != 1:
+        return None
+    sentence = f"{called(others[0])} reduces other gradients over {axis} and never gets this gradient"
+    return fault_at(others[0], sentence, LeftOutOfReduction(place_of(others[0].line), axis))
+
+
+def undivided_fault(lines: Lines, cause: UndividedShardGradient, name: str) -> Fault | None:
+    """Return the line that divides other gradients by the factor that this gradient is too large by."""
+    names, divided = _names_by_value(lines), []
+    for call in (call for call in lines.calls if call.first.function in DIVISIONS_BY_NUMBER):
+        given = set().union(*(names.get(value, set()) for value in call.inputs))
+        if name in given:
+            return None
+        if given and set(call.first.numbers.split()) & {str(cause.size), f"{cause.size}.0"}:
+            divided.append(call)
+    if len({call.place for call in divided}) != 1:
+        return None
+    sentence = f"{called(divided[0])} divides other gradients by {cause.size} and never gets this gradient"
+    return fault_at(divided[0], sentence, cause)
+
+
+def reduced_again_fault(lines: Lines, cause: MicroBatchesReducedAgain, name: str) -> Fault | None:
+    """Return the line that reduces a gradient after each of several backward passes."""
+    reducing = [call for call, names in _reductions(lines) if name in names]
+    backwards = [call.order for call in lines.calls if call.first.function == "backward"]
+    times = sum(any(one.order < order < two.order for order in backwards) for one, two in pairwise(reducing)) + 1
+    if len({call.place for call in reducing}) != 1 or times != len(reducing) or times < 2:
+        return None
+    sentence = f"{called(reducing[0])} reduces the gradient over {cause.axes} after each of {times} backward passes"
+    return fault_at(reducing[0], sentence, cause)
+
+
+def _narrow(call: Call, axis: str) -> Fault:
+    """Return that a call reduces a gradient over other ranks alone."""
+    ranks, place = call.first.ranks, place_of(call.line)
+    sentence = f"{called(call)} reduces the gradient over {named_ranks(ranks)}, and nothing reduces it over {axis}"
+    return fault_at(call, sentence, NarrowReduction(place, call.first.function, ranks, axis))
+
+
+def _not_stored(lines: Lines, reduction: Call, name: str, axis: str) -> Fault | None:
+    """Return that a copy of a gradient was reduced after the backward, and the result isn't in the gradient."""
+    gradient = lines.memory(lines.results[f"gradient {name}"][0]) if f"gradient {name}" in lines.results else ()
+    last = max((call.order for call in lines.calls if call.first.function == "backward"), default=-1)
+    is_copy = all(lines.memory(value) != gradient for value in (*reduction.inputs, *reduction.outputs))
+    if not gradient or not is_copy or reduction.order < last:
+        return None
+    names = _names_by_value(lines)
+    writes = [
+        call
+        for call in lines.calls
+        if call.order > reduction.order and call.first.function == "copy_" and len(call.inputs) == 2
+    ]
+    into_copy = [
+        call for call in writes if names.get(call.inputs[0]) == {name} and lines.memory(call.inputs[0]) != gradient
+    ]
+    result, place = f"reduces a copy of this gradient over {axis}", place_of(reduction.line)
+    if not into_copy:
+        sentence = f"{called(reduction)} {result}, and nothing writes the result into the gradient"
+        return fault_at(reduction, sentence, ReductionNotStored(place, axis, ""))
+    writing = called(into_copy[-1], reduction.line)
+    sentence = f"{at(reduction.line)} {result}; {writing} writes the result into a copy, not into the gradient"
+    return fault_at(into_copy[-1], sentence, ReductionNotStored(place, axis, place_of(into_copy[-1].line)))
+
+
+def _local_reads(lines: Lines, name: str) -> Iterator[tuple[tuple[FrameRecord, ...], int]]:
+    """Yield the frames of each call that takes this rank's part of a weight, on any rank."""
+    for rank, record in lines.sharded.items():
+        for line in record.lines:
+            if line.function == TO_LOCAL and lines.records[rank, line.inputs[0]].origin == f"weight {name}":
+                yield line.frames, line.own
+
+
+def _reductions(lines: Lines) -> Iterator[tuple[Call, set[str]]]:
+    """Yield the collectives of a step around the model with the names of the gradients that they get."""
+    names = _names_by_value(lines)
+    for call in lines.calls:
+        if call.first.is_collective:
+            yield call, set().union(*(names.get(value, set()) for value in call.inputs))
+
+
+def _names_by_value(lines: Lines) -> dict[Value, set[str]]:
+    """Return the names of the gradients that each tensor of a step is made of."""
+    by_memory = {
+        lines.memory(value): name for name, (value, _) in lines.results.items() if name.startswith("gradient ")
+    }
+    names: dict[Value, set[str]] = {}
+    for call in lines.calls:
+        for value in call.inputs:
+            names.setdefault(value, _names_of(lines, value, by_memory))
+        given = set().union(*(names[value] for value in call.inputs))
+        names |= {value: given for value in call.outputs if value not in call.inputs}
+    return names
+
+
+def _names_of(lines: Lines, value: Value, by_memory: dict[tuple[int, ...], str]) -> set[str]:
+    """Return the name of the gradient in whose memory a tensor stands, if any."""
+    name = by_memory.get(lines.memory(value), "")
+    return {name.removeprefix("gradient ")} if name and 0 not in lines.memory(value) else set()

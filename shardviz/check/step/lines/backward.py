@@ -33,13 +33,7 @@ def backward_fault(lines: Lines, states: States) -> Fault | None:
 
 
 def sent_back_fault(lines: Lines, states: States, axis: str) -> Fault | None:
-    """Return the first line that uses a module's input for the rank's own part and hands back a term of its gradient.
-
-    Args:
-        lines: The module's calls.
-        states: What ranks have of their tensors.
-        axis: The axis of the sum, which no backward makes.
-    """
+    """Return the first line that hands back a term of the gradient of what the module is given."""
     search, inputs = _Backward(lines, states), [value for value in lines.values if lines.origin(value)[:5] == "input"]
     for value in inputs:
         gradient, readers = states.gradient(value), lines.readers(value)

@@ -222,6 +222,18 @@ class Lines:
         """Return the calls that read a tensor, in order."""
         return self.consumers.get(value[0], [])
 
+    def following(self, call: Call) -> Iterator[Call]:
+        """Yield the calls that depend on what a call makes, in order."""
+        derived = set(call.outputs)
+        for later in self.calls[call.order + 1 :]:
+            if derived & {*later.inputs}:
+                derived |= {*later.outputs}
+                yield later
+
+    def derived(self, call: Call) -> set[Value]:
+        """Return all that comes of a call."""
+        return {value for made in (call, *self.following(call)) for value in made.outputs}
+
     def origin(self, value: Value) -> str:
         """Return where a tensor comes from, if not from a call."""
         return self.records[value[0]].origin

@@ -1,4 +1,8 @@
-"""What is known of a first wrong line: what stands there, in a sentence, and the cause that it is."""
+"""What is known of a first wrong line: what stands there, in a sentence, and the cause that it is.
+
+A call of the forward makes a wrong result, reduces wrongly, or reads terms of a sum as the whole. Functions that take a
+dim apart into segments go wrong if they are given a rank's contiguous part of it.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,27 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from shardviz.check.step.lines.calls import ENTRIES
-from shardviz.explain.step.lines import WrongLine
+from shardviz.explain.step.lines import (
+    CopiesSummedLine,
+    MisplacedLine,
+    OtherNumber,
+    RepeatedReductionLine,
+    ScaledLine,
+    SegmentsOfPart,
+    UnaveragedLine,
+    UnlikeOperands,
+    UnsummedLine,
+    WrongLine,
+    WrongReductionLine,
+)
+from shardviz.explain.templates import number
+from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
-    from shardviz.check.step.lines.calls import Call
+    from collections.abc import Iterator, Sequence
+
+    from shardviz.check.step.lines.calls import Call, Lines
+    from shardviz.check.step.lines.states import State
     from shardviz.dump.records.lines import FrameRecord
     from shardviz.explain.cause import Cause
 
@@ -96,3 +117,163 @@ def after(before: FrameRecord | None, line: FrameRecord) -> str:
 def _caller(call: Call) -> FrameRecord | None:
     frames, own = call.first.frames, call.first.own
     return frames[own - 1] if call.is_around and own and frames[own].function not in ENTRIES else None
+
+
+@dataclass(frozen=True)
+class Act:
+    """A call that makes something wrong of what is right.
+
+    Attributes:
+        call: The call.
+        given: What ranks have of what it is given; empty if it is given no tensor, or its module returns it.
+        held: What they have of its result.
+        before: The line that makes what it is given, or the terms.
+        summed: The collective that sums what it makes; empty if nothing does.
+    """
+
+    call: Call
+    given: str
+    held: State
+    before: FrameRecord | None
+    summed: str = ""
+
+    @property
+    def place(self) -> str:
+        """Its line as `moe.py:83`."""
+        return place_of(self.call.line)
+
+    @property
+    def function(self) -> str:
+        """What it calls."""
+        return self.call.first.function
+
+    @property
+    def inner(self) -> str:
+        """The line in a function that its line calls, if that makes the call."""
+        return place_of(self.call.first.frames[-1])
+
+    def fault(self, cause: Cause, clause: str = "", *, over: str = "") -> Fault:
+        """Return the fault with a cause; the clause says what the call gets, if that isn't `given` over some ranks."""
+        gets = f"{self.function}{over} gets {self.given}, and returns" if self.given else f"{self.function} returns"
+        is_first = f"{reached(self.call)} is the first wrong line{after(self.before, self.call.line)}"
+        return self.said(f"{is_first}: {clause or gets} {self.held.text}", cause)
+
+    def said(self, sentence: str, cause: Cause) -> Fault:
+        """Return the fault with a sentence of its own."""
+        return replace(fault_at(self.call, sentence, cause), is_forward=True, summed=self.summed)
+
+
+def wrong_number(act: Act, held: float, wanted: float) -> Fault:
+    """Return the fault of a call that is given another plain number than the unsharded model's."""
+    clause = f"{act.function} gets the number {number(held)}, in the unsharded model {number(wanted)}, and returns"
+    return act.fault(OtherNumber(act.inner, act.function, held, wanted), clause)
+
+
+def wrong_result(
+    act: Act, axes: str, times: float, reads: str, unlike: str, root: tuple[str, bool], segments: tuple[int, int] | None
+) -> Fault:
+    """Return the fault of a call whose result is wrong.
+
+    Args:
+        act: The call.
+        axes: The axes of a missing mean.
+        times: By what its result is too large, if that is all that is wrong; else 0.
+        reads: The function that is given `given`, if the call is given what that makes: the collective among the calls
+            between, or the first of them.
+        unlike: The dim along which two inputs have different slices of one size on a rank; empty if there is none.
+        root: The axis that splits what it is given and whose size makes `times`, and whether the root of the size does.
+        segments: The dim that it takes apart, and into how many segments; the rank has one stretch of it.
+    """
+    moved, place, function = act.held.moved, act.place, act.function
+    if moved:
+        cause: Cause = MisplacedLine(act.inner, function, is_of_rank=moved == "rank")
+    elif unlike:
+        cause = UnlikeOperands(place, function, act.given, int(unlike))
+    elif segments is not None:
+        cause = SegmentsOfPart(place, function, act.given, *segments)
+    elif axes:
+        cause = UnaveragedLine(place, function, axes)
+    elif times:
+        cause = ScaledLine(place, times, root[0], is_root=root[1])
+    else:
+        cause = WrongLine(place, function, act.given, reads)
+    clause = f"{reads} gets {act.given}, and {function} makes of its result" if act.given and reads else ""
+    is_scaled = bool(times) and not (reads or axes or moved)
+    return replace(act.fault(cause, clause), is_scaled=is_scaled, reads=reads)
+
+
+def wrong_reduction(act: Act, axis: str, times: int = 0, copies: str = "") -> Fault:
+    """Return the fault of a reduction that gives something else.
+
+    Args:
+        act: The call.
+        axis: The axis of the terms that it is given; empty if it is given none.
+        times: By what its result is too large, if that is all that is wrong; else 0.
+        copies: The axes whose ranks have the same term of its sum, if that makes `times`.
+    """
+    place, function, ranks = act.place, act.function, act.call.first.ranks
+    if copies:
+        cause: Cause = CopiesSummedLine(place, function, ranks, axis, copies, times)
+    elif times:
+        cause = RepeatedReductionLine(place, function, times, ranks)
+    else:
+        cause = WrongReductionLine(place, function, ranks, axis)
+    return act.fault(cause, over=f" over {named_ranks(ranks)}")
+
+
+def unsummed(act: Act, axis: str, operand: str = "", *, is_beside_whole: bool = False, is_mean: bool = False) -> Fault:
+    """Return the fault of a call that reads terms, which the line before makes, as the whole.
+
+    Args:
+        act: The call.
+        axis: The axis of the missing sum.
+        operand: What gives it the terms, if one line does both.
+        is_beside_whole: Whether it also takes what every rank has whole, or its part of.
+        is_mean: Whether the terms are those of a mean.
+    """
+    line, before = act.call.line, act.before
+    if before is None:
+        return act.fault(WrongLine(act.place, act.function, act.given))
+    kind, verb = ("mean", "averages") if is_mean else ("sum", "sums")
+    terms = f"{at(before)} gives each rank one term of a {kind} over {axis}"
+    if before == line and operand:
+        start = f"{at(before)} makes one term of a {kind} over {axis}, by {operand}"
+        sentence = f"{start}, and {act.function} takes it before anything {verb} it"
+    elif before == line:
+        sentence = f"{terms}{'' if act.given else ', and the module returns it'}; nothing {verb} it"
+    elif act.summed:
+        sentence = f"{terms}; {reached(act.call, before)} uses it before {act.summed} {verb} it"
+    else:
+        sentence = f"{terms}; {reached(act.call, before)} uses it as the whole; nothing {verb} it between"
+    inside = (act.function, operand, "a tensor that needs no sum" if is_beside_whole else "") if operand else ("",) * 3
+    reader, mean = act.place if act.given else "", "mean" if is_mean and not operand else ""
+    return act.said(sentence, UnsummedLine(place_of(before), reader, axis, *inside, mean))
+
+
+PARTS = ("chunk", "tensor_split", "split", "unsafe_chunk", "glu")
+"""Functions that give or combine the segments of a dim."""
+
+
+def segments_of(lines: Lines, call: Call, given: Sequence[State]) -> tuple[int, int] | None:
+    """Return a dim and the number of its segments, if both sides take the dim apart into as many; else None.
+
+    A rank with a contiguous part of the dim then reads elements of some of the whole's segments as if they were of all.
+    """
+    function, whole = call.first.function, call.whole
+    if whole is None or not call.inputs or not call.outputs or function not in PARTS:
+        return None
+    shape = lines.records[call.inputs[0][0]].shape
+    dims = list(_contiguous_dims(given))
+    of_output = lines.records[call.outputs[0][0]].shape
+    cut = [dim for dim, sizes in enumerate(zip(shape, of_output, strict=False)) if len(set(sizes)) > 1]
+    number = 2 if function == "glu" else len(call.outputs)
+    is_alike = len(call.outputs) == len(whole.outputs) and number > 1 and len(shape) == len(of_output)
+    return (cut[0], number) if is_alike and len(cut) == 1 and cut[0] in dims else None
+
+
+def _contiguous_dims(given: Sequence[State]) -> Iterator[int]:
+    """Yield the dims of the first tensor of which a rank has one contiguous part."""
+    layout = given[0].layout if given and given[0].kind == "right" else None
+    for dim, chain in enumerate(layout.chains if layout is not None else ()):
+        if chain and isinstance(chain[0], str):
+            yield dim

@@ -19,17 +19,32 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.step.lines.backward import backward_fault
 from shardviz.check.step.lines.calls import SELECTS
-from shardviz.check.step.lines.exchanges import COPIES, MOVES, SUMS, exchange_backward, exchange_fault
-from shardviz.check.step.lines.fault import Fault, at, called, fault_at, given_fault, place_of
-from shardviz.check.step.lines.foreign import foreign_fault
-from shardviz.check.step.lines.forward import Act, unsummed, wrong_number, wrong_reduction, wrong_result
-from shardviz.check.step.lines.misplaced import misplaced_fault, wrong_results
-from shardviz.check.step.lines.own_rows import loop_fault, own_rows_fault
-from shardviz.check.step.lines.padding import padding_fault
-from shardviz.check.step.lines.segments import segments_of
-from shardviz.check.step.lines.shifted import shifted_fault
+from shardviz.check.step.lines.exchanges import (
+    COPIES,
+    MOVES,
+    SUMS,
+    exchange_backward,
+    exchange_fault,
+    misplaced_fault,
+    shifted_fault,
+    wrong_results,
+)
+from shardviz.check.step.lines.fault import (
+    Act,
+    Fault,
+    at,
+    called,
+    fault_at,
+    given_fault,
+    place_of,
+    segments_of,
+    unsummed,
+    wrong_number,
+    wrong_reduction,
+    wrong_result,
+)
+from shardviz.check.step.lines.foreign import foreign_fault, loop_fault, own_rows_fault, padding_fault, unwritten_fault
 from shardviz.check.step.lines.states import words_of
-from shardviz.check.step.lines.unwritten import unwritten_fault
 from shardviz.explain.step.forward import ShiftedPart
 from shardviz.explain.step.lines import (
     DRAWS,

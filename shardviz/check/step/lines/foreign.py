@@ -1,21 +1,47 @@
-"""Reads at indices outside of a rank's part that are summed unmasked."""
+"""Lines that read other numbers: at moved indices, unwritten memory, padding, other rows.
+
+An index outside of a rank's part is moved into it; what is read there must be masked before it is summed.
+
+A collective gets room for its result: `out = torch.empty_like(x)`. If it does not run, or writes elsewhere, what is
+read from there is whatever the memory held, on each rank something else.
+
+A vocabulary is padded to divide it among ranks. The unsharded model takes only the first words of the logits. A rank
+that has a part of them must give the padding in it one number that adds nothing, such as -inf.
+
+A rank's part may be taken for the first of the whole: queries of a causal mask, rows of a table, rounds of a loop.
+"""
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.lines.fault import Fault, at, fault_at, place_of
+from shardviz.check.step.lines.calls import SELECTS
+from shardviz.check.step.lines.exchanges import MOVES, ROOM
+from shardviz.check.step.lines.fault import Fault, at, fault_at, place_of, reached
 from shardviz.explain.step.exchanged_rows import ForeignNumbersSummed
+from shardviz.explain.step.lines import ELEMENTWISE, UnlikeOperands, UnwrittenMemory
+from shardviz.explain.step.losses import PaddingSummed
+from shardviz.explain.step.own_rows import CausalMaskOfPart, LoopFromZero
+from shardviz.relate.tolerance import STEP
+from shardviz.relate.values import error_of, part_of, slices_of
+from shardviz.text import join_numbers, named_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from shardviz.check.step.lines.calls import Call, Lines, Value
     from shardviz.check.step.lines.states import States
+    from shardviz.dump.records.lines import LineRecord
+    from shardviz.layout.layout import Layout
+
+    Array = NDArray[np.float64]
+
 
 BOUNDS = ("clamp", "clip", "where", "masked_fill", "clamp_", "masked_fill_", "setitem", "minimum", "maximum")
 """Functions by which code moves an index that is not of a rank's part into it."""
@@ -27,7 +53,7 @@ def foreign_fault(lines: Lines, states: States) -> Fault | None:
         moved = _moved(call, states) if call.first.function in BOUNDS else {}
         if not any(mask.any() for mask in moved.values()):
             continue
-        calls = list(_made_of(lines, call))
+        calls = list(lines.following(call))
         read = next((one for one in calls if one.outputs and not states.is_index(one.outputs[0])), None)
         summed = next((one for one in calls if one.first.function == "all_reduce"), None)
         if read is None or summed is None or summed.order <= read.order:
@@ -35,17 +61,12 @@ def foreign_fault(lines: Lines, states: States) -> Fault | None:
         held = states.held(summed.inputs[0])
         rows = [_rows_at(held.get(rank), mask) for rank, mask in moved.items() if mask.any()]
         if all(row is not None for row in rows) and any(np.any(row) for row in rows if row is not None):
-            return _fault_of(call, read, summed)
+            line, place = read.line, place_of(read.line)
+            where = "" if place_of(call.line) == place else f" by {at(call.line, line)}"
+            clause = f"{at(line)} uses indices that were moved into the rank's part{where}"
+            cause = ForeignNumbersSummed(place, read.first.function, place_of(summed.line))
+            return fault_at(read, f"{clause}; {at(summed.line, line)} sums what comes of them", cause)
     return None
-
-
-def _fault_of(moving: Call, reading: Call, summing: Call) -> Fault:
-    """Return the fault of a line that reads at indices which another moved, and whose result is summed."""
-    line, place = reading.line, place_of(reading.line)
-    where = "" if place_of(moving.line) == place else f" by {at(moving.line, line)}"
-    clause = f"{at(line)} uses indices that were moved into the rank's part{where}"
-    cause = ForeignNumbersSummed(place, reading.first.function, place_of(summing.line))
-    return fault_at(reading, f"{clause}; {at(summing.line, line)} sums what comes of them", cause)
 
 
 def _moved(call: Call, states: States) -> Mapping[int, NDArray[np.bool_]]:
@@ -59,15 +80,6 @@ def _moved(call: Call, states: States) -> Mapping[int, NDArray[np.bool_]]:
     return {}
 
 
-def _made_of(lines: Lines, call: Call) -> Iterator[Call]:
-    """Yield the calls that depend on a call's outputs, in order."""
-    derived: set[Value] = set(call.outputs)
-    for later in lines.calls[call.order + 1 :]:
-        if derived & {*later.inputs}:
-            derived |= {*later.outputs}
-            yield later
-
-
 def _rows_at(held: NDArray[np.float64] | None, mask: NDArray[np.bool_]) -> NDArray[np.float64] | None:
     """Return a tensor's rows for some indices; None if it has not one for each, or for several."""
     if held is None:
@@ -79,3 +91,279 @@ def _rows_at(held: NDArray[np.float64] | None, mask: NDArray[np.bool_]) -> NDArr
         return held[mask.ravel()]
     of_others = mask.reshape(len(mask), -1).all(axis=1)  # several indices make a row: it is empty if all are others'
     return held[of_others] if held.shape[:1] == of_others.shape else None
+
+
+EMPTY = frozenset(function for function in ROOM if "empty" in function)
+
+COPYING = frozenset(("cat", "stack", "pad", "clone", "roll", "contiguous"))
+"""Moves that read what they are given, though they leave its numbers as they are."""
+
+WRITERS = ("setitem", "getattr", "size", "numel", "len", "zip")
+"""Functions that are given a tensor to write into it, or for something else than its numbers."""
+
+
+def unwritten_fault(lines: Lines) -> Fault | None:
+    """Return the line that reads what a function like `empty` made and nothing wrote to; None without one."""
+    room: dict[Value, Call] = {}
+    for call in lines.calls:
+        if call.first.function in EMPTY:
+            room |= {value: call for value in call.outputs if all(0 not in lines.records[one].shape for one in value)}
+            continue
+        made = next((room[value] for value in call.inputs if value in room), None)
+        if made is None:
+            continue
+        if call.first.function in MOVES - COPYING:
+            room |= dict.fromkeys(call.outputs, made)
+        elif not _writes(call):
+            before = made.first.frames[-1]
+            sentence = f"{at(before)} makes room that nothing writes to; {reached(call, before)} reads it"
+            return fault_at(call, sentence, UnwrittenMemory(place_of(before), made.first.function, place_of(call.line)))
+    return None
+
+
+def _writes(call: Call) -> bool:
+    """Whether a call may write into a tensor that it is given, or reads only its shape."""
+    function = call.first.function
+    is_like = function in ROOM or function.endswith("_like") or function.startswith("new_")
+    is_in_place = function.endswith("_") or function in WRITERS or "out=" in call.first.frames[-1].source
+    return call.first.is_collective or bool(call.first.ranks) or is_like or is_in_place
+
+
+SUMS_OVER_DIM = ("sum", "mean")
+OF_POWERS = ("logsumexp", "softmax", "log_softmax", "cross_entropy")
+"""Functions over a dim in which every element counts, or its power."""
+
+NO_POWER = -1000.0
+"""The power of e of a smaller number is 0."""
+
+
+def padding_fault(lines: Lines, states: States) -> Fault | None:
+    """Return the line that sums over padding; None if ranks cut it off too, or have one number there."""
+    for cut, dim, size in _cuts(lines, states):
+        if any(states.forward(value).is_known for value in lines.of_wanted(cut.outputs[0])):
+            continue
+        for value in lines.of_wanted(cut.inputs[0]):
+            layout = states.forward(value).layout if states.forward(value).kind == "right" else None
+            call = _sum_over(lines, states, value, layout, dim, size) if layout is not None else None
+            if call is not None and layout is not None:
+                ranks = tuple(rank for rank, region in layout.regions() if region.dims[dim][-1][1] > size)
+                cutting, padded = cut.frames[cut.own], layout.shape[dim]
+                elements = f"elements {size} to {padded - 1} of it, on {named_ranks(ranks)}"
+                summed = f"{reached(call)} sums over dim {dim} with {elements}"
+                sentence = f"{summed}; the unsharded model cuts these off in {at(cutting, call.line)}"
+                places = place_of(call.line), call.first.function, place_of(cutting)
+                return fault_at(call, sentence, PaddingSummed(*places, dim, size, padded))
+    return None
+
+
+def _cuts(lines: Lines, states: States) -> Iterator[tuple[LineRecord, int, int]]:
+    """Yield the unsharded model's calls that keep the first elements of a dim, with the dim and how many."""
+    for record in lines.unsharded.lines:
+        if record.function not in SELECTS or not (record.inputs and record.outputs):
+            continue
+        given, kept = (states.whole(number) for number in (record.inputs[0], record.outputs[0]))
+        if given is None or kept is None or given.ndim != kept.ndim:
+            continue
+        dims = [dim for dim in range(given.ndim) if kept.shape[dim] < given.shape[dim]]
+        first = given[tuple(slice(size) for size in kept.shape)]
+        if len(dims) == 1 and np.array_equal(first, kept):
+            yield record, dims[0], kept.shape[dims[0]]
+
+
+def _sum_over(lines: Lines, states: States, value: Value, layout: Layout, dim: int, size: int) -> Call | None:
+    """Return the first sum over a split dim to which its padding adds something."""
+    derived, shape = {value}, lines.records[value[0]].shape
+    for call in lines.calls if any(isinstance(link, str) for link in layout.chains[dim]) else ():
+        read = next((given for given in call.inputs if given in derived), None)
+        if read is None:
+            continue
+        numbers = call.first.numbers.split()
+        is_sum = call.first.function in (*SUMS_OVER_DIM, *OF_POWERS)
+        if is_sum and (not numbers or numbers[0] in (str(dim), str(dim - len(shape)))):
+            parts = _held_behind(states.held(read), layout, dim, size)
+            if any(np.any(part != 0 if call.first.function in SUMS_OVER_DIM else part > NO_POWER) for part in parts):
+                return call
+        derived |= {made for made in call.outputs if lines.records[made[0]].shape == shape}
+    return None
+
+
+def _held_behind(
+    held: Mapping[int, NDArray[np.float64]], layout: Layout, dim: int, size: int
+) -> Iterator[NDArray[np.float64]]:
+    """Yield what ranks have behind the first elements of a dim."""
+    for rank, region in layout.regions():
+        start = region.dims[dim][0][0]
+        if rank in held:
+            yield held[rank][(slice(None),) * dim + (slice(max(size - start, 0), None),)]
+
+
+ATTENTION = "scaled_dot_product_attention"
+MAX_COMPARED = 1 << 22
+"""Numbers that are compared to find a rank's rows among those of the whole."""
+
+
+def own_rows_fault(lines: Lines, states: States) -> Fault | None:
+    """Return the first line that mixes rows of other places, or a causal mask of a part; None if values prove none."""
+    for call in lines.calls:
+        if call.whole is not None and call.outputs and states.forward(call.outputs[0]).kind == "none":
+            return _causal_fault(lines, states, call) or _unlike_rows_fault(lines, states, call)
+    return None
+
+
+def _causal_fault(lines: Lines, states: States, call: Call) -> Fault | None:
+    """Return the fault of an attention whose causal mask counts a rank's queries from 0, if its values prove that."""
+    if call.first.function != ATTENTION or "True" not in call.first.numbers.split() or len(call.inputs) != 3:
+        return None
+    state, whole = states.forward(call.inputs[0]), _whole(lines, states, call.outputs[0])
+    held, queries, keys, values = [states.held(value) for value in (call.outputs[0], *call.inputs)]
+    if state.kind != "right" or state.layout is None or whole is None or whole.ndim < 2:
+        return None
+    wrong: dict[int, list[int]] = {}
+    for rank, region in state.layout.regions():
+        if not all(rank in side for side in (held, queries, keys, values)):
+            return None
+        rows = [row for begin, end in region.dims[-2] for row in range(begin, end)]
+        from_zero = _attention(queries[rank], keys[rank], values[rank], range(len(rows)))
+        right = _attention(queries[rank], keys[rank], values[rank], rows)
+        if from_zero is None or right is None or error_of(part_of(whole, region), right) > STEP:
+            return None
+        if error_of(held[rank], from_zero) > STEP:
+            return None
+        if error_of(from_zero, right) > STEP:
+            wrong[rank] = rows
+    if not wrong:
+        return None
+    rank, rows = next(iter(wrong.items()))
+    has = f"rank {rank} has queries {join_numbers(rows)} of {state.layout.shape[-2]}"
+    sentence = f"{reached(call)} is the first wrong line: {has}, and is_causal=True masks them as 0-{len(rows) - 1}"
+    return fault_at(call, sentence, CausalMaskOfPart(place_of(call.line), call.first.function))
+
+
+def _attention(query: Array, key: Array, value: Array, rows: Sequence[int]) -> Array | None:
+    """Return a causal attention of queries at some places of the sequence; None if it has another form."""
+    is_of_one_form = query.ndim == key.ndim == value.ndim > 1 and key.shape[:-1] == value.shape[:-1]
+    if not is_of_one_form or query.shape[-1] != key.shape[-1] or max(rows, default=key.shape[-2]) >= key.shape[-2]:
+        return None
+    if query.shape[-2] != len(rows) or query.shape[:-3] != key.shape[:-3] or not (query.size and key.size):
+        return None
+    if query.ndim > 2 and query.shape[-3] != key.shape[-3]:
+        times, left = divmod(query.shape[-3], key.shape[-3])
+        if left:
+            return None
+        key, value = key.repeat(times, -3), value.repeat(times, -3)
+    scores = query @ key.swapaxes(-1, -2) / math.sqrt(query.shape[-1])
+    scores = np.where(np.arange(key.shape[-2]) <= np.array(rows)[:, None], scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    attended: Array = weights / weights.sum(-1, keepdims=True) @ value
+    return attended
+
+
+def _unlike_rows_fault(lines: Lines, states: States, call: Call) -> Fault | None:
+    """Return the fault of a call that combines two tensors of which a rank has rows of different places."""
+    if call.first.function not in ELEMENTWISE or len(call.inputs) != 2:
+        return None
+    sides = [(states.held(value), _whole(lines, states, value)) for value in call.inputs]
+    sizes = [whole.ndim for held, whole in sides if whole is not None and held]
+    for back in range(1, min(sizes) + 1) if len(sizes) == len(sides) else ():
+        rows = [{rank: _rows(array, whole, -back) for rank, array in held.items()} for held, whole in sides]
+        if not all(places for of_rank in rows for places in of_rank.values()):
+            continue
+        unlike = [rank for rank in rows[0] if rows[0][rank] != rows[1].get(rank)]
+        if unlike:
+            places = [join_numbers(of_rank.get(unlike[0], ())) for of_rank in rows]
+            given = f"slices {places[0]} of one tensor with slices {places[1]} of the other on rank {unlike[0]}"
+            sentence = f"{reached(call)} is the first wrong line: {call.first.function} combines {given}"
+            cause = UnlikeOperands(place_of(call.line), call.first.function, given, max(sizes) - back)
+            return fault_at(call, sentence, cause)
+    return None
+
+
+def _whole(lines: Lines, states: States, value: Value) -> Array | None:
+    return states.whole(lines.wanted[value]) if value in lines.wanted else None
+
+
+def _rows(held: Array, whole: Array | None, dim: int) -> tuple[int, ...]:
+    """Return where a rank's slices along a dim stand in the whole; empty if it has all, or that isn't certain."""
+    if whole is None or held.ndim != whole.ndim or held.shape[dim] >= whole.shape[dim]:
+        return ()
+    slices, all_slices = slices_of(held, dim), slices_of(whole, dim)
+    if slices.shape[1] != all_slices.shape[1] or slices.size * len(all_slices) > MAX_COMPARED or not slices.size:
+        return ()
+    near = STEP * float(np.max(np.abs(whole), initial=0.0))
+    alike = np.abs(slices[:, None] - all_slices[None]).max(-1) <= near
+    return tuple(map(int, alike.argmax(1))) if (alike.sum(1) == 1).all() else ()
+
+
+def loop_fault(lines: Lines, states: States) -> Fault | None:
+    """Return the line of a loop over a rank's own slices that uses the loop's counter for the whole's slices."""
+    rounds = list(_rounds(lines, states))
+    slices = [(calls, first) for calls, first, _ in rounds if len(set(first.values())) > 1]
+    for calls, wholes in ((calls, wholes) for calls, first, wholes in rounds if set(first.values()) == {0}):
+        numbers = [call.first.numbers for call in calls]
+        if any(call.counts_by_rank for call in calls) or len(set(numbers)) != len(numbers):
+            continue
+        for reading, first in slices:
+            rank, begin = max(first.items(), key=lambda pair: pair[1])
+            is_wrong = any(
+                not _equal(states.held(call.outputs[0]).get(rank), wholes[begin + at]) for at, call in enumerate(calls)
+            )
+            if is_wrong and calls[0].line.file == reading[0].line.file and _meet(lines, calls[0], reading[0]):
+                return _fault_of_loop(calls, reading, rank, begin)
+    return None
+
+
+def _fault_of_loop(calls: Sequence[Call], reading: Sequence[Call], rank: int, begin: int) -> Fault:
+    call, count = calls[0], len(calls)
+    reads = f"{at(reading[0].line, call.line)} reads slices {begin}-{begin + count - 1} on rank {rank}"
+    counts = f"{call.first.function} takes {call.first.numbers} to {calls[-1].first.numbers} there"
+    sentence = f"{reached(call)} is the first wrong line: {reads}, and {counts}"
+    cause = LoopFromZero(place_of(call.line), call.first.function, place_of(reading[0].line), count)
+    return fault_at(call, sentence, cause)
+
+
+def _rounds(lines: Lines, states: States) -> Iterator[tuple[list[Call], dict[int, int], list[Array]]]:
+    """Yield the calls of a line that runs less often than in the unsharded model, with each rank's first round.
+
+    The unsharded model's results are yielded with them. A rank's rounds follow each other in the unsharded model.
+    """
+    wholes: defaultdict[object, list[LineRecord]] = defaultdict(list)
+    of_ranks: defaultdict[object, list[Call]] = defaultdict(list)
+    for line in lines.unsharded.lines:
+        wholes[_key(line)].append(line)
+    for call in lines.calls:
+        of_ranks[_key(call.first)].append(call)
+    for key, calls in of_ranks.items():
+        count, of_whole = len(calls), wholes.get(key, [])
+        is_part = 1 < count < len(of_whole) and len(of_whole) % count == 0
+        if not is_part or {len(call.outputs) for call in calls} | {len(line.outputs) for line in of_whole} != {1}:
+            continue
+        arrays = [states.whole(line.outputs[0]) for line in of_whole]
+        results = [array for array in arrays if array is not None]
+        held = [states.held(call.outputs[0]) for call in calls]
+        firsts = {rank: _first(held, results, rank) for rank in lines.sharded} if len(results) == len(arrays) else {}
+        first = {rank: number for rank, number in firsts.items() if number is not None}
+        if first and len(first) == len(firsts):
+            yield calls, first, results
+
+
+def _first(held: Sequence[Mapping[int, Array]], wholes: Sequence[Array], rank: int) -> int | None:
+    """Return the round of the unsharded model that is a rank's first, if one alone fits."""
+    starts = range(0, len(wholes), len(held))
+    fitting = [
+        start for start in starts if all(_equal(own.get(rank), wholes[start + at]) for at, own in enumerate(held))
+    ]
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def _equal(held: Array | None, whole: Array) -> bool:
+    return held is not None and held.shape == whole.shape and error_of(held, whole) <= STEP
+
+
+def _key(line: LineRecord) -> object:
+    return line.call, tuple((frame.file, frame.line) for frame in line.frames), line.function
+
+
+def _meet(lines: Lines, first: Call, second: Call) -> bool:
+    """Whether a call is given what comes of both of two calls."""
+    of_first, of_second = map(lines.derived, (first, second))
+    return any({*call.inputs} & of_first and {*call.inputs} & of_second for call in lines.calls)

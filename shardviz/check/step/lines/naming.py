@@ -1,4 +1,7 @@
-"""Findings with the first wrong line of their module in them, and the modules of which it is asked for."""
+"""Findings with the first wrong line of their module in them, and the modules of which it is asked for.
+
+A sum may be missing from a result because code drops the tensor that has it: then that line is named.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,15 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from shardviz.check.ranks import no_file_of
 from shardviz.check.report import NotChecked
 from shardviz.check.step.lines.around import Around, is_around, results_of
 from shardviz.check.step.lines.backward import sent_back_fault
 from shardviz.check.step.lines.calls import Lines
+from shardviz.check.step.lines.fault import place_of
 from shardviz.check.step.lines.faults import fault_in
 from shardviz.check.step.lines.states import States
 from shardviz.check.step.rules.losses import mean_of_means
-from shardviz.check.whole.completeness import no_file_of
 from shardviz.dump.records.lines import STEP
 from shardviz.explain.finding import Finding
 from shardviz.explain.step.forward import MisplacedOperand, ShiftedPart, UngatheredKeys
@@ -47,10 +51,17 @@ from shardviz.explain.step.modules import (
     UnexplainedModule,
     UnexplainedModuleBackward,
     UngatheredInput,
+    UnsummedModule,
 )
 from shardviz.explain.step.own_rows import CausalMaskOfPart
 from shardviz.explain.step.step_lines import LeftOutOfReduction, LocalWeight, NarrowReduction, ReductionNotStored
-from shardviz.explain.step.sums import RepeatedTerm, UnreducedBesideVector
+from shardviz.explain.step.sums import (
+    GradientNotReduced,
+    OutputNotReduced,
+    RepeatedTerm,
+    ResultNotRead,
+    UnreducedBesideVector,
+)
 from shardviz.explain.step.whole_step import UnexplainedBackward, UnexplainedCopies, UnexplainedForward
 
 if TYPE_CHECKING:
@@ -58,8 +69,10 @@ if TYPE_CHECKING:
 
     from shardviz.check.step.lines.fault import Fault
     from shardviz.dump.dump import Dump
+    from shardviz.dump.records.step import UnreadRecord
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Kind
+
 
 OPEN = (
     UnexplainedModule,
@@ -235,3 +248,32 @@ def _kind_of(cause: Cause, kind: Kind) -> Kind:
     if isinstance(cause, UnsummedLine | UnaveragedLine):
         return "unreduced-output"
     return kind if kind in cause.kinds else cause.kinds[0]
+
+
+def with_unread(dump: Dump, results: Iterable[Finding | NotChecked]) -> Iterator[Finding | NotChecked]:
+    """Yield a step's results, with the line that drops a sum in those that lack that sum."""
+    records = [record for rank in dump.files.ranks.values() for record in rank.unread]
+    for result in results:
+        lacking = [record for record in records if isinstance(result, Finding) and _is_lacked(result, record)]
+        yield _of_line(result, lacking[0]) if lacking and isinstance(result, Finding) else result
+
+
+def _is_lacked(finding: Finding, record: UnreadRecord) -> bool:
+    """Whether a finding lacks a sum over the axes of a call, of the gradient that it was given or of an output."""
+    cause = finding.explanation
+    if isinstance(cause, GradientNotReduced):
+        return record.gradient == finding.tensor and set(record.axes) == set(cause.axes)
+    if isinstance(cause, OutputNotReduced):
+        return record.is_forward and set(record.axes) == set(cause.axes)
+    if isinstance(cause, UnreducedBesideVector | UnsummedLine | UnsummedModule):
+        return record.is_forward and record.axes == (cause.axis,)
+    return False
+
+
+def _of_line(finding: Finding, record: UnreadRecord) -> Finding:
+    place = place_of(record.line)
+    what = "a copy of the gradient" if record.is_in_place else "the gradient"
+    of = f" of {what} of {record.gradient}" if record.gradient else ""
+    ran = f"{place} `{record.line.source}` makes the sum{of} over {' and '.join(record.axes)}; nothing reads its result"
+    named = replace(finding, line=place, details=(*finding.details, ran))
+    return named.because(ResultNotRead(place, record.op, record.axes, is_copy=record.is_in_place))

@@ -16,10 +16,9 @@ from shardviz.errors import ShardvizError
 from shardviz.layout.layout import Layout
 from shardviz.layout.notation import write
 from shardviz.layout.splits import MAX_SEGMENTS
-from shardviz.relate.pair import Pair
-from shardviz.relate.relations import Filled, Located, Pending, Permuted, Reassigned, Rounded, Scaled
+from shardviz.relate.factors import over
+from shardviz.relate.relations import Filled, Located, Pair, Pending, Permuted, Reassigned, Rounded, Scaled
 from shardviz.relate.search import relation_of
-from shardviz.relate.sums import over
 from shardviz.relate.tolerance import ELEMENT, EXACT, Bound
 from shardviz.relate.values import error_of, part_of
 
@@ -123,12 +122,7 @@ def words_of(states: Sequence[State]) -> str:
 
 
 class States:
-    """Relates the tensors of a module's lines, each once.
-
-    Args:
-        dump: The dump.
-        lines: The module's calls.
-    """
+    """Relates the tensors of a module's lines, each once."""
 
     def __init__(self, dump: Dump, lines: Lines) -> None:
         self.dump, self.lines, self.mesh = dump, lines, dump.files.mesh

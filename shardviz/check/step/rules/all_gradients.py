@@ -363,7 +363,12 @@ def check_norm(evidence: Evidence, comparison: Compared) -> Finding | None:
     for axes in axis_sets(comparison.mesh.axes, 0):
         whole_squares = comparison.over(axes, "sum", squares)
         if comparison.is_held({rank: np.sqrt(square) for rank, square in whole_squares.items()}):
-            return _of_squares(comparison, gradients, axes)
+            copied = next(((name, axis) for axis in axes for name in _names(gradients, axis, split=False)), ("", ""))
+            others = [axis for axis in comparison.mesh.axes if axis not in axes]
+            missed = next(((name, axis) for axis in others for name in _names(gradients, axis)), ("", ""))
+            over = f"summed over {' and '.join(axes)}" if axes else "not summed over any axis"
+            sentence = f"the value is the norm of all gradients with the squares of each rank's {over}"
+            return comparison.finding(NormOverWrongAxes(*copied, *missed), sentence)
     norms = {rank: np.sqrt(square) for rank, square in squares.items()}
     for axes in axis_sets(comparison.mesh.axes):
         for op, name in (("avg", "mean"), ("sum", "sum")):
@@ -414,15 +419,6 @@ def _square(gradients: list[Compared], rank: int) -> NDArray[np.float64]:
     """Return the sum of the squares of what a rank has."""
     squares = [float(np.sum(gradient.reduced[rank] ** 2)) for gradient in gradients if rank in gradient.reduced]
     return np.array(sum(squares))
-
-
-def _of_squares(comparison: Compared, gradients: list[Compared], axes: tuple[str, ...]) -> Finding:
-    copied = next(((name, axis) for axis in axes for name in _names(gradients, axis, split=False)), ("", ""))
-    others = [axis for axis in comparison.mesh.axes if axis not in axes]
-    missed = next(((name, axis) for axis in others for name in _names(gradients, axis)), ("", ""))
-    over = f"summed over {' and '.join(axes)}" if axes else "not summed over any axis"
-    sentence = f"the value is the norm of all gradients with the squares of each rank's {over}"
-    return comparison.finding(NormOverWrongAxes(*copied, *missed), sentence)
 
 
 def _names(gradients: list[Compared], axis: str, *, split: bool = True) -> Iterator[str]:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.rules.reductions import TORCH_OPS, Unreduced, own_part
+from shardviz.check.step.comparison import whole_of
+from shardviz.check.step.rules.factors import TORCH_OPS, Unreduced, own_part
 from shardviz.dump.records.step import WHOLE_LOSS
 from shardviz.explain.step.losses import (
     FunctionBeforeMean,
@@ -203,11 +204,11 @@ def check_function(evidence: Evidence, comparison: Compared) -> Finding | None:
 
 def check_mean_of_means(evidence: Evidence) -> Iterator[Finding]:
     """Yield a warning if the ranks' losses have the mean that they should, and the whole batch's mean differs."""
-    whole = evidence.dump.find("reference", "scalar", WHOLE_LOSS)
+    whole = whole_of(evidence.dump, "scalar", WHOLE_LOSS)
     loss = evidence.loss
     if whole is None or loss is None or loss.wrong:
         return
-    mean, expected = (float(values) for values in (loss.wanted, evidence.dump.values(whole.first, WHOLE_LOSS)))
+    mean, expected = float(loss.wanted), float(whole)
     yield mean_of_means(evidence.dump).finding(
         "loss",
         tuple(sorted(loss.values)),

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardviz.check.step.comparison import whole_of
 from shardviz.dump.records.step import of_replay
 from shardviz.explain.step.changed import ScaleOfPart, UnlikeScale
 from shardviz.explain.step.scales import SmallFactor
@@ -90,10 +91,8 @@ def _is_known(evidence: Evidence, result: Compared) -> bool:
 
 def _measured(evidence: Evidence, comparison: Compared) -> tuple[float, float, float]:
     """Return a gradient's factor to the replayed one, its standard error, and the residual."""
-    name = of_replay(comparison.name)
-    tensor = evidence.dump.find("reference", "activation", name)
-    assert tensor is not None
-    whole = evidence.dump.values(tensor.first, name)
+    whole = whole_of(evidence.dump, "activation", of_replay(comparison.name))
+    assert whole is not None
     expected = np.concatenate([comparison.part(whole, rank).ravel() for rank in comparison.reduced])
     got = np.concatenate([values.ravel() for values in comparison.reduced.values()])
     square, factor = float(np.sum(expected * expected)), factor_of(got, expected)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardviz.check.step.comparison import whole_of
 from shardviz.dump.records.step import of_loss_term, of_micro_batch
 from shardviz.explain.step.gradients import (
     LostMicroBatches,
@@ -54,8 +55,8 @@ MAX_TERMS = 4
 def _parts_of(evidence: Evidence, name: str, named: Callable[[str, int], str]) -> list[NDArray[np.float64]]:
     """Return the unsharded model's gradient of each micro-batch, or of each term of the loss."""
     parts: list[NDArray[np.float64]] = []
-    while summand := evidence.dump.find("reference", "activation", named(name, len(parts))):
-        parts.append(evidence.dump.values(summand.first, named(name, len(parts))))
+    while (part := whole_of(evidence.dump, "activation", named(name, len(parts)))) is not None:
+        parts.append(part)
     return parts
 
 
@@ -232,8 +233,8 @@ def _odd_term(evidence: Evidence, wrong: Sequence[Compared], terms: Mapping[str,
 
 def _named(evidence: Evidence, at: int) -> str:
     """Say which term of the loss, with its value in the unsharded step."""
-    value = evidence.dump.find("reference", "activation", of_loss_term("loss", at))
-    size = "" if value is None else f", {number(float(evidence.dump.values(value.first, of_loss_term('loss', at))))}"
+    value = whole_of(evidence.dump, "activation", of_loss_term("loss", at))
+    size = "" if value is None else f", {number(float(value))}"
     return f"term {at + 1} of the loss{size}"
 
 

@@ -1,8 +1,12 @@
-"""Wrong results without a ratio: added vectors, mixed shards, relations, own statistics.
+"""Wrong results without a ratio: added vectors, mixed shards, relations, other orders.
 
 A parameter may be added too often, shards summed as if they were copies, or one relation makes all wrong ranks' values
 of those wanted; or only some ranks are right. If none of these fits, it is a `wrong-value`, with the place at which it
 is off.
+
+A `misordered` result has the right slices along a dim, in another order: parts that were gathered in the order in which
+they came, or tokens put back by a permutation where its inverse belongs. The loss often is right, too, and what reads
+the result by position goes wrong.
 """
 
 from __future__ import annotations
@@ -14,12 +18,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardviz.check.step.comparison import largest_of, spans
 from shardviz.check.step.rules.factors import size_in_words
 from shardviz.check.step.rules.losses import cause_of_value, exponentials_of, unexplained_loss, unexplained_value
-from shardviz.check.step.trace.backward import OUTPUT
+from shardviz.check.step.trace.divergence import OUTPUT
 from shardviz.dump.records.base import WEIGHTS
 from shardviz.explain.step.changed import AddedNumber, OnlyZerosThere, RoundedResult, TransposedResult
-from shardviz.explain.step.gradients import CutGraph
+from shardviz.explain.step.forward import JoinedOutOfOrder, PartOfAnotherRank, RepeatedParts
+from shardviz.explain.step.gradients import CutGraph, SlicesWithoutGradient
 from shardviz.explain.step.modules import StatisticsOfPart
 from shardviz.explain.step.sums import MixedShards, RepeatedTerm, TermLeftOut
 from shardviz.explain.step.whole_step import (
@@ -31,13 +37,22 @@ from shardviz.explain.step.whole_step import (
     WeightOnSomeRanks,
 )
 from shardviz.explain.templates import number
-from shardviz.layout.region import index_of
-from shardviz.relate.measures import factor_of_all, factors_of_slices, mixed_over, vector_added
+from shardviz.layout.region import Region, index_of, indices
+from shardviz.relate.measures import (
+    factor_of_all,
+    factors_of_slices,
+    has_wanted_numbers,
+    lost_slices,
+    mixed_over,
+    moved_slices,
+    vector_added,
+)
 from shardviz.relate.relations import Filled, Offset, Rounded, Transposed
 from shardviz.relate.tolerance import FEW, HUGE, LEAST_STATISTIC
+from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -46,6 +61,7 @@ if TYPE_CHECKING:
     from shardviz.dump.dump import Dump
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
+    from shardviz.relate.measures import Slices
     from shardviz.relate.relations import Relation
 
 
@@ -57,20 +73,24 @@ def check_terms(evidence: Evidence, comparison: Compared) -> Finding:
     explained = added_too_often(dump, comparison) or mixed_shards(comparison)
     if explained is not None:
         return explained
-    is_too_large = max(map(_largest, comparison.reduced.values())) > HUGE > _largest(comparison.wanted)
+    is_too_large = max(map(largest_of, comparison.reduced.values())) > HUGE > largest_of(comparison.wanted)
     never_written = MemoryNeverWritten() if is_too_large else None
     cause = never_written or cause_of_value(evidence, comparison) or _where_to_look(evidence, comparison)
     right = [rank for rank in comparison.reduced if rank not in comparison.wrong]
     is_on_some_ranks = bool(comparison.copies_differ_along and right)
     if is_on_some_ranks:
-        cause = _on_some_ranks(dump, comparison, right)
+        lacking = [
+            name
+            for tensor in dump.at("initial")
+            if tensor.role in WEIGHTS
+            and set(right) <= set(tensor.shards)
+            and not set(comparison.wrong) & set(tensor.shards)
+            for name in tensor.names
+        ]
+        cause = WeightOnSomeRanks(comparison.wrong, lacking[0]) if lacking else RankDependentCode(comparison.wrong)
     elif comparison.copies_differ_along:
         cause = UnexplainedCopies(" and ".join(comparison.copies_differ_along), cause)
     return comparison.finding(cause, _where(comparison, rank, excess), kind="wrong-value", generic=not is_on_some_ranks)
-
-
-def _largest(values: NDArray[np.float64]) -> float:
-    return float(np.max(np.abs(values), initial=0.0, where=np.isfinite(values)))
 
 
 def _where_to_look(evidence: Evidence, comparison: Compared) -> Cause:
@@ -106,24 +126,18 @@ def added_too_often(dump: Dump, comparison: Compared) -> Finding | None:
     return replace(comparison.finding(cause, sentence), tensor=name)
 
 
-def _not_finite(comparison: Compared, rank: int) -> str:
-    """Say how many values are NaN or infinite although the wanted ones are finite, and which comes first."""
-    values, what = comparison.reduced[rank], comparison.what
-    odd = np.flatnonzero(~np.isfinite(values.ravel()))
-    if not values.ndim:
-        expected = number(float(comparison.wanted))
-        return f"the {what} is {number(float(values))} on rank {rank}; {comparison.whose} is {expected}"
-    at = index_of(
-        int(comparison.regions[rank].flat_ids(comparison.wanted.shape).ravel()[odd[0]]), comparison.wanted.shape
-    )
-    count = f"{len(odd):,} of {values.size:,} elements"
-    return f"the {what} is NaN or infinite in {count} on rank {rank}, the first at {at}; {comparison.whose} are finite"
-
-
 def _where(comparison: Compared, rank: int, excess: NDArray[np.float64]) -> str:
     """Say how far values are off, how many are, and which comes first."""
     if not np.all(np.isfinite(excess)):
-        return _not_finite(comparison, rank)
+        values, what = comparison.reduced[rank], comparison.what
+        odd = np.flatnonzero(~np.isfinite(values.ravel()))
+        if not values.ndim:
+            expected = number(float(comparison.wanted))
+            return f"the {what} is {number(float(values))} on rank {rank}; {comparison.whose} is {expected}"
+        first = int(comparison.regions[rank].flat_ids(comparison.wanted.shape).ravel()[odd[0]])
+        place = f"{len(odd):,} of {values.size:,} elements on rank {rank}, the first at"
+        where = f"{place} {index_of(first, comparison.wanted.shape)}"
+        return f"the {what} is NaN or infinite in {where}; {comparison.whose} are finite"
     worst = float(np.max(np.abs(excess), initial=0.0))
     size = float(np.max(np.abs(comparison.wanted), initial=0.0))
     off = np.flatnonzero(~(np.abs(excess.ravel()) <= comparison.tolerance))
@@ -158,19 +172,6 @@ def _mixed_in_place_of(comparison: Compared) -> Finding | None:
             sentence = f"{copies}, and their {kind} is the {of_parts} over {axis} of different parts"
             return comparison.finding(MixedShards(axis, " and ".join(lacking)), sentence)
     return None
-
-
-def _on_some_ranks(dump: Dump, comparison: Compared, right: list[int]) -> Cause:
-    """Return the cause if some ranks are right: a weight that only they have, if any."""
-    lacking = [
-        name
-        for tensor in dump.at("initial")
-        if tensor.role in WEIGHTS
-        and set(right) <= set(tensor.shards)
-        and not set(comparison.wrong) & set(tensor.shards)
-        for name in tensor.names
-    ]
-    return WeightOnSomeRanks(comparison.wrong, lacking[0]) if lacking else RankDependentCode(comparison.wrong)
 
 
 def check_related(comparison: Compared) -> Finding | None:
@@ -239,3 +240,87 @@ def _splits(comparison: Compared, axis: str, kept_dims: tuple[int, ...]) -> bool
     """Whether an axis splits a dim that the numbers are taken over."""
     chains = comparison.claimed.chains if comparison.claimed is not None else ()
     return any(axis in chain for dim, chain in enumerate(chains) if dim not in kept_dims)
+
+
+def check_order(comparison: Compared) -> Finding | None:
+    """Return the finding if every wrong rank has right slices of one dim at wrong indices, or another rank's part."""
+    if not all(has_wanted_numbers(comparison, rank) for rank in comparison.wrong):
+        return None  # to relate values takes longer
+    for dim in range(comparison.wanted.ndim):
+        moved = {rank: moved_slices(comparison, rank, dim) for rank in comparison.wrong}
+        if all(any(at != index for at, index in slices.items()) for slices in moved.values()):
+            return (
+                _repeated(comparison, dim, moved)
+                or _of_another_rank(comparison)
+                or _in_another_order(comparison, dim, moved[comparison.wrong[0]])
+            )
+    return _of_another_rank(comparison)
+
+
+def check_zero_slices(comparison: Compared) -> Finding | None:
+    """Return the finding if a gradient is right but for slices of a dim that nothing came back to."""
+    lost = lost_slices(comparison)
+    if lost is None:
+        return None
+    dim, slices = lost
+    where = f"{'slice' if len(slices) == 1 else 'slices'} {spans(slices)} of dim {dim}"
+    sentence = f"the gradient of {where} is zero on {named_ranks(comparison.wrong)}, and right elsewhere"
+    cause = SlicesWithoutGradient(comparison.name, spans(slices), dim, comparison.wrong)
+    return comparison.finding(cause, sentence, module=comparison.name.rpartition(".")[0])
+
+
+def _of_another_rank(comparison: Compared) -> Finding | None:
+    """Return the finding if wrong ranks have parts that are due on others along one axis."""
+    for axis in comparison.mesh.axes:
+        sources = {rank: _holder(comparison, axis, rank) for rank in comparison.wrong}
+        others = {rank: other for rank, other in sources.items() if other is not None}
+        if others and len(others) == len(sources):
+            rank, source = next(iter(others.items()))
+            held_text = f"the part that rank {source} along {axis} has in the unsharded model"
+            cause = PartOfAnotherRank(axis, is_first=len(set(others.values())) == 1)
+            return comparison.finding(cause, f"the {comparison.what} of rank {rank} is {held_text}")
+    return None
+
+
+def _holder(comparison: Compared, axis: str, rank: int) -> int | None:
+    """Return the rank along an axis that should hold the part that a rank holds."""
+    region, links = comparison.held_by(rank) or (None, ())
+    if region is None or links or region == comparison.regions[rank]:
+        return None
+    return next(
+        (other for other in comparison.mesh.group_of(rank, axis) if comparison.regions.get(other) == region), None
+    )
+
+
+def _repeated(comparison: Compared, dim: int, moved: Mapping[int, Slices]) -> Finding | None:
+    """Return the finding if slices of the whole are on no rank, and others on two that have different parts."""
+    regions = {rank: region for rank, region in comparison.regions.items() if isinstance(region, Region)}
+    expected = {rank: {at: at for at in indices(region.dims[dim]).tolist()} for rank, region in regions.items()}
+    places: dict[int, Slices] = {**expected, **moved}
+    lost = {at for slices in expected.values() for at in slices} - {
+        at for held in places.values() for at in held.values()
+    }
+    wrong = comparison.wrong[0]
+    held_slices = set(places[wrong].values())
+    others = (rank for rank in places if comparison.regions[rank] != comparison.regions[wrong])
+    same_rank = next((rank for rank in others if held_slices & set(places[rank].values())), None)
+    if not lost or same_rank is None:
+        return None
+    axes = " and ".join(comparison.mesh.axes_within((same_rank, wrong)))
+    cause = RepeatedParts(axes, is_batch=(comparison.role, dim) == ("output", 0))
+    return comparison.finding(
+        cause,
+        f"rank {wrong} has slices {spans(sorted(places[wrong].values()))} of dim {dim} of {comparison.whose} "
+        f"{comparison.what} as rank {same_rank} has, and no rank has {spans(sorted(lost))}",
+    )
+
+
+def _in_another_order(comparison: Compared, dim: int, moved: Slices) -> Finding:
+    misplaced = [(at, index) for at, index in moved.items() if at != index]
+    first, there = misplaced[0]
+    return comparison.finding(
+        JoinedOutOfOrder(),
+        f"the {comparison.what} is {comparison.whose} with dim {dim} in a different order: on rank "
+        f"{comparison.wrong[0]} {len(misplaced)} of {len(moved)} slices are out of place, position {first} holds the "
+        f"slice that belongs at {there}",
+    )

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from shardviz.check.ranks import without_trace
 from shardviz.check.report import NotChecked
 from shardviz.check.step.jobs.compare import compare_jobs
 from shardviz.check.step.runs.departure import Departure, StepDifference, departure_for
-from shardviz.check.step.trace.calls import is_within
-from shardviz.check.step.words import number
-from shardviz.check.unread_ranks import without_trace
+from shardviz.check.step.trace.divergence import is_within
 from shardviz.dump.arrays.sketch import apart
 from shardviz.explain.step.whole_step import (
     DifferentBatch,
@@ -26,6 +25,7 @@ from shardviz.explain.step.whole_step import (
     DifferentWeights,
     WeightsDrawnAfterSharding,
 )
+from shardviz.explain.templates import number
 from shardviz.relate.factors import factor_of
 from shardviz.relate.tolerance import COARSEST_NORM, MOST_SKETCH_NOISE, NORM, SKETCH_NOISE, above_noise
 from shardviz.text import counted, listed

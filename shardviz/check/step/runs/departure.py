@@ -56,16 +56,7 @@ class Departure:
 def departure_for(
     cause: Cause, kind: Kind, module: str, sentence: str, *, direction: str = "", following: int = 0
 ) -> Departure:
-    """Return the departure that has a cause of the catalogue.
-
-    Args:
-        cause: The cause.
-        kind: In what the steps differ.
-        module: The first module, or the first weight.
-        sentence: What is there, with the numbers.
-        direction: Forward or backward; empty for weights and the batch.
-        following: How many modules' calls differ after it.
-    """
+    """Return the departure that has a cause of the catalogue."""
     return Departure(kind, module, direction, sentence, cause.advice, following, cause)
 
 

@@ -1,9 +1,10 @@
 """Causes of the first wrong values of a step: rules for results, applied to an activation.
 
 Which part of the unsharded model's values a rank should have is what it has in another layer, or else any split over
-the mesh that gives its shape. A sum may have one of its terms too often or not at all. And ranks may hold the rows or
-columns of the module's weight in another order: that is a cause where the modules of other layers have theirs in order,
-as a job may keep a weight permuted, and use it so.
+the mesh that gives its shape. They may be the unsharded model's times one number: nothing but the module can have done
+that, no optimizer, no wrapper and no loss scale. A sum may have one of its terms too often or not at all. And ranks may
+hold the rows or columns of the module's weight in another order: that is a cause where the modules of other layers have
+theirs in order, as a job may keep a weight permuted, and use it so.
 """
 
 from __future__ import annotations
@@ -15,26 +16,38 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.comparison import Compared
-from shardviz.check.step.forward.sums import check_sum_beside_a_vector
-from shardviz.check.step.rules.factors import size_in_words
-from shardviz.check.step.rules.order import check_order
-from shardviz.check.step.rules.reductions import check_unreduced
-from shardviz.check.step.rules.terms import added_too_often, check_own_statistics, check_related, mixed_shards
-from shardviz.check.step.trace.scale import check_times
-from shardviz.dump.records.trace import of_point
+from shardviz.check.step.comparison import Compared, whole_of
+from shardviz.check.step.forward.explain import check_sum_beside_a_vector
+from shardviz.check.step.rules.factors import check_unreduced, size_clause, size_in_words
+from shardviz.check.step.rules.terms import (
+    added_too_often,
+    check_order,
+    check_own_statistics,
+    check_related,
+    mixed_shards,
+)
+from shardviz.dump.records.trace import PointRecord, of_point
 from shardviz.errors import ShardvizError
 from shardviz.explain.step.forward import JoinedOutOfOrder
-from shardviz.explain.step.gradients import CutResidual
-from shardviz.explain.step.modules import UnlikeLayers
+from shardviz.explain.step.gradients import AveragedBackward, CutResidual, RepeatedBackwardSum, ScaledOnTheWayBack
+from shardviz.explain.step.modules import (
+    AveragedForward,
+    RepeatedForwardSum,
+    ScaledBetweenModules,
+    ScaledByMicroBatches,
+    UnlikeLayers,
+)
 from shardviz.explain.step.sums import RepeatedTerm, TermLeftOut
 from shardviz.explain.step.whole_step import RowsOfPeers
+from shardviz.explain.templates import times_text
 from shardviz.layout.candidates import placements_of
 from shardviz.layout.layout import Layout
 from shardviz.layout.notation import parse
 from shardviz.layout.region import Region
+from shardviz.relate.factors import MOST_RATIO, ratio_near
+from shardviz.relate.measures import factor_of_all
 from shardviz.relate.sides import Rounding
-from shardviz.relate.tolerance import NOISE, POINT_EPSILON, SINGLE
+from shardviz.relate.tolerance import LEAST_FACTOR_OF_MODULE, NOISE, POINT_EPSILON, SINGLE, near_ratio
 from shardviz.relate.values import part_of
 from shardviz.text import named_ranks
 
@@ -44,10 +57,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.check.step.evidence import Evidence
-    from shardviz.check.step.trace.calls import Call, Calls
-    from shardviz.check.step.trace.divergence import Divergence
+    from shardviz.check.step.trace.divergence import Call, Calls, Divergence
     from shardviz.dump.dump import Dump, Tensor
     from shardviz.dump.records.base import Role
+    from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
 
 
@@ -84,12 +97,9 @@ def check_rows_of_peers(evidence: Evidence, first: Divergence) -> Finding | None
     point, mesh = first.point, evidence.dump.files.mesh
     if point is None or (first.direction, first.way, point.what) != ("forward", "within", "output"):
         return None
-    dump, name = evidence.dump, of_point(point.module, point.what, point.call, point.index)
-    tensor, reference = dump.find("step", "activation", name), dump.find("reference", "activation", name)
-    if tensor is None or reference is None:
+    expected, values = values_at(evidence.dump, point)
+    if expected is None:
         return None
-    expected = dump.values(reference.first, name)
-    values = {rank: dump.values(shard, name) for rank, shard in tensor.shards.items()}
     near = max(point.near, SINGLE * float(np.abs(expected).max(initial=0.0)))
     rows, model = _axes_of_rows(first.call), evidence.calls.by_module.get("", ())
     for axis in (axis for axis in rows if model and axis in _axes_of_rows(model[0])):
@@ -139,20 +149,26 @@ def _beside_a_vector(evidence: Evidence, result: Compared) -> Finding | None:
     return replace(reason.finding(result, ""), sentence=reason.clause, details=())
 
 
+def values_at(dump: Dump, point: PointRecord) -> tuple[NDArray[np.float64] | None, dict[int, NDArray[np.float64]]]:
+    """Return the unsharded values at a point, None if a side was not written, and each rank's."""
+    name = of_point(point.module, point.what, point.call, point.index)
+    tensor = dump.find("step", "activation", name)
+    values = {rank: dump.values(shard, name) for rank, shard in tensor.shards.items()} if tensor is not None else {}
+    return whole_of(dump, "activation", name) if values else None, values
+
+
 def compared_at(evidence: Evidence, calls: Calls, first: Divergence) -> Iterator[Compared]:
     """Yield the first wrong values with the unsharded model's, once for each layout that they may have."""
     point = first.point
     if point is None:
         return
-    dump, name = evidence.dump, of_point(point.module, point.what, point.call, point.index)
-    tensor, reference = dump.find("step", "activation", name), dump.find("reference", "activation", name)
-    if tensor is None or reference is None:
+    expected, values = values_at(evidence.dump, point)
+    if expected is None:
         return
-    expected = dump.values(reference.first, name)
     of_step = evidence.activations.rounding
     role: Role = "grad" if point.what.startswith("gradient") else "output"
-    values = {rank: dump.values(shard, name) for rank, shard in tensor.shards.items()}
-    for layout in _layouts(dump, calls, first, tensor, expected.shape):
+    local = {rank: held.shape for rank, held in values.items()}
+    for layout in _layouts(evidence.dump, calls, first, local, expected.shape):
         regions = {rank: layout.region(layout.mesh.coord_of(rank)) for rank in values}
         yield Compared(
             name=point.module,
@@ -167,13 +183,14 @@ def compared_at(evidence: Evidence, calls: Calls, first: Divergence) -> Iterator
         )
 
 
-def _layouts(dump: Dump, calls: Calls, first: Divergence, tensor: Tensor, shape: tuple[int, ...]) -> Iterator[Layout]:
+def _layouts(
+    dump: Dump, calls: Calls, first: Divergence, local: Mapping[int, tuple[int, ...]], shape: tuple[int, ...]
+) -> Iterator[Layout]:
     """Yield layouts that fit every rank's shape, those of other layers first.
 
     Axes that split the same dim of the module's input come before axes of the same size that don't.
     """
     mesh = dump.files.mesh
-    local = {rank: shard.body.local_shape for rank, shard in tensor.shards.items()}
     layouts: list[Layout] = []
     rank = min(local)
     splits = (
@@ -286,3 +303,47 @@ def _out_of_order(tensor: Tensor) -> Mapping[int, int]:
         if dims:
             first_dims[rank] = dims[0]
     return first_dims
+
+
+def check_times(evidence: Evidence, comparison: Compared, first: Divergence) -> Finding | None:
+    """Return the finding if every rank has the unsharded model's values times one number."""
+    factor = factor_of_all([comparison])
+    if factor is None or abs(factor - 1) < LEAST_FACTOR_OF_MODULE:
+        return None
+    ratio = ratio_near(factor, MOST_RATIO, near_ratio(comparison.rounding.epsilon)) or Fraction(0)
+    size = " or ".join(_axes(comparison, ratio))
+    cause = _cause_of_factor(evidence, first, ratio, factor, size)
+    times = times_text(ratio or factor)
+    return comparison.finding(cause, f"the {comparison.what} is {times} {comparison.whose}{size_clause(ratio, size)}")
+
+
+def _axes(comparison: Compared, ratio: Fraction) -> list[str]:
+    """Return the axes, or sets of them, of this size over which the tensor may have been reduced: it is not split."""
+    if not ratio or ratio == 1:
+        return []
+    named = size_in_words(comparison.mesh, ratio)
+    return [
+        text
+        for text in named.split(" or ")
+        if text and not any(comparison.is_split(axis) for axis in text.split(" * "))
+    ]
+
+
+def _cause_of_factor(evidence: Evidence, first: Divergence, ratio: Fraction, factor: float, axes: str) -> Cause:
+    name = first.module or "the model itself"
+    parts = evidence.activations.num_micro_batches
+    if parts > 1 and ratio in (Fraction(1, parts), Fraction(parts)):
+        return ScaledByMicroBatches(name, first.direction, parts, is_divided=ratio < 1)
+    if first.direction == "backward":
+        if first.way == "between" and first.after:
+            over = size_in_words(evidence.dump.files.mesh, ratio) if ratio else ""
+            return ScaledOnTheWayBack(name, first.after, over, factor > 1)
+        return times_in_backward(name, ratio, axes)
+    if (first.way, first.before) == ("between", first.module) and first.after:
+        return ScaledBetweenModules(first.after, name)
+    return (RepeatedForwardSum if ratio >= 1 else AveragedForward)(name, axes)
+
+
+def times_in_backward(name: str, ratio: Fraction, axes: str) -> Cause:
+    """Return the cause of a gradient that is multiplied by a number in a module's backward."""
+    return (RepeatedBackwardSum if ratio >= 1 else AveragedBackward)(name, axes)

@@ -1,15 +1,189 @@
-"""Where a step first goes wrong, and how much is known of it."""
+"""Calls of a step's modules with all ranks' judgments, and the first that goes wrong.
+
+Modules end after those that they call, so the first that goes wrong in forward is the innermost. Where its inputs are
+wrong already, the code between calls made them so, which is that of the nearest module around it whose own inputs are
+right.
+
+A gradient is that of a tensor: what all modules that read it send back, together. So where several read a tensor and
+its gradient is wrong, those are not to blame beside which another reader was given a wrong gradient itself. Nor is one
+whose own weights have right gradients: it did its part. Then another reader is at fault whose weights' gradients are
+wrong, or the module around them, which reads the tensor as well: a residual.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 from shardviz.explain.templates import module_name
 
 if TYPE_CHECKING:
-    from shardviz.check.step.trace.calls import Call
-    from shardviz.dump.records.trace import PointRecord
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from shardviz.check.step.comparison import Compared
+    from shardviz.dump.dump import Dump
+    from shardviz.dump.records.trace import PointRecord, State, What
+
+
+BADNESS: Mapping[State, int] = {
+    "right": 0,
+    "moved": 1,
+    "pending": 2,
+    "repeated": 3,
+    "cut": 4,
+    "none": 5,
+    "odd": 6,
+}
+"""How bad a state is; ranks may have different ones, and the worst counts."""
+WORST_GOOD = BADNESS["pending"]
+
+NUMBER = re.compile(r"\d+")
+
+
+@dataclass
+class Call:
+    """One call of a module.
+
+    Attributes:
+        module: Its name; empty for the model itself.
+        number: The number of the call.
+        order: When it ended in the unsharded model.
+        points: What ranks wrote of it.
+    """
+
+    module: str
+    number: int
+    order: int
+    points: dict[int, list[PointRecord]] = field(default_factory=dict)
+
+    def state(self, what: What) -> State | None:
+        """Return the worst state of a side on any rank; None if nothing is known of it."""
+        return self._states.get(what)
+
+    @cached_property
+    def _states(self) -> Mapping[What, State]:
+        states: dict[What, State] = {}
+        for what, state in {(point.what, point.state) for own in self.points.values() for point in own}:
+            states[what] = max(states.get(what, state), state, key=BADNESS.__getitem__)
+        return states
+
+    @cached_property
+    def type(self) -> str:
+        """The module's class."""
+        return next((point.type for own in self.points.values() for point in own), "")
+
+    def is_bad(self, what: What) -> bool:
+        """Whether a side is not the unsharded model's."""
+        state = self.state(what)
+        return state is not None and BADNESS[state] > WORST_GOOD
+
+    def is_good(self, what: What) -> bool:
+        """Whether a side is the unsharded model's."""
+        state = self.state(what)
+        return state is not None and BADNESS[state] <= WORST_GOOD
+
+    def tensors(self, what: What, *states: State) -> set[tuple[int, int]]:
+        """Return the tensors of a side, by rank and number; only those in some states if states are given."""
+        return {
+            (rank, point.tensor)
+            for rank, points in self.points.items()
+            for point in points
+            if point.what == what and (not states or point.state in states)
+        }
+
+    def point(self, what: What, *states: State) -> PointRecord | None:
+        """Return the first point of a side, in one of the states if these are given."""
+        points = (point for own in self.points.values() for point in own if point.what == what)
+        return next((point for point in points if not states or point.state in states), None)
+
+
+@dataclass(frozen=True)
+class Calls:
+    """All calls of a step, in order.
+
+    Attributes:
+        in_order: The calls as they ended.
+    """
+
+    in_order: tuple[Call, ...]
+
+    @staticmethod
+    def of(dump: Dump) -> Calls:
+        """Read what the ranks of a dump wrote."""
+        calls: dict[tuple[str, int], Call] = {}
+        for record, ranks in dump.files.alike():
+            for point in record.trace:
+                call = calls.setdefault((point.module, point.call), Call(point.module, point.call, point.order))
+                for rank in ranks:
+                    call.points.setdefault(rank, []).append(point)
+        return Calls(tuple(sorted(calls.values(), key=lambda call: call.order)))
+
+    @cached_property
+    def by_module(self) -> Mapping[str, Sequence[Call]]:
+        """The calls of every module."""
+        calls: dict[str, list[Call]] = {}
+        for call in self.in_order:
+            calls.setdefault(call.module, []).append(call)
+        return calls
+
+    def call_of(self, point: PointRecord) -> Call:
+        """Return the call that a point is of."""
+        return next(call for call in self.by_module[point.module] if call.number == point.call)
+
+    def around(self, call: Call) -> Iterator[Call]:
+        """Yield the calls that a call is made in, innermost first, as far as anything is known of them."""
+        for name in enclosing(call.module):
+            outer = next((one for one in self.by_module.get(name, ()) if one.order > call.order), None)
+            if outer is not None:
+                yield outer
+
+    def within(self, call: Call) -> list[Call]:
+        """Return the calls made in a call, in order."""
+        first = max((one.order for one in self.by_module[call.module] if one.order < call.order), default=-1)
+        return [one for one in self.in_order if first < one.order < call.order and is_within(one.module, call.module)]
+
+    def is_contained(self, call: Call, what: What) -> bool:
+        """Whether what is bad there does not get out of a call around it: that one's side is the unsharded model's."""
+        return any(outer.is_good(what) for outer in self.around(call))
+
+    def alike(self, call: Call) -> list[Call]:
+        """Return the same module's calls in other layers: one class, names that differ in numbers."""
+        layers = self._layers[NUMBER.sub("*", call.module), call.number, call.type]
+        return [one for one in layers if one.module != call.module]
+
+    @cached_property
+    def _layers(self) -> Mapping[tuple[str, int, str], Sequence[Call]]:
+        """The calls of modules of one class whose names differ in numbers only."""
+        layers: dict[tuple[str, int, str], list[Call]] = {}
+        for call in self.in_order:
+            layers.setdefault((NUMBER.sub("*", call.module), call.number, call.type), []).append(call)
+        return layers
+
+    def is_unlike_others(self, call: Call, what: What) -> bool:
+        """Whether a side is right in another layer, and in this call's state in none."""
+        states = {one.state(what) for one in self.alike(call)}
+        return "right" in states and call.state(what) not in states
+
+    def is_habit(self, call: Call, what: What) -> bool:
+        """Whether another layer has the same side in the same bad state, and nothing comes of it there."""
+        leaving: What = "gradient of input" if what.startswith("gradient") else "output"
+        state = call.state(what)
+        return any(one.state(what) == state and self.is_contained(one, leaving) for one in self.alike(call))
+
+
+def enclosing(module: str) -> Iterator[str]:
+    """Yield the names that a module's name lies within, the longest first, down to the model itself."""
+    while module:
+        module = module.rpartition(".")[0]
+        yield module
+
+
+def is_within(module: str, outer: str) -> bool:
+    """Whether a module's name lies within another's."""
+    return module != outer and (not outer or module.startswith(f"{outer}."))
+
 
 Direction = Literal["forward", "backward"]
 Way = Literal["within", "between", "unsummed", "cut", "lost"]
@@ -53,3 +227,266 @@ class Divergence:
 def pending_axis(point: PointRecord | None) -> str:
     """Return the axis over which a point is the terms of a sum."""
     return point.layout.rpartition(" +")[2] if point is not None and " +" in point.layout else ""
+
+
+def first_in_forward(calls: Calls) -> Divergence | None:
+    """Return the first divergence of a step in forward; None if all outputs are right, or nothing is known."""
+    for at, call in enumerate(calls.in_order):
+        side = _bad_side(calls, call)
+        if side is not None and not calls.is_contained(call, "output") and not calls.is_habit(call, side):
+            return _unsummed_forward(calls, at) or (
+                _between_forward(calls, call) if call.is_bad("input") else _within_forward(call)
+            )
+    return None
+
+
+def first_unlike_others(calls: Calls) -> Divergence | None:
+    """Return the first call with right inputs and a wrong output that is right in another layer.
+
+    In narrow numbers what is wrong in a module can be lost in the rounding of what is around it.
+    """
+    for call in calls.in_order:
+        if call.is_bad("output") and call.is_good("input") and calls.is_unlike_others(call, "output"):
+            return _within_forward(call)
+    return None
+
+
+def _bad_side(calls: Calls, call: Call) -> What | None:
+    # Slices that are out of order are bad if other layers' are in order.
+    is_out_of_order = call.state("output") == "moved" and calls.is_unlike_others(call, "output")
+    if call.is_bad("output") or is_out_of_order:
+        return "output"
+    return "input" if call.is_bad("input") else None
+
+
+def _within_forward(call: Call) -> Divergence:
+    return Divergence("forward", "within", call, call.point("output", "odd", "repeated", "moved"))
+
+
+def _between_forward(calls: Calls, call: Call) -> Divergence:
+    """Blame the nearest module around a call whose inputs are right, or not known; else it arrives wrong there."""
+    point = call.point("input", "odd", "repeated")
+    around = [call, *calls.around(call)]
+    outer = next((one for one in around[1:] if not one.is_bad("input")), None)
+    if outer is None:
+        first = around[-1]
+        return Divergence("forward", "between", first, point, _right_before(calls.in_order, call), first.module)
+    return Divergence("forward", "between", outer, point, _right_before(calls.within(outer), call), call.module)
+
+
+def _right_before(calls: Sequence[Call], call: Call) -> str:
+    """Return the name of the last call with a right output before a call; empty without one."""
+    before = [one for one in calls if one.order < call.order and not one.is_bad("output")]
+    return before[-1].module if before else ""
+
+
+def _unsummed_forward(calls: Calls, at: int) -> Divergence | None:
+    """Blame the call before if it returns terms of a sum that other layers sum."""
+    call = calls.in_order[at]
+    last = calls.in_order[at - 1] if at else None
+    if last is None or last.state("output") != "pending":
+        return None
+    alike = [one.state("output") for one in calls.alike(last)]
+    is_read = call.is_bad("input") or call.state("input") == "pending" or "right" in alike
+    if "pending" in alike or not is_read:
+        return None
+    point = last.point("output", "pending")
+    return Divergence("forward", "unsummed", last, point, before=call.module, axis=pending_axis(point))
+
+
+INPUT: Literal["gradient of input"] = "gradient of input"
+OUTPUT: Literal["gradient of output"] = "gradient of output"
+BAD: tuple[State, ...] = ("odd", "repeated", "none")
+
+
+def first_in_backward(calls: Calls) -> Divergence | None:
+    """Return the first divergence of a step in backward; None if the gradients of activations are right."""
+    return _cut(calls) or (_descended(calls) or _between_calls(calls) if _begins_right(calls) else None)
+
+
+def _begins_right(calls: Calls) -> bool:
+    """Whether the gradient that backward begins with is the unsharded model's; else there is nothing to go by."""
+    with_output = [call for call in calls.in_order if call.state(OUTPUT) is not None]
+    return bool(with_output) and with_output[-1].is_good(OUTPUT)
+
+
+def _cut(calls: Calls) -> Divergence | None:
+    """Return the first place in forward order from which nothing can flow back."""
+    for call in calls.in_order:
+        if call.state(INPUT) == "cut" and not _is_expected(calls, call, INPUT):
+            outer = next((one for one in calls.around(call) if one.state(INPUT) != "cut"), call)
+            return Divergence("backward", "cut", outer, before=call.module)
+        if call.state(OUTPUT) == "cut" and not _is_expected(calls, call, OUTPUT):
+            return Divergence("backward", "cut", call)
+    return None
+
+
+def _is_expected(calls: Calls, call: Call, what: What) -> bool:
+    return calls.is_contained(call, INPUT) or calls.is_habit(call, what)
+
+
+def _goes_wrong(calls: Calls, call: Call) -> bool:
+    """Whether a call is given the right gradient and gives back a wrong one, which gets out of the calls around it."""
+    is_wrong = call.is_bad(INPUT) and not _is_incomparable(call)
+    return call.is_good(OUTPUT) and is_wrong and not _is_expected(calls, call, INPUT)
+
+
+def _is_incomparable(call: Call) -> bool:
+    """Whether all that has a wrong gradient is no part of the unsharded model's tensor, as a part with its halo."""
+    wrong = call.tensors(INPUT, *BAD)
+    return bool(wrong) and wrong <= call.tensors("input", "odd") and call.is_good("output")
+
+
+def _descended(calls: Calls) -> Divergence | None:
+    """Return the innermost call that goes wrong within the last one that does."""
+    innermost = next((call for call in reversed(calls.in_order) if _goes_wrong(calls, call)), None)
+    if innermost is None:
+        return None
+    while inner := _blamed(calls, calls.within(innermost)):
+        innermost = inner
+    if innermost.state(OUTPUT) == "pending":
+        around = list(calls.around(innermost))
+        pending = [innermost, *(outer for outer in around if outer.state(OUTPUT) == "pending")]
+        unsummed = next((place for outer in reversed(pending) if (place := _unsummed(calls, outer)) is not None), None)
+        left = unsummed or _left_pending(calls, around[0] if around else innermost)
+        return left or _joined(calls, innermost) or _within(calls, innermost)
+    return _left_pending(calls, innermost) or _within(calls, innermost)
+
+
+def _blamed(calls: Calls, inner: Sequence[Call]) -> Call | None:
+    """Return the last call that goes wrong whose wrong inputs nothing else explains."""
+    wrong = [call for call in inner if _goes_wrong(calls, call)]
+    blamed = next((call for call in reversed(wrong) if not _is_explained(calls, call, inner)), None)
+    return None if blamed is not None and _shares_blame(blamed, wrong) else blamed
+
+
+def _shares_blame(call: Call, wrong: Sequence[Call]) -> bool:
+    """Whether another call, given the right gradient too, reads the tensor whose own gradient is wrong."""
+    tensors = call.tensors(INPUT, *BAD)
+    return any(
+        tensors & wrong_call.tensors(INPUT, *BAD)
+        for wrong_call in wrong
+        if wrong_call is not call
+        and not is_within(wrong_call.module, call.module)
+        and not is_within(call.module, wrong_call.module)
+    )
+
+
+def _is_explained(calls: Calls, call: Call, others: Sequence[Call]) -> bool:
+    """Whether a call that is given a wrong gradient itself reads what a call gives back a wrong gradient of."""
+    outside = [one for one in others if one is not call and not is_within(one.module, call.module)]
+    apart = [one for one in outside if one.is_bad(OUTPUT) or is_left_pending(calls, one)]
+    input_tensors = {tensor for one in apart for tensor in one.tensors(INPUT)}
+    return bool(call.tensors(INPUT, *BAD) & input_tensors)
+
+
+def _left_pending(calls: Calls, call: Call) -> Divergence | None:
+    """Return a call's gradients that stay unsummed although other layers sum theirs."""
+    inner = [one for one in reversed(calls.within(call)) if is_left_pending(calls, one)]
+    if not inner:
+        return None
+    point = inner[0].point(OUTPUT, "pending")
+    return Divergence("backward", "unsummed", call, point, before=inner[0].module, axis=pending_axis(point))
+
+
+def _joined(calls: Calls, call: Call) -> Divergence | None:
+    """Blame the module around a call that is given terms if it reads the same tensor: there they meet its own gradient.
+
+    Where other layers are given terms, too, and are right, something sums what the call sends back.
+    """
+    outer = next(calls.around(call), None)
+    is_habit = any(other.state(OUTPUT) == "pending" for other in calls.alike(call))
+    if outer is None or is_habit or not call.tensors(INPUT, *BAD) & outer.tensors(INPUT):
+        return None
+    point = call.point(OUTPUT, "pending")
+    return Divergence("backward", "unsummed", outer, point, before=call.module, axis=pending_axis(point))
+
+
+def is_left_pending(calls: Calls, call: Call) -> bool:
+    """Whether a call's output gets back unsummed terms that are summed in other layers."""
+    return call.state(OUTPUT) == "pending" and calls.is_unlike_others(call, OUTPUT)
+
+
+def _within(calls: Calls, call: Call) -> Divergence:
+    inner = [one for one in calls.within(call) if one.is_bad(OUTPUT) and not calls.is_habit(one, OUTPUT)]
+    if not inner:
+        return Divergence("backward", "within", call, call.point(INPUT, "odd", "repeated"))
+    last = inner[-1]
+    if last.state(OUTPUT) == "none":
+        return Divergence("backward", "lost", call, before=last.module)
+    return Divergence("backward", "within", call, last.point(OUTPUT, "odd", "repeated"), before=last.module)
+
+
+def _unsummed(calls: Calls, call: Call) -> Divergence | None:
+    """Blame the outermost reader of a call's output if other layers sum what it sends back.
+
+    A reader that is given terms itself passes them on: its own reader sends them back, or the one behind that.
+    """
+    if any(other.state(OUTPUT) == "pending" for other in calls.alike(call)):
+        return None
+    return _reader_of_pending(calls, call)
+
+
+def unsummed_behind(calls: Calls, call: Call, axis: str) -> Divergence | None:
+    """Return the reader that sends a call's output unsummed terms over an axis; or None."""
+    point = call.point(OUTPUT, "pending")
+    return _reader_of_pending(calls, call) if point is not None and pending_axis(point) == axis else None
+
+
+def _reader_of_pending(calls: Calls, call: Call) -> Divergence | None:
+    """Return the first reader behind a call that is given the whole of a gradient, and sends back terms of it.
+
+    What no module reads, a function does: then it is the next call that sends back terms over the same axis.
+    """
+    visited: list[Call] = []
+    while call not in visited:
+        visited.append(call)
+        tensors, point = call.tensors(OUTPUT), call.point(OUTPUT, "pending")
+        readers = [reader for reader in calls.in_order if reader.tensors(INPUT) & tensors and reader.is_good(OUTPUT)]
+        readers = readers or _next_with_terms(calls, call, pending_axis(point))
+        if not readers:
+            return None
+        if readers[-1].state(OUTPUT) != "pending":
+            return Divergence("backward", "unsummed", readers[-1], point, before=call.module, axis=pending_axis(point))
+        call = readers[-1]
+    return None
+
+
+def _next_with_terms(calls: Calls, call: Call, axis: str) -> list[Call]:
+    """Return the next call that sends back terms of a sum over an axis; none if it lies around the given one."""
+    later = (one for one in calls.in_order if one.order > call.order and one.is_good(OUTPUT))
+    sending = (one for one in later if axis and pending_axis(one.point(INPUT, "pending")) == axis)
+    return [one for one in [next(sending, None)] if one is not None and not is_within(call.module, one.module)]
+
+
+def _between_calls(calls: Calls) -> Divergence | None:
+    """Return the last call that is given a wrong gradient if no call gives one: it went wrong on the way."""
+    for call in reversed(calls.in_order):
+        if call.is_bad(OUTPUT) and not _is_expected(calls, call, OUTPUT):
+            state = call.state(OUTPUT)
+            way: Way = "lost" if state == "none" else "between"
+            states: tuple[State, ...] = ("none",) if way == "lost" else ("odd", "repeated")
+            later = (one for one in calls.in_order if one.order > call.order and one.module)
+            after = next((one.module for one in later if one.is_good(INPUT) or one.is_good(OUTPUT)), "")
+            return Divergence("backward", way, call, call.point(OUTPUT, *states), after, call.module)
+    return None
+
+
+def blamed_by_weights(first: Divergence | None, calls: Calls, gradients: Mapping[str, Compared]) -> Divergence | None:
+    """Return a divergence in backward with the reader that is to blame, if weights' gradients say so."""
+    if first is None or (first.direction, first.way) != ("backward", "within") or first.before:
+        return first
+    is_wrong: dict[str, list[bool]] = {}
+    for name, gradient in gradients.items():
+        is_wrong.setdefault(name.rpartition(".")[0], []).append(bool(gradient.wrong))
+    if any(is_wrong.get(first.module, [True])):
+        return first
+    tensors = first.call.tensors(INPUT)
+    readers = (call for call in calls.in_order if call.tensors(INPUT) & tensors and call.is_good(OUTPUT))
+    reader = next((call for call in readers if any(is_wrong.get(call.module, ()))), None)
+    if reader is not None:
+        return replace(first, call=reader, point=reader.point(INPUT, "odd", "repeated"))
+    # A residual around the call has no backward.
+    outer = next((call for call in calls.around(first.call) if call.is_bad(INPUT)), None)
+    is_residual = outer is not None and first.point is not None and bool(first.point.added)
+    return replace(first, call=outer) if outer and is_residual and outer.tensors(INPUT) & tensors else first

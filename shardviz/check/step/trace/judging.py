@@ -18,17 +18,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.trace.calls import NUMBER, enclosing, is_within
-from shardviz.check.step.trace.traces import float_of
-from shardviz.check.step.trace.values import in_both
+from shardviz.check.step.trace.divergence import NUMBER, enclosing, is_within
+from shardviz.check.step.trace.traces import float_of, in_both
 from shardviz.dump.records.trace import PointRecord
 from shardviz.layout.candidates import placements_of, shared_placements
 from shardviz.layout.layout import Layout
 from shardviz.layout.notation import write
 from shardviz.layout.placements import Partial
-from shardviz.relate.factors import scale_between, whole_multiple
+from shardviz.relate.factors import placements_of_sum, scale_between, whole_multiple
 from shardviz.relate.orders import Slices, places_in
-from shardviz.relate.sums import placements_of_sum
 from shardviz.relate.tolerance import (
     DRIFT,
     EPSILON,
@@ -46,8 +44,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.trace.traces import Point
-    from shardviz.check.step.trace.values import Kept
+    from shardviz.check.step.trace.traces import Kept, Point
     from shardviz.dump.records.trace import Place, State
     from shardviz.layout.candidates import Placements
     from shardviz.layout.mesh import Mesh

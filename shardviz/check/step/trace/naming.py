@@ -6,11 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardviz.check.step.contradictions import is_due
-from shardviz.check.step.trace.backward import unsummed_behind
-from shardviz.check.step.trace.calls import is_within
-from shardviz.check.step.trace.causes import cause_of
-from shardviz.check.step.trace.divergence import pending_axis
-from shardviz.check.step.trace.scale import times_in_backward
+from shardviz.check.step.trace.causes import cause_of, times_in_backward
+from shardviz.check.step.trace.divergence import is_within, pending_axis, unsummed_behind
 from shardviz.dump.records.trace import Place
 from shardviz.explain.finding import Finding
 from shardviz.explain.step.gradients import CutInModule, GraphCutBehind, UnsummedInputGradient
@@ -162,10 +159,6 @@ def where(first: Divergence) -> str:
         if first.call.state("input") == "moved":
             return f"{name} is the first module whose output is not the unsharded model's"
         return f"{name} is the first wrong module: its inputs match the unsharded model's, its output doesn't"
-    return _in_backward(first, name)
-
-
-def _in_backward(first: Divergence, name: str) -> str:
     if first.way == "unsummed":
         inner = is_within(first.before, first.module)
         which = f"comes back to the output of {first.before}" if inner else f"{name} sends back"

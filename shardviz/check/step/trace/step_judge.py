@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.jobs.whole_tensors import put_together
+from shardviz.check.step.jobs.whole_job import put_together
 from shardviz.check.step.trace.judging import Judging, Noise
 from shardviz.check.step.trace.traces import read_trace
 from shardviz.dump.arrays.sketch import apart, sketch
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.trace.traces import JobTrace, Point
-    from shardviz.check.step.trace.values import Kept
+    from shardviz.check.step.trace.traces import JobTrace, Kept, Point
     from shardviz.layout.mesh import Mesh
 
     Sides = Sequence[NDArray[np.float64]]
@@ -126,11 +125,7 @@ class StepJudge:
             )
 
     def sides(self, modules: Sequence[str]) -> Iterator[tuple[str, Sides, Sides]]:
-        """Yield what modules were given in forward and in backward: by all ranks together, and the unsharded one.
-
-        Args:
-            modules: Their names; those that are called several times, or were given something wrong, are left out.
-        """
+        """Yield what modules that are called once were given, forward and backward, on both sides."""
         budget = MAX_REPLAYED
         for name in (name for name in modules if self.counts.get(name) == 1):
             places = Place(name, 0, "input", 0), Place(name, 0, "gradient of output", 0)

@@ -18,12 +18,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardviz.check.report import NotChecked, Place
-from shardviz.check.step.comparison import compared, in_order, laid_out, rounding_of, weight_of
+from shardviz.check.step.comparison import compared, in_order, laid_out, rounding_of, weight_of, whole_of
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.rules.all_gradients import multiplied
-from shardviz.check.step.update.reasons import MAX_LISTED, Why, factor_to, unexplained_weight, why_weight
-from shardviz.check.step.update.states import unexplained_state, why_computed
-from shardviz.check.step.words import number
+from shardviz.check.step.update.reasons import (
+    MAX_LISTED,
+    Why,
+    factor_to,
+    unexplained_state,
+    unexplained_weight,
+    why_computed,
+    why_weight,
+)
 from shardviz.explain.checkpoints.states import StateInAnotherOrder, StateNotLoaded, StateOfAnotherRank
 from shardviz.explain.finding import Finding
 from shardviz.explain.step.buffers import (
@@ -34,6 +40,7 @@ from shardviz.explain.step.buffers import (
     UnreducedStatistics,
 )
 from shardviz.explain.step.update import AnotherGroup
+from shardviz.explain.templates import number
 from shardviz.relate.measures import owner_of, ratio_of
 from shardviz.relate.tolerance import EPSILON, FEW, ROUNDINGS_OF_ONE, ROUNDINGS_OF_STEP, STEP, TELLING
 from shardviz.text import listed
@@ -181,11 +188,10 @@ def _sum_of_added(dump: Dump, comparison: Compared, splitting: Sequence[str]) ->
 
     The sum over ranks counts the old value once for each of them: what is left of it is a multiple of the old value.
     """
-    before = dump.find("reference", "buffer", comparison.name)
+    old = whole_of(dump, "buffer", comparison.name)
     axes = tuple(axis for axis in splitting if axis in comparison.copies_differ_along)
-    old = dump.values(before.first, comparison.name) if before is not None else np.zeros(0)
     held = list(comparison.reduced.values())
-    if not axes or old.shape != comparison.wanted.shape or any(values.shape != old.shape for values in held):
+    if old is None or not axes or {old.shape} != {comparison.wanted.shape, *(values.shape for values in held)}:
         return None
     num_apart = max(np.count_nonzero(values != held[0]) for values in held)
     if num_apart < FEW or np.count_nonzero(old) < FEW:
@@ -258,10 +264,8 @@ def _noise_of_buffer(dump: Dump, comparison: Compared) -> float:
 
 def _before(dump: Dump, comparison: Compared) -> NDArray[np.float64] | None:
     """Return what a weight was before the step; None for all else, and if it was not captured."""
-    before = dump.find("reference", "param", comparison.name) if comparison.role == "param" else None
-    if before is None:
-        return None
-    return in_order(dump, "param", comparison.name, dump.values(before.first, comparison.name))
+    before = whole_of(dump, "param", comparison.name) if comparison.role == "param" else None
+    return None if before is None else in_order(dump, "param", comparison.name, before)
 
 
 def _is_lost(evidence: Evidence, comparison: Compared) -> bool:
@@ -275,11 +279,9 @@ def _is_lost(evidence: Evidence, comparison: Compared) -> bool:
 def _telling(evidence: Evidence, comparison: Compared, rank: int) -> NDArray[np.bool_]:
     """Return which elements have a gradient that is not lost in rounding, or one that is zero in both models."""
     dump, name = evidence.dump, weight_of(comparison.role, comparison.name)
-    gradient = dump.find("reference", "grad", name)
-    if gradient is None:
-        return np.ones(comparison.reduced[rank].shape, bool)
-    whole = in_order(dump, "grad", name, dump.values(gradient.first, name))
-    if whole.size != comparison.wanted.size:
+    gradient = whole_of(dump, "grad", name)
+    whole = in_order(dump, "grad", name, gradient) if gradient is not None else None
+    if whole is None or whole.size != comparison.wanted.size:
         return np.ones(comparison.reduced[rank].shape, bool)
     sizes, is_zero = np.abs(comparison.part(whole, rank)), whole == 0
     held = evidence.gradients.get(name)
@@ -359,11 +361,8 @@ def _times_counted(comparison: Compared) -> int:
 
 def _why_state(dump: Dump, comparison: Compared) -> Why | None:
     """Return why an optimizer's state differs after the step, if it shows what it started from."""
-    gradient = dump.find("reference", "grad", comparison.name.rpartition(".")[0])
-    if gradient is None:
-        return None
-    whole = dump.values(gradient.first, comparison.name.rpartition(".")[0])
-    if whole.size != comparison.wanted.size:
+    whole = whole_of(dump, "grad", weight_of("optim", comparison.name))
+    if whole is None or whole.size != comparison.wanted.size:
         return None
     for added in (whole, whole**2):
         parts = {rank: comparison.part(added, rank) for rank in comparison.reduced}

@@ -6,16 +6,14 @@ though its gradient is not zero, and where an optimizer steps it on some ranks o
 
 from __future__ import annotations
 
-import math
 from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shardviz.check.report import NotChecked
-from shardviz.check.step.comparison import compared, laid_out
+from shardviz.check.step.comparison import apart_text, compared, laid_out, whole_of
 from shardviz.check.step.update.reasons import factors_of_steps, scaled
-from shardviz.check.step.words import apart_text
 from shardviz.check.values.copies import with_copies
 from shardviz.explain.step.update import (
     AverageNotWritten,
@@ -42,12 +40,7 @@ MAX_LISTED = 8
 
 
 def check_update(dump: Dump, step: Sequence[Finding]) -> Iterator[Finding | NotChecked]:
-    """Yield findings of the updated weights if the weights before the step are right.
-
-    Args:
-        dump: The dump.
-        step: What was found of the step: wrong gradients make other weights.
-    """
+    """Yield findings of the updated weights if the weights before the step are right."""
     tensors = dump.by_name("step", "param")
     if not tensors or not dump.at("reference"):
         return
@@ -87,11 +80,11 @@ def _arrived(dump: Dump) -> Mapping[int, str]:
 
 def _is_meant_to_move(dump: Dump, comparison: Compared, idle: Sequence[int]) -> bool:
     """Whether the unsharded model's optimizer moves it; if that did not run, whether other ranks' do."""
-    after = dump.find("updated", "param", comparison.name)
-    if after is None or math.prod(after.first.body.shape) != comparison.wanted.size:
+    after = whole_of(dump, "param", comparison.name, "updated")
+    if after is None or after.size != comparison.wanted.size:
         is_stepped = any(comparison.name not in dump.files.ranks[rank].not_stepped for rank in comparison.values)
         return is_stepped and any(comparison.values[rank].size for rank in idle)
-    moved = dump.values(after.first, comparison.name).ravel() != comparison.wanted.ravel()
+    moved = after.ravel() != comparison.wanted.ravel()
     return any(np.any(comparison.part(moved, rank)) for rank in idle)
 
 
@@ -133,13 +126,7 @@ def _still(comparison: Compared) -> tuple[int, ...]:
 
 
 def _differing(dump: Dump, comparison: Compared, stills: Collection[tuple[int, ...]]) -> Finding:
-    """Return the finding of a weight whose copies differ after the step.
-
-    Args:
-        dump: The dump.
-        comparison: The weight.
-        stills: On which ranks a weight of the step did not change, of all weights.
-    """
+    """Return the finding of a weight whose copies differ; `stills` are where weights stayed."""
     axes = " and ".join(comparison.copies_differ_along)
     if still := _still(comparison):
         take_turns = any(rank not in other for other in stills for rank in still)
@@ -162,9 +149,9 @@ def _differing_states(dump: Dump, comparison: Compared) -> list[str]:
     kinds = []
     for name, tensor in dump.by_name("step", "optim").items():
         weight, _, kind = name.rpartition(".")
-        updated = dump.find("updated", "optim", name) if weight == comparison.name else None
+        updated = whole_of(dump, "optim", name, "updated") if weight == comparison.name else None
         if updated is not None:
-            state = laid_out(dump, tensor, name, dump.values(updated.first, name), comparison.rounding)
+            state = laid_out(dump, tensor, name, updated, comparison.rounding)
             if not state.incomparable and set(state.copies_differ_along) & set(comparison.copies_differ_along):
                 kinds.append(kind)
     return kinds
@@ -217,11 +204,10 @@ def _with_gradient(dump: Dump, comparison: Compared) -> tuple[int, ...]:
 
     It does if it leaves it on every rank: an optimizer that deals weights out may know which rank it is on.
     """
-    gradient = dump.find("reference", "grad", comparison.name)
+    gradient = whole_of(dump, "grad", comparison.name)
     if gradient is None or all(comparison.name in dump.files.ranks[rank].not_due for rank in comparison.values):
         return ()
-    sizes = np.abs(dump.values(gradient.first, comparison.name))
-    least = SINGLE * comparison.rounding.size
+    sizes, least = np.abs(gradient), SINGLE * comparison.rounding.size
     return tuple(rank for rank in comparison.values if np.max(comparison.part(sizes, rank), initial=0.0) > least)
 
 

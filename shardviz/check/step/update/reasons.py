@@ -1,9 +1,10 @@
-"""Why a weight differs after the step: how its step relates to the unsharded model's.
+"""Why a weight or a state of the optimizer differs after the step.
 
 A weight's step is what the optimizer added to it. Every rank's step may be the unsharded one times a number, or differ
 from it by a part of the weight itself, as weight decay does. Optimizers that are defined for whole matrices may have
 run on each rank's part of one: they make a step orthogonal, give it a norm, or divide it by means along a dim, all of
-which a part has, too.
+which a part has, too. A state may have a factor, each rank's own statistics or an old weight: then it comes from what
+the optimizer computed in the step, not from what was loaded before it.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.comparison import compared
+from shardviz.check.step.comparison import compared, laid_out, weight_of, whole_of
 from shardviz.check.step.rules.all_gradients import norms_of_parts, total
-from shardviz.check.step.words import number
+from shardviz.explain.checkpoints.states import UnexplainedState
 from shardviz.explain.step.scales import ClippedByParts, NormOverWrongAxes
 from shardviz.explain.step.update import (
     AnotherDecay,
@@ -25,12 +26,16 @@ from shardviz.explain.step.update import (
     RankDependentStep,
     RemainderNotStepped,
     RepeatedStep,
+    ScaledState,
+    StateOfOldWeight,
+    StateOfParts,
     StepOfPart,
     StepSkippedByRank,
     TrainedThoughFrozen,
     UnexplainedWeight,
     WriteToGatheredCopy,
 )
+from shardviz.explain.templates import number
 from shardviz.relate.factors import factor_of
 from shardviz.relate.tolerance import ALIKE, EXPLAINED_UPDATE, FEW, LEAST_SINGULAR
 from shardviz.text import listed, named_ranks
@@ -45,6 +50,7 @@ if TYPE_CHECKING:
     from shardviz.dump.dump import Dump
     from shardviz.dump.records.base import Moment
     from shardviz.explain.cause import Cause
+
 
 MAX_LISTED = 4
 
@@ -149,12 +155,11 @@ def _by_norms(evidence: Evidence, comparison: Compared, factors: Mapping[int, fl
         return Why(f"{steps}, as the norms of each rank's own gradients differ from that of all", ClippedByParts())
     if not gradients or len(set(map(number, factors.values()))) == 1:
         return by_norm_of_copies(gradients, factors, "the optimizer's step of it")
-    gradient, before = (evidence.dump.find("reference", role, comparison.name) for role in ("grad", "param"))
+    gradient, before = (whole_of(evidence.dump, role, comparison.name) for role in ("grad", "param"))
     assert before is not None, "it was compared with what it was before"
     if gradient is None:
         return None
-    sizes = [evidence.dump.values(tensor.first, comparison.name) for tensor in (gradient, before)]
-    of_gradient, of_weight = (_shares(comparison, size.reshape(comparison.wanted.shape), factors) for size in sizes)
+    of_gradient, of_weight = (_shares(comparison, whole, factors) for whole in (gradient, before))
     ways = {
         "its gradient's norm": {rank: 1 / of_gradient[rank] for rank in of_gradient if of_gradient[rank]},
         "its own norm": of_weight,
@@ -171,7 +176,7 @@ def _by_norms(evidence: Evidence, comparison: Compared, factors: Mapping[int, fl
 
 def _shares(comparison: Compared, whole: NDArray[np.float64], factors: Mapping[int, float]) -> dict[int, float]:
     """Return the norm of each rank's part of an array, relative to that of the whole."""
-    size = float(np.linalg.norm(whole)) or 1.0
+    whole, size = whole.reshape(comparison.wanted.shape), float(np.linalg.norm(whole)) or 1.0
     return {rank: float(np.linalg.norm(comparison.part(whole, rank))) / size for rank in factors}
 
 
@@ -227,9 +232,8 @@ def _times(factor: float) -> str:
 
 def _decayed(dump: Dump, comparison: Compared, step: Compared) -> Why | None:
     """Return the explanation if a step differs from the unsharded model's by one multiple of the weight."""
-    before = dump.find("reference", "param", comparison.name)
-    assert before is not None, "it was compared with what it was before"
-    start = dump.values(before.first, comparison.name)
+    start = whole_of(dump, "param", comparison.name)
+    assert start is not None, "it was compared with what it was before"
     nothing = np.zeros(0)
     offs = [(step.reduced[rank] - step.wanted_of(rank)).ravel() for rank in comparison.wrong]
     off = np.concatenate([nothing, *offs])
@@ -342,10 +346,9 @@ def _is_orthogonal(step: NDArray[np.float64]) -> bool:
 
 def _step_of(dump: Dump, comparison: Compared) -> Compared | None:
     """Return each rank's update of a weight, with the unsharded model's."""
-    before, after = dump.find("reference", "param", comparison.name), dump.find("updated", "param", comparison.name)
-    if before is None or after is None:
+    start, end = whole_of(dump, "param", comparison.name), whole_of(dump, "param", comparison.name, "updated")
+    if start is None or end is None:
         return None
-    start, end = (dump.values(tensor.first, comparison.name) for tensor in (before, after))
     held = {rank: values - comparison.part(start, rank) for rank, values in comparison.reduced.items()}
     return replace(comparison, claimed=None, wanted=(end - start).reshape(comparison.wanted.shape), values=held)
 
@@ -391,3 +394,78 @@ def _is_stepped_once(dump: Dump, comparison: Compared) -> bool:
     """Whether every rank steps a weight as the unsharded model does."""
     factors = {} if comparison.incomparable else factors_of_steps(dump, comparison)
     return bool(factors) and all(_is_equal(factor, 1.0) for factor in factors.values())
+
+
+def why_computed(evidence: Evidence, state: Compared, ranks: Sequence[int]) -> Why | None:
+    """Return why the optimizer computed a different state on some ranks; None if no rule explains it."""
+    return _of_old_weight(evidence, state, ranks) or _state_of_parts(state) or _scaled_state(evidence, state)
+
+
+def unexplained_state(evidence: Evidence, state: Compared) -> UnexplainedState:
+    """Return what is known of a state that no rule explains."""
+    return UnexplainedState(" and ".join(state.copies_differ_along), "zeros" if _power(evidence, state) else "")
+
+
+def _of_old_weight(evidence: Evidence, state: Compared, ranks: Sequence[int]) -> Why | None:
+    """Return that a state which follows its weight has the weight from before the step, on ranks that got it later."""
+    dump, weight = evidence.dump, state.name.rpartition(".")[0]
+    start, end = whole_of(dump, "param", weight), whole_of(dump, "param", weight, "updated")
+    stepped = dump.find("step", "param", weight)
+    if start is None or end is None or stepped is None or len(ranks) == len(state.reduced):
+        return None
+    moved = laid_out(dump, stepped, weight, end, state.rounding)
+    if start.size != state.wanted.size or moved.incomparable:
+        return None
+    for rank in ranks:
+        old = state.part(start, rank)
+        is_new = rank in moved.reduced and moved.is_right(rank, moved.reduced[rank])
+        if not is_new or not _is_of(state, state.reduced[rank], old) or _is_of(state, state.wanted_of(rank), old):
+            return None
+    where = named_ranks(ranks, MAX_LISTED)
+    sentence = f"on {where} the optimizer's state follows the weight from before the step, and the weight is right"
+    return Why(sentence, StateOfOldWeight())
+
+
+def _is_of(state: Compared, values: NDArray[np.float64], old: NDArray[np.float64]) -> bool:
+    """Whether numbers are a weight's, times a number, as far as rounding allows."""
+    factor = factor_of(values, old) if np.count_nonzero(old) >= FEW else None
+    return factor is not None and state.near(values, factor * old)
+
+
+def _state_of_parts(state: Compared) -> Why | None:
+    """Return that each rank has statistics of its own part, if their mean or sum over ranks is the right state."""
+    axes = tuple(state.copies_differ_along)
+    for op in ("avg", "sum") if axes and state.wanted.size > 1 else ():
+        values = state.over(axes, op)
+        if values and all(state.is_right(rank, value) for rank, value in values.items()):
+            along = " and ".join(axes)
+            sentence = f"each rank along {along} has its own state; the {op} over {along} is the unsharded model's"
+            return Why(sentence, StateOfParts(along, op))
+    return None
+
+
+def _scaled_state(evidence: Evidence, state: Compared) -> Why | None:
+    """Return that every rank's state is one multiple of the unsharded model's."""
+    factors = factors_of(state) if np.count_nonzero(state.wanted) >= FEW and np.ptp(state.wanted) else {}
+    if not factors or abs(next(iter(factors.values())) - 1) <= EXPLAINED_UPDATE:
+        return None
+    first, *others = map(number, factors.values())
+    if any(other != first for other in others):
+        return None
+    is_square = _power(evidence, state) == 2
+    of_gradient = {rank: abs(factor) ** 0.5 if is_square else factor for rank, factor in factors.items()}
+    of = "the root of the optimizer's state" if is_square else "the optimizer's state"
+    times = f"the optimizer's state is {first} times the unsharded model's on every rank"
+    return by_norm_of_copies(list(evidence.gradients.values()), of_gradient, of) or Why(times, ScaledState())
+
+
+def _power(evidence: Evidence, state: Compared) -> int:
+    """Return the power of the gradient that the unsharded model's state is a multiple of; 0 if it is none.
+
+    Such a state started from zeros, so nothing was loaded.
+    """
+    whole = whole_of(evidence.dump, "grad", weight_of("optim", state.name))
+    if whole is None or whole.size != state.wanted.size or np.count_nonzero(whole) < FEW:
+        return 0
+    whole = whole.reshape(state.wanted.shape)
+    return next((power for power in (1, 2) if factor_to(state.wanted, whole**power) is not None), 0)

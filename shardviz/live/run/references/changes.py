@@ -23,9 +23,8 @@ from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.lookup.by_reference import cast_bits, claimed_slice, stored_slice
 from shardviz.live.capture.stamp import bits_of_tensor, dtype_name, from_bits
 from shardviz.live.run.references.values import NAME
-from shardviz.relate.casts import cast
+from shardviz.relate.casts import cast, line_between, rounding_between
 from shardviz.relate.relations import Offset, Scaled
-from shardviz.relate.stored_values import line_between, rounding_between
 from shardviz.relate.tolerance import ROUNDINGS_OF_RULE
 from shardviz.text import counted, printable
 

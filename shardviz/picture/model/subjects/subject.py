@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from shardviz.check.order.rules.counts import CountError, count_ids
+from shardviz.check.order.rules.foreign import CountError, count_ids
 from shardviz.check.order.rules.intent import wanted_layout
 from shardviz.check.report import named_ranks
 from shardviz.dump.arrays.ids import ID_NONE
@@ -19,8 +19,7 @@ from shardviz.picture.model.sides import NO_FILE, Sides, claimed_parts, sides_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from shardviz.check.order.case import Case
-    from shardviz.check.order.cases import LaidOut
+    from shardviz.check.order.case import Case, LaidOut
     from shardviz.check.report import Report
     from shardviz.dump.dump import Dump, Tensor
     from shardviz.explain.finding import Finding, Kind
@@ -155,7 +154,7 @@ def of_tensor(
     Raises:
         DumpError: The ids lie scattered and are too many to draw.
     """
-    from shardviz.check.order.cases import LaidOut
+    from shardviz.check.order.case import LaidOut
 
     laid_out = (report.laid_out if report else laid_out) or LaidOut(dump)
     findings = report.findings_of.get(name, ()) if report else ()
@@ -196,7 +195,7 @@ def drawn_sides(dump: Dump, tensor: Tensor, report: Report | None) -> Sides:
     Raises:
         DumpError: The ids lie scattered and are too many to draw.
     """
-    from shardviz.check.order.cases import LaidOut
+    from shardviz.check.order.case import LaidOut
 
     laid_out = (report.laid_out if report else None) or LaidOut(dump)
     name = tensor.names[0]

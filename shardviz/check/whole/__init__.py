@@ -1,1 +1,0 @@
-"""Checks of a run as a whole: what its dump lacks, and groups that contradict the mesh."""
