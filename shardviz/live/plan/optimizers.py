@@ -18,7 +18,7 @@ from shardviz.errors import ShardvizError
 from shardviz.live.capture.locals import Local, of_tensor, unwrapped
 from shardviz.live.compat import clean_name, inner_tensors, local_of, quiet_redistribution
 from shardviz.live.plan.forks import one_line
-from shardviz.live.plan.step.answers import Answers
+from shardviz.live.plan.reads import Answers
 from shardviz.live.step.observe import optimizer_states, tied_again
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from shardviz.dump.records.base import Role
     from shardviz.live.plan.building import Built
+    from shardviz.live.plan.dry_step import PlannedStep
     from shardviz.live.plan.planning import PlanJob
-    from shardviz.live.plan.step.dry_step import PlannedStep
 
 
 NAMES = {"adam": "Adam", "momentum": "SGD with momentum", "none": ""}

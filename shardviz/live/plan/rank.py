@@ -27,10 +27,9 @@ from shardviz.live.compat import (
     without_compiling,
 )
 from shardviz.live.plan.building import sharded, size_of, unsharded
+from shardviz.live.plan.dry_step import planned_step
 from shardviz.live.plan.optimizers import states, taken_apart
-from shardviz.live.plan.reads import places_read
-from shardviz.live.plan.step.answers import TRIED, Answers
-from shardviz.live.plan.step.dry_step import planned_step
+from shardviz.live.plan.reads import TRIED, Answers, places_read
 from shardviz.live.step.step import gradients
 from shardviz.live.world.torchrun import environment_of
 
@@ -42,8 +41,8 @@ if TYPE_CHECKING:
 
     from shardviz.dump.records.plan import StepFails
     from shardviz.live.plan.building import Built, Means
+    from shardviz.live.plan.dry_step import PlannedStep
     from shardviz.live.plan.planning import Loaded, PlanJob
-    from shardviz.live.plan.step.dry_step import PlannedStep
 
 ALL: tuple[Means, ...] = ("meta", "fakes", "values")
 """How a model is built, in the order in which it is tried."""

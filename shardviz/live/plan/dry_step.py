@@ -28,11 +28,11 @@ from shardviz.live.compat import (
     replaced,
     without_pinned_memory,
 )
+from shardviz.live.plan.choices import OF_VALUES, Choices
 from shardviz.live.plan.forks import one_line, where
+from shardviz.live.plan.memory import Watched
 from shardviz.live.plan.optimizers import dtype_of
-from shardviz.live.plan.step.answers import NoOperator, Refusal
-from shardviz.live.plan.step.choices import OF_VALUES, Choices
-from shardviz.live.plan.step.memory import Watched
+from shardviz.live.plan.reads import NoOperator, Refusal
 from shardviz.live.step.batch import as_written, batch_axes, own_batch, whole_batch, whole_parts
 from shardviz.live.step.observe import observed
 from shardviz.live.step.running import tensors_in
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from shardviz.dump.records.step import StageRecord
     from shardviz.live.plan.building import Built
     from shardviz.live.plan.planning import PlanJob
-    from shardviz.live.plan.step.answers import Answers
+    from shardviz.live.plan.reads import Answers
     from shardviz.live.step.batch import Batch
     from shardviz.live.step.comms import Comms
 

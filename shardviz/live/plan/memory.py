@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from shardviz.live.plan.step.choices import Choices
+    from shardviz.live.plan.choices import Choices
     from shardviz.live.step.comms import Comms
 
 
