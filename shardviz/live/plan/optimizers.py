@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from shardviz.dump.records.base import Role
-    from shardviz.live.plan.building import Built
     from shardviz.live.plan.dry_step import PlannedStep
     from shardviz.live.plan.planning import PlanJob
+    from shardviz.live.plan.rank import Built
 
 
 NAMES = {"adam": "Adam", "momentum": "SGD with momentum", "none": ""}

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardviz.errors import ShardvizError
-from shardviz.live.compat import has_known_value, is_fake, replaced
+from shardviz.live.compat import followed, has_known_value, is_fake
 from shardviz.live.plan.forks import is_own, own_line
 from shardviz.live.world.torchrun import variables
 from shardviz.text import counted
@@ -44,19 +44,16 @@ QUERIES = {query.__code__ for query in (distributed.get_rank, DeviceMesh.get_ran
 def variables_read() -> Iterator[dict[str, str]]:
     """Note which of torchrun's variables user code reads, and the line that reads each."""
     lines: dict[str, str] = {}
-    kind: Any = type(os.environ)
-    before = kind.__getitem__
 
-    def getitem(environ: Any, name: Any) -> Any:
+    def note(_: Any, name: Any) -> None:
         if name in VARIABLES:
-            frame: FrameType = sys._getframe(1)
+            frame: FrameType = sys._getframe(2)
             while frame.f_back is not None and frame.f_globals.get("__name__") in LOOKUPS:
                 frame = frame.f_back
             if is_own(frame.f_code.co_filename):
                 lines.setdefault(name, own_line())
-        return before(environ, name)
 
-    with replaced(kind, "__getitem__", getitem):
+    with followed(type(os.environ), "__getitem__", note):
         yield lines
 
 
@@ -68,34 +65,31 @@ def places_read(mesh: Mesh) -> Iterator[dict[str, str]]:
     no place there, which is a place in the world.
     """
     lines: dict[str, str] = {}
-    rank, get_coordinate = distributed.ProcessGroup.rank, DeviceMesh.get_coordinate
+    get_coordinate = DeviceMesh.get_coordinate
 
     def note(group: Any) -> None:
         if len(lines) < mesh.ndim:
             for axis in mesh.axes_within(distributed.get_process_group_ranks(group)):
                 lines.setdefault(axis, own_line())
 
-    def noted_rank(group: Any) -> int:
-        frame, read_group = sys._getframe(1), group
+    def note_rank(group: Any) -> None:
+        frame, read_group = sys._getframe(2), group
         while frame.f_code in QUERIES and frame.f_back is not None:
             read_group = frame.f_locals.get("group") or read_group
             frame = frame.f_back
         if is_own(frame.f_code.co_filename):
             note(read_group)
-        return rank(group)
 
-    def noted_coordinate(device_mesh: DeviceMesh) -> Any:
-        coordinate = get_coordinate(device_mesh)
-        if is_own(sys._getframe(1).f_code.co_filename):
-            inside = coordinate is not None
-            for group in device_mesh.get_all_groups() if inside else [distributed.group.WORLD]:
+    def note_coordinate(device_mesh: DeviceMesh) -> None:
+        if is_own(sys._getframe(2).f_code.co_filename):
+            is_inside = get_coordinate(device_mesh) is not None
+            for group in device_mesh.get_all_groups() if is_inside else [distributed.group.WORLD]:
                 note(group)
-        return coordinate
 
     with (
         variables_read() as read,
-        replaced(distributed.ProcessGroup, "rank", noted_rank),
-        replaced(DeviceMesh, "get_coordinate", noted_coordinate),
+        followed(distributed.ProcessGroup, "rank", note_rank),
+        followed(DeviceMesh, "get_coordinate", note_coordinate),
     ):
         yield lines
     for name in sorted(OF_RANK & read.keys()):
