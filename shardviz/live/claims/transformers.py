@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from shardviz.live.claims.conversions import Made, outline, values_of
+from shardviz.live.claims.hooks import Made, outline, values_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

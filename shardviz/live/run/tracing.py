@@ -40,8 +40,7 @@ from shardviz.live.run.references.values import outermost
 from shardviz.live.run.references.writing import is_first_here, rank_here
 from shardviz.live.step.optimizer_settings import options_of, options_records
 from shardviz.live.step.running import tensors_in
-from shardviz.live.step.trace.points import add_points
-from shardviz.live.step.trace.recorder import MAX_ELEMENTS, Trace
+from shardviz.live.step.trace.recorder import MAX_ELEMENTS, Trace, add_points
 from shardviz.live.trace_modules import Followed
 from shardviz.versions import package_version
 

@@ -24,8 +24,7 @@ from shardviz.live.compat import (
     one_process,
     wide_reductions,
 )
-from shardviz.live.lines.differences import differ
-from shardviz.live.lines.rerun import Again, Side
+from shardviz.live.lines.rerun import Again, Side, differ
 from shardviz.live.step.batch import (
     Setting,
     axes_of_one_batch,
@@ -37,9 +36,8 @@ from shardviz.live.step.batch import (
 )
 from shardviz.live.step.judge import judging, weight_sketches
 from shardviz.live.step.masks import Mask, Masks, mask_records
-from shardviz.live.step.output_dims import merged_dims
+from shardviz.live.step.output_parts import merged_dims
 from shardviz.live.step.outputs import add_outputs, outputs_again
-from shardviz.live.step.probe_optimizer import updated_reference, updated_shards
 from shardviz.live.step.read_buffers import read_buffers
 from shardviz.live.step.step import calls, gradients, has_last_stage, loss_of, results, sharded_step, stages_of
 from shardviz.live.step.trace.noise import noise_of
@@ -48,7 +46,7 @@ from shardviz.live.step.unsharded.by_parts import gradients_of_loss_terms, gradi
 from shardviz.live.step.unsharded.late_weights import drawn_after_sharding, load
 from shardviz.live.step.unsharded.probe_loss import with_own_loss
 from shardviz.live.step.unsharded.step import reference_of, stepped
-from shardviz.live.step.update import copied_gradients
+from shardviz.live.step.update import copied_gradients, updated_reference, updated_shards
 from shardviz.live.trace_modules import NONE, Followed
 from shardviz.relate.tolerance import ROUNDINGS_OF_STEP, SINGLE
 from shardviz.text import listed
@@ -64,9 +62,9 @@ if TYPE_CHECKING:
     from shardviz.live.probe import ProbeOnRank
     from shardviz.live.step.batch import Batch
     from shardviz.live.step.judge import Judge
-    from shardviz.live.step.probe_optimizer import UpdatedReference
     from shardviz.live.step.step import StepResult
     from shardviz.live.step.unsharded.step import UnshardedStep
+    from shardviz.live.step.update import UpdatedReference
 
 MAX_LISTED = 4
 SEED = 2
