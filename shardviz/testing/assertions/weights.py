@@ -5,13 +5,11 @@ A weight of which all ranks differ may be rounded, in another order, or another 
 
 from __future__ import annotations
 
-import gc
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 from torch.distributed.tensor import DTensor
-from torch.optim import Optimizer
 
 from shardviz.checkpoint.comparing.orders import name_change
 from shardviz.checkpoint.records import MemoryTensor
@@ -28,6 +26,7 @@ from shardviz.layout.notation import write
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.lookup.by_reference import is_as_claimed
 from shardviz.live.capture.stamp import bits_of_tensor, dtype_name
+from shardviz.live.run.references.values import living_optimizers, parameters_of
 from shardviz.reference.lookup import bits_of
 from shardviz.relate.stored_values import rounding_between
 from shardviz.text import counted, printable
@@ -152,8 +151,7 @@ def with_optimizer(findings: Sequence[Finding], weights: Sequence[Local]) -> lis
 
 def _are_left_behind(weights: Sequence[Local]) -> bool:
     """Whether an optimizer steps copies of the parameters instead. Every rank calls this."""
-    optimizers = [one for one in gc.get_objects() if issubclass(type(one), Optimizer)]  # isinstance runs proxies' code
-    stepped = [[one for group in optimizer.param_groups for one in group["params"]] for optimizer in optimizers]
+    stepped = [list(parameters_of(optimizer)) for optimizer in living_optimizers()]
     is_left = any(len(own) == len(weights) and all(map(_is_copy, own, weights)) for own in stepped)
     return all(of_all_ranks(is_left))
 

@@ -137,16 +137,9 @@ def _add_state(contents: RankContents, owner: str, state: MutableMapping[str, An
             if local.unknown:
                 contents.not_known[name] = local.unknown
                 continue
-            contents.tensors[name] = _with_claim_of(local, parameter)
+            contents.tensors[name] = local.placed_as(parameter)
         elif isinstance(value, torch.Tensor | float) or type(value) is int:
             contents.numbers[name] = StateNumber(state, key)
-
-
-def _with_claim_of(state: Local, parameter: Local | None) -> Local:
-    """Give an optimizer state without placements those of its parameter, if shapes are equal."""
-    if parameter is None or state.claim or state.flat or state.values.shape != parameter.values.shape:
-        return state
-    return replace(state, shape=parameter.shape, claim=parameter.claim, flat=parameter.flat)
 
 
 def settings_of(group: dict[str, Any]) -> Iterator[tuple[str, float]]:
