@@ -180,7 +180,8 @@ def perform(case: Case, meshes: Meshes) -> torch.Tensor:
         if case.flattened:
             compat.flatten_mesh(meshes[key])
     with torch.no_grad(), compat.quiet_redistribution():
-        return _OPERATIONS[case.operation](case, meshes[key])
+        result: torch.Tensor = _OPERATIONS[case.operation](case, meshes[key])
+        return result
 
 
 def whole(case: Case) -> torch.Tensor:
@@ -194,28 +195,16 @@ def sharded(case: Case, mesh: DeviceMesh, placements: Sequence[Placement], value
     local = values.flatten()[torch.from_numpy(region.flat_ids(case.shape))]
     if any(isinstance(placement, Partial) for placement in placements):
         local = local * case.share(distributed.get_rank())
-    spelled = [compat.torch_placement(p) for p in placements]
-    return DTensor.from_local(local, mesh, spelled, shape=values.shape, stride=values.stride(), run_check=False)
+    return DTensor.from_local(
+        local, mesh, _as_torch(placements), shape=values.shape, stride=values.stride(), run_check=False
+    )
 
 
-def _distribute(case: Case, mesh: DeviceMesh) -> torch.Tensor:
-    placements = [compat.torch_placement(p) for p in case.target]
-    local: torch.Tensor = distribute_tensor(whole(case), mesh, placements).to_local()
-    return local
+def _as_torch(placements: Sequence[Placement]) -> list[Any]:
+    return [compat.torch_placement(placement) for placement in placements]
 
 
-def _gather(case: Case, mesh: DeviceMesh) -> torch.Tensor:
-    full: torch.Tensor = sharded(case, mesh, case.source, whole(case)).full_tensor()
-    return full
-
-
-def _redistribute(case: Case, mesh: DeviceMesh) -> torch.Tensor:
-    placements = [compat.torch_placement(p) for p in case.target]
-    local: torch.Tensor = sharded(case, mesh, case.source, whole(case)).redistribute(placements=placements).to_local()
-    return local
-
-
-def _fsdp_tp(case: Case, mesh: DeviceMesh) -> torch.Tensor:
+def _fsdp_tp(case: Case, mesh: DeviceMesh) -> Any:
     rows, columns = case.shape
     linear = nn.Linear(columns, rows, bias=False)
     linear.weight.copy_(whole(case))
@@ -226,11 +215,10 @@ def _fsdp_tp(case: Case, mesh: DeviceMesh) -> torch.Tensor:
     parallelize_module(model, mesh[names[-1]], {"0": ColwiseParallel() if column_wise else RowwiseParallel()})
     fully_shard(model, mesh=mesh[names[:-1]])
     weight: Any = linear.weight
-    local: torch.Tensor = weight.to_local()
-    return local
+    return weight.to_local()
 
 
-def _checkpoint(case: Case, mesh: DeviceMesh) -> torch.Tensor:
+def _checkpoint(case: Case, mesh: DeviceMesh) -> Any:
     """Save under one layout and load under another."""
     path = [tempfile.mkdtemp(prefix="shardviz-audit-") if distributed.get_rank() == 0 else ""]
     distributed.broadcast_object_list(path)
@@ -238,18 +226,19 @@ def _checkpoint(case: Case, mesh: DeviceMesh) -> torch.Tensor:
         save({"w": sharded(case, mesh, case.source, whole(case))}, checkpoint_id=path[0])
         empty = sharded(case, mesh, case.target, torch.full(case.shape, -1.0))
         load({"w": empty}, checkpoint_id=path[0])
-        local: torch.Tensor = empty.to_local()
-        return local
+        return empty.to_local()
     finally:
         distributed.barrier()
         if distributed.get_rank() == 0:
             shutil.rmtree(Path(path[0]))
 
 
-_OPERATIONS: dict[str, Callable[[Case, DeviceMesh], torch.Tensor]] = {
-    "distribute": _distribute,
-    "gather": _gather,
-    "redistribute": _redistribute,
+_OPERATIONS: dict[str, Callable[[Case, DeviceMesh], Any]] = {
+    "distribute": lambda case, mesh: distribute_tensor(whole(case), mesh, _as_torch(case.target)).to_local(),
+    "gather": lambda case, mesh: sharded(case, mesh, case.source, whole(case)).full_tensor(),
+    "redistribute": lambda case, mesh: (
+        sharded(case, mesh, case.source, whole(case)).redistribute(placements=_as_torch(case.target)).to_local()
+    ),
     "fsdp_tp": _fsdp_tp,
     "checkpoint": _checkpoint,
 }

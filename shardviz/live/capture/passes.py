@@ -131,15 +131,11 @@ def _add_without_ids(capture: Capture, locals_: Sequence[Local], stamped: Stampe
     whole = {
         local.name
         for local in locals_
-        if local.claim is None and local.shape == _unsharded_shape(local, stamped, pipeline_part)
+        if local.claim is None and local.shape == stamped.shapes.get(local.name.removeprefix(pipeline_part.prefix))
     }
     unstamped = [(name, why) for name, why in pipeline_part.renamed(stamped.not_stamped) if name not in whole]
     capture.not_checked += unstamped
     capture.without_ids += [name for name, _ in unstamped]
-
-
-def _unsharded_shape(local: Local, stamped: Stamped, part: PipelinePart) -> tuple[int, ...] | None:
-    return stamped.shapes.get(local.name.removeprefix(part.prefix))
 
 
 def _capture_digits(capture: Capture, sharding: Sharding, base: int, last: int, pipeline_part: PipelinePart) -> None:

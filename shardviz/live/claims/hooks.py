@@ -1,6 +1,7 @@
 """Modules whose load hooks split or merge tensors, such as torchtitan's `wqkv`, and tensors that a loader makes.
 
-A checkpoint has it as `wq`, `wk` and `wv`. The hook is run on the reference's own tensors, so that a weight is compared under the name that the model has for it.
+A checkpoint has it as `wq`, `wk` and `wv`. The hook is run on the reference's own tensors, so that a weight is compared
+under the name that the model has for it.
 """
 
 from __future__ import annotations

@@ -87,7 +87,8 @@ class Replies:
         If one could not be stepped, none is asked for a step, and those that were stepped are asked without one.
         """
         needs_step = {rank: self._needs_step(rank) for rank in ranks}
-        new_ranks = [rank for rank in needs_step if not self._was_asked(rank, with_step=needs_step[rank])]
+        known = {rank for rank, reply in self.by_rank.items() if reply.was_asked_for_step or not needs_step.get(rank)}
+        new_ranks = [rank for rank in needs_step if rank not in known]
         stepped = {rank for rank in new_ranks if needs_step[rank]}
         replies = self._ask(new_ranks, stepped)
         self.by_rank |= replies
@@ -104,10 +105,6 @@ class Replies:
         """Whether a rank's step may differ from the first one's, as far as code and models tell."""
         coord, apart = self.mesh.coord_of(rank), {*self.reads, *self.axes}
         return not (self.failed or any(at for axis, at in zip(self.mesh.axes, coord, strict=True) if axis not in apart))
-
-    def _was_asked(self, rank: int, *, with_step: bool) -> bool:
-        """Whether a rank has been asked already."""
-        return rank in self.by_rank and (self.by_rank[rank].was_asked_for_step or not with_step)
 
     @property
     def first(self) -> Reply:

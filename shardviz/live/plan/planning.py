@@ -20,7 +20,7 @@ from shardviz.dump.records.files import RunRecord
 from shardviz.dump.records.plan import PlanRecord
 from shardviz.dump.records.tensors import MeshRecord
 from shardviz.errors import ProbeError, ShardvizError
-from shardviz.live.capture.intentions import check_intended
+from shardviz.live.dumping import check_intended
 from shardviz.live.noting import is_library
 from shardviz.live.plan.choosing import choose, rank_along
 from shardviz.live.plan.forks import answers, ask, is_own, one_line

@@ -39,7 +39,7 @@ from shardviz.live.step.step import claimed_as, due_placements, loss_of
 from shardviz.text import counted, named_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from shardviz.layout.candidates import Placements
     from shardviz.layout.region import Region
@@ -125,7 +125,9 @@ class Comparison:
         of_all = {rank: own for rank, own in sent if own is not None}
         reasons = [own[1] for own in of_all.values() if own[1]] or ([] if of_all else [NEVER_CALLED])
         if reasons:
-            outputs.not_checked |= {"the output": reasons[0]} if self._is_silent(unsharded, of_all) else {}
+            # There is an output that cannot be compared, and nothing says so yet.
+            if unsharded or (not of_all and self.reference.step.output is not None):
+                outputs.not_checked["the output"] = reasons[0]
             return outputs
         unplaced = {}
         for name in dict.fromkeys([*unsharded, *(name for own, _ in of_all.values() for name in own)]):
@@ -133,7 +135,7 @@ class Comparison:
             if (
                 of_ranks
                 and name in wants
-                and self._is_unsharded_loss(wants[name])
+                and is_loss(wants[name].parts, self.reference.step.loss, wants[name].near(self.precision))
                 and all(offer is not None and offer.is_loss for offer in of_ranks.values())
             ):
                 continue  # it is compared as the loss
@@ -152,10 +154,6 @@ class Comparison:
             if returned.num_left_out:
                 outputs.not_checked["the output"] = f"{counted(returned.num_left_out, 'more tensor')}: {TOO_MANY}"
         return outputs
-
-    def _is_silent(self, unsharded: Collection[str], of_all: Collection[int]) -> bool:
-        """Whether there is an output that cannot be compared, and nothing says so yet."""
-        return bool(unsharded) or (not of_all and self.reference.step.output is not None)
 
     def _mine(self) -> tuple[dict[str, list[torch.Tensor]], str]:
         """Return this rank's tensors, each for every micro-batch, by name; or why they cannot be told apart."""
@@ -192,9 +190,6 @@ class Comparison:
         is_one = len(parts) == 1 or numbers.ndim > 0 or all(torch.equal(part, numbers) for part in parts)
         fits = tuple(self._fitting(numbers, reference_output)) if is_one else ()
         return Offer(tuple(numbers.shape), fits, of_rows, is_loss=loss)
-
-    def _is_unsharded_loss(self, wanted: Wanted) -> bool:
-        return is_loss(wanted.parts, self.reference.step.loss, wanted.near(self.precision))
 
     def _fitting(self, numbers: torch.Tensor, reference_output: Wanted) -> Iterator[Placements]:
         """Yield the placements that give this rank the values that it has, fewest splits first."""

@@ -168,7 +168,8 @@ def updated_reference(on: ProbeOnRank, reference: UnshardedStep) -> UpdatedRefer
     if hasattr(on.probe, "optimizer") and not reference.has_own_loss:
         what, observation = "optimizer of the unsharded model", reference.step.observation
         weights = [
-            (name, param, param.detach().clone(), _cloned(param.grad)) for name, param in model.named_parameters()
+            (name, param, param.detach().clone(), None if param.grad is None else param.grad.clone())
+            for name, param in model.named_parameters()
         ]
         optimizer, failed = attempted(lambda: _updated_alone(on, model, observation), f"{what} in one process")
         is_alone = not failed
@@ -192,10 +193,6 @@ def _updated_alone(on: ProbeOnRank, model: nn.Module, observation: Observed) -> 
     mesh = mesh_of_one_rank(on.device_mesh)
     with one_process():
         return updated(on.probe, model, mesh, observation)
-
-
-def _cloned(grad: torch.Tensor | None) -> torch.Tensor | None:
-    return None if grad is None else grad.clone()
 
 
 def _buffers_after(reference: UnshardedStep) -> list[Local]:

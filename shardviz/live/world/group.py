@@ -82,7 +82,8 @@ def make_world(rank: int, num_ranks: int, backend: str | None, *, num_local: int
         ShardvizError: This build of torch lacks the backend, or the machine the GPUs for it.
     """
     if backend is None:
-        backend = "nccl" if _has_nccl() and torch.cuda.device_count() >= num_local else "gloo"
+        has_nccl = dist.is_nccl_available() and torch.cuda.is_available()
+        backend = "nccl" if has_nccl and torch.cuda.device_count() >= num_local else "gloo"
     _check_backend(backend, num_local)
     device_type = "cuda" if "nccl" in backend else "cpu"
     if device_type == "cuda":
@@ -107,10 +108,6 @@ def leave() -> None:
     """Shut the process group down if there still is one."""
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-def _has_nccl() -> bool:
-    return dist.is_nccl_available() and torch.cuda.is_available()
 
 
 def _check_backend(backend: str, num_local: int) -> None:

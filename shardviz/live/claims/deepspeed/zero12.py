@@ -76,11 +76,11 @@ def _states(engine: nn.Module) -> dict[int, dict[str, torch.Tensor]]:
     optimizer = getattr(getattr(engine, "optimizer", None), "optimizer", None)
     groups = getattr(optimizer, "param_groups", ())
     return {
-        id(flat): _tensors(getattr(optimizer, "state", {}).get(flat, {}))
+        id(flat): {
+            kind: moment
+            for kind, moment in getattr(optimizer, "state", {}).get(flat, {}).items()
+            if hasattr(moment, "numel") and moment.ndim
+        }
         for group in groups
         for flat in group["params"]
     }
-
-
-def _tensors(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    return {kind: moment for kind, moment in state.items() if hasattr(moment, "numel") and moment.ndim}

@@ -102,7 +102,7 @@ def chosen(
     own_candidates = candidates(session, sources, model, [local.name for local in locals_])
     why = {
         name: kept_values[name].why or UNSEEN if name in kept_values else UNSEEN
-        for name in _names(locals_)
+        for name in (local.name for local in locals_)
         if name not in own_candidates
     }
     of_ranks = of_all_ranks((own_candidates, why))
@@ -258,10 +258,6 @@ def _changed_before(
         if not any(is_given(candidate) and is_as_claimed(local, candidate.entry) for candidate in of_all[local.name])
     }
     return frozenset(names).difference(*of_all_ranks(not_given))
-
-
-def _names(locals_: Iterable[Local]) -> list[str]:
-    return [local.name for local in locals_]
 
 
 def discarded_on_all_ranks(

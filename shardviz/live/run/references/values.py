@@ -179,7 +179,10 @@ class Values:
         size = sum(tensor.nbytes for tensor in tensors.values())
         if not tensors or not may_write(self._session, size, "the values before sharding"):
             return {}
-        by_memory = {where: _memory(tensor) for where, tensor in tensors.items()}
+        by_memory = {
+            where: (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+            for where, tensor in tensors.items()
+        }
         once = {memory: tensors[where] for where, memory in by_memory.items()}
         numbers = {memory: str(number) for number, memory in enumerate(once)}
         path = self._session / f"values-{rank_here()}-{self._num_files}.safetensors"
@@ -191,10 +194,6 @@ class Values:
 def _own_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     yield from module.named_parameters(recurse=False, remove_duplicate=False)
     yield from module.named_buffers(recurse=False, remove_duplicate=False)
-
-
-def _memory(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype
 
 
 def sample(tensor: torch.Tensor) -> int:

@@ -75,7 +75,9 @@ def _with_short_messages(text: str, error: BaseException) -> str:
 
 
 def _trim(summary: traceback.TracebackException) -> None:
-    user_frames = [frame for frame in summary.stack if not _is_noise(frame.filename)]
+    noise = (_OURS, "<frozen importlib", _IMPORTLIB, _LOADER)
+    frames = (frame for frame in summary.stack if not frame.filename.startswith(noise))
+    user_frames = [frame for frame in frames if not frame.filename.endswith(_PLUMBING)]
     outside_shardviz = [index for index, frame in enumerate(user_frames) if not is_of_shardviz(frame.filename)]
     summary.stack = traceback.StackSummary.from_list(
         user_frames[outside_shardviz[0] :] if outside_shardviz else user_frames
@@ -83,10 +85,6 @@ def _trim(summary: traceback.TracebackException) -> None:
     for earlier in (summary.__cause__, summary.__context__):
         if earlier is not None:
             _trim(earlier)
-
-
-def _is_noise(filename: str) -> bool:
-    return filename.startswith((_OURS, "<frozen importlib", _IMPORTLIB, _LOADER)) or filename.endswith(_PLUMBING)
 
 
 def is_of_shardviz(filename: str) -> bool:

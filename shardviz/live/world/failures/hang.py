@@ -34,7 +34,9 @@ def explain(members: Sequence[Member], seconds: float, coords: Sequence[str], fo
         hint=HINT if waits else "allow more time (timeout), or see in the stacks where the time goes",
         rank=first.rank,
         coord=coords[first.rank] if first.rank < len(coords) else "",
-        traceback_text="\n".join(_stack_text(place, stack, ranks) for (place, stack), ranks in places.items()),
+        traceback_text="\n".join(
+            "\n".join([f"{named_ranks(ranks)}: {place}", *map(str, stack)]) for (place, stack), ranks in places.items()
+        ),
         output=output.read(folder, first.rank),
         others=f"{named_ranks(finished)} had finished" if finished else "",
     )
@@ -97,7 +99,3 @@ def _summary(
         place if len(places) == 1 else f"{named_ranks(ranks)} {place}" for (place, _), ranks in places.items()
     )
     return f"{who} did not finish in {seconds:g} s: {where}"
-
-
-def _stack_text(place: str, stack: stacks.Stack, ranks: list[int]) -> str:
-    return "\n".join([f"{named_ranks(ranks)}: {place}", *map(str, stack)])

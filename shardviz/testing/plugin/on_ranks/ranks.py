@@ -122,7 +122,9 @@ def _own_fixtures(names: Collection[str], config: pytest.Config, log_level: int 
     """
     with ExitStack() as stack:
         node = compat.catch_logs(stack, log_level)
-        request = SimpleNamespace(config=config, node=node, fixturename="", raiseerror=_refuse)
+        request = SimpleNamespace(
+            config=config, node=node, fixturename="", raiseerror=partial(pytest.fail, pytrace=False)
+        )
         yield {name: stack.enter_context(_fixture_value(name, request)) for name in names}
 
 
@@ -134,7 +136,3 @@ def _fixture_value(name: str, request: SimpleNamespace) -> Iterator[Any]:
     steps = function(request) if takes_request else function()
     yield next(steps)
     next(steps, None)
-
-
-def _refuse(message: str) -> None:
-    pytest.fail(message, pytrace=False)
