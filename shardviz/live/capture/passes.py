@@ -23,12 +23,11 @@ from shardviz.live.capture.lookup.by_reference import add_by_reference
 from shardviz.live.capture.lookup.reference_tensors import Known
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.stamp import Digits, Stamped, exact_bits, inexact, named_tensors, stamp
-from shardviz.live.compat import clean_name, placement_of, quiet_redistribution
+from shardviz.live.compat import clean_name, placement_of, whole_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    import torch
     from numpy.typing import NDArray
     from torch import nn
 
@@ -181,7 +180,7 @@ def _gather(capture: Capture, model: nn.Module, last: int, pipeline_part: Pipeli
             capture.not_checked.append((name, f"full_tensor was not run: {refused[name]}"))
             continue
         try:
-            full = _full_tensor(tensor)
+            full = whole_of(tensor).detach()
         except Exception as error:
             capture.add_gather_error(name, error)
         else:
@@ -233,13 +232,6 @@ def _shape_refusals(of_all: list[Described]) -> dict[str, str]:
             if first_shape != shape:
                 mismatches.setdefault(name, f"rank {at} sees shape {list(first_shape)}, rank {rank} sees {list(shape)}")
     return mismatches
-
-
-def _full_tensor(tensor: DTensor) -> torch.Tensor:
-    """Return the result of torch's `full_tensor`."""
-    with quiet_redistribution():
-        full: torch.Tensor = tensor.full_tensor()
-    return full.detach()
 
 
 def _reason(tensor: DTensor) -> str:

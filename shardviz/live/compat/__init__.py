@@ -42,6 +42,7 @@ from shardviz.live.compat.meshes import placement_of as placement_of
 from shardviz.live.compat.meshes import quiet_redistribution as quiet_redistribution
 from shardviz.live.compat.meshes import root_mesh as root_mesh
 from shardviz.live.compat.meshes import torch_placement as torch_placement
+from shardviz.live.compat.meshes import whole_of as whole_of
 from shardviz.live.compat.meshes import working_out_shapes as working_out_shapes
 from shardviz.live.compat.modules import class_name as class_name
 from shardviz.live.compat.modules import clean_name as clean_name

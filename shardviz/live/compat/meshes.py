@@ -107,6 +107,12 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
+def whole_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a DTensor put together from all ranks, with pending sums made; any other tensor as it is."""
+    with quiet_redistribution():
+        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
 @contextmanager
 def meshes_joined_once() -> Iterator[None]:
     """Make FSDP2 over tensor parallel join its two meshes once instead of per parameter.

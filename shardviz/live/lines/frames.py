@@ -68,7 +68,8 @@ def frames_of(module: nn.Module | None) -> tuple[tuple[FrameRecord, ...], int, F
         frame = frame.f_back
     frames = (users or torchs[:1])[:MOST_FRAMES]
     at = next((at for at, (_, is_own) in enumerate(frames) if is_own), len(frames) - 1)
-    since = _since(frames[at][0]) if frames else None
+    begin = first_line_of_numbers(frames[at][0]) if frames else 0
+    since = _record(frames[at][0], begin) if frames and begin != frames[at][0].f_lineno else None
     return tuple(_record(frame) for frame, _ in reversed(frames)), max(len(frames) - 1 - at, 0), since
 
 
@@ -100,11 +101,6 @@ def _kind(code: CodeType) -> str:
         is_wrapper or file.startswith((TORCH, "<frozen")) or (file.startswith(LIBRARY) and "site-packages" not in file)
     )
     return "" if is_library or file.startswith((HERE, HOOKS)) else "user"
-
-
-def _since(frame: FrameType) -> FrameRecord | None:
-    line = first_line_of_numbers(frame)
-    return None if line == frame.f_lineno else _record(frame, line)
 
 
 def _record(frame: FrameType, line: int = 0) -> FrameRecord:

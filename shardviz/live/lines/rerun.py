@@ -12,13 +12,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from shardviz.dump.records.lines import STEP, LinesRecord, of_value
 from shardviz.layout.layout import Layout
 from shardviz.live.capture.agreement import attempted, of_all_ranks
 from shardviz.live.capture.locals import Local
-from shardviz.live.compat import quiet_redistribution
+from shardviz.live.compat import whole_of
 from shardviz.live.lines.recorder import recording
 from shardviz.live.lines.step_recorder import StepRecorder, is_recordable
 
@@ -204,9 +203,7 @@ def differ(
     by_name = {(local.role, local.name): local for local in wanted}
     pairs = [(local, by_name.get((local.role, local.name))) for local in held]
     is_here = any(whole is not None and _differs(local, whole, rank, near) for local, whole in pairs)
-    with quiet_redistribution():
-        own = losses[0].full_tensor() if isinstance(losses[0], DTensor) else losses[0]
-    of_all = of_all_ranks((is_here, float(own)))
+    of_all = of_all_ranks((is_here, float(whole_of(losses[0]))))
     mean, loss = sum(number for _, number in of_all) / len(of_all), float(losses[1])
     return any(here for here, _ in of_all) or not abs(mean - loss) <= near * max(abs(loss), 1e-30)
 

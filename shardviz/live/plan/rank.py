@@ -143,7 +143,6 @@ class _Limit(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.made = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator, and count what it makes out of nothing."""
         returned = func(*args, **(kwargs or {}))
         if torch.is_tensor(returned) and not any(map(torch.is_tensor, args)):
             self.made += returned.numel() * returned.element_size()
@@ -161,7 +160,6 @@ class _UserCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.calls: dict[str, None] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator; for a collective, note who called torch's outermost function."""
         if getattr(func, "namespace", "") == "c10d" and "barrier" not in str(func):
             frames = list(traceback.extract_stack())
             first = next((at for at, frame in enumerate(frames) if frame.filename.endswith("distributed_c10d.py")), 0)

@@ -168,7 +168,6 @@ class Refusal(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator, or raise if what it returns depends on values other than in values."""
         if NOT_TRUE & set(func.tags):
             raise ShardvizError(f"the step reads a value, and a plan has no true one{own_line()}")
         return func(*args, **(kwargs or {}))
@@ -185,7 +184,6 @@ class NoOperator(TorchFunctionMode):
         self._refused = NO_OPERATOR | ({torch.Tensor.tolist: "tolist()"} if has_values else {})
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run a function, or raise an error if it hands out values."""
         if func in self._refused:
             raise ShardvizError(f"the step reads values by {self._refused[func]}, and a plan has none{own_line()}")
         if func is torch.Tensor.__format__ and is_fake(args[0]) and not args[0].dim():

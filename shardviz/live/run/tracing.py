@@ -33,6 +33,7 @@ from shardviz.live.capture.locals import Local, local_tensors, unwrapped
 from shardviz.live.claims.wrappers import reducing
 from shardviz.live.compat import asks_for_shapes, default_store, groups_here, in_backward, is_compiled
 from shardviz.live.lines.job_lines import JobLines
+from shardviz.live.randomness import random_states
 from shardviz.live.run.hooks.arming import arm, disarm
 from shardviz.live.run.hooks.observing import nested, quietly, report
 from shardviz.live.run.outside import outside
@@ -206,7 +207,7 @@ class JobTrace(Trace):
                 return  # a pipeline's stage, run on values without a meaning
             begin(module, inputs, named)
             if not in_backward():
-                self._states[name].append(_random_states())
+                self._states[name].append(random_states())
             if not name:
                 self._keep_given((inputs, named))
 
@@ -218,7 +219,7 @@ class JobTrace(Trace):
         def end_all(module: Any, inputs: Any, output: Any) -> None:
             end(module, inputs, output)
             if self._states[name] and not in_backward():
-                before, after = self._states[name].pop(), _random_states()
+                before, after = self._states[name].pop(), random_states()
                 self.draws[name].append(not (len(before) == len(after) and all(map(torch.equal, before, after))))
 
         return _without_errors(end_all)
@@ -245,12 +246,6 @@ def _without_errors(hook: Callable[..., None]) -> Callable[..., None]:
             quietly(WHAT, hook, *given)
 
     return call
-
-
-def _random_states() -> list[torch.Tensor]:
-    """Copy the states of the generators that modules draw from, without changing them."""
-    on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if on_gpu else [])]
 
 
 def most_of(num_tensors: int) -> int:

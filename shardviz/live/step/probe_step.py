@@ -406,43 +406,40 @@ class ProbeStep:
         Returns:
             The gradients and the optimizer's results.
         """
-        tensors = self.on.part.own(local_tensors(unwrapped(model), self.on.job.mesh))
+        capture, mesh, comms = self.on.capture, self.on.job.mesh, step.observation.comms
+        tensors = self.on.part.own(local_tensors(unwrapped(model), mesh))
         without = {id(param) for param in held_back(unwrapped(model))}
         named = unwrapped(model).named_parameters()
-        self.on.capture.wrappers = reducing(step.observation.around or model, self.on.part.prefix)
-        self.on.capture.held_back += [clean_name(name) for name, param in named if id(param) in without]
+        capture.wrappers = reducing(step.observation.around or model, self.on.part.prefix)
+        capture.held_back += [clean_name(name) for name, param in named if id(param) in without]
         locals_, of_optimizer = updated_shards(self.on, model, tensors, step, updated)
         if step.output is not None and step.runs != reference.runs:
             times = f"{step.runs} times per step, but the unsharded model ran {reference.runs} times"
             why = f"the output: the model ran {times}"
-            self.on.capture.not_checked.append(("", why))
+            capture.not_checked.append(("", why))
             step = replace(step, output=None)
         elif step.output is not None and reference.output is not None:
             own_shape, whole = tuple(step.output.shape), tuple(reference.output.shape)
-            if why := merged_dims(own_shape, whole, step.sizes, num_parts(axes, self.on.job.mesh)):
-                self.on.capture.not_checked.append(("", why))
+            if why := merged_dims(own_shape, whole, step.sizes, num_parts(axes, mesh)):
+                capture.not_checked.append(("", why))
                 step = replace(step, output=None)
         buffers = [local for local in tensors if local.role == "buffer"]
-        self.on.capture.not_saved += sorted(computed_buffers(unwrapped(model)))
+        capture.not_saved += sorted(computed_buffers(unwrapped(model)))
         of_step = [*gradients(locals_), *self.on.part.own(of_optimizer), *buffers]
-        for local in [*of_step, *results(step, self.on.job.mesh, axes, reference.output)]:
-            self.on.capture.add_values(local, "step")
-        self.on.capture.collectives += step.observation.comms.records(self.on.job.mesh, self.on.capture.rank)
-        self.on.capture.moves += dict.fromkeys(step.observation.comms.moves)
-        self.on.capture.casts += step.observation.comms.casts
-        if self.on.capture.rank == 0:
-            self.on.capture.casts += [
-                structs.replace(cast, unsharded=True) for cast in reference.observation.comms.casts
-            ]
-        self.on.capture.reductions += step.observation.comms.reductions(self.on.job.mesh, self.on.capture.rank)
-        self.on.capture.unread += step.observation.comms.unread_records(
-            self.on.job.mesh, self.on.capture.rank, unwrapped(model)
-        )
-        self.on.capture.narrowed_to |= step.observation.comms.narrowed_to | reference.observation.comms.narrowed_to
+        for local in [*of_step, *results(step, mesh, axes, reference.output)]:
+            capture.add_values(local, "step")
+        capture.collectives += comms.records(mesh, capture.rank)
+        capture.moves += dict.fromkeys(comms.moves)
+        capture.casts += comms.casts
+        if capture.rank == 0:
+            capture.casts += [structs.replace(cast, unsharded=True) for cast in reference.observation.comms.casts]
+        capture.reductions += comms.reductions(mesh, capture.rank)
+        capture.unread += comms.unread_records(mesh, capture.rank, unwrapped(model))
+        capture.narrowed_to |= comms.narrowed_to | reference.observation.comms.narrowed_to
         wide = max((dtype.itemsize for dtype in wide_reductions(unwrapped(model))), default=0)
-        self.on.capture.narrow_sums |= {dtype for dtype in step.observation.comms.summed_in if dtype.itemsize < wide}
-        self.on.capture.schedule += step.observation.schedule
-        self.on.capture.runs = len(step.observation.returned)
-        self.on.capture.is_own_step = hasattr(self.on.probe, "step")
-        self.on.capture.calls += calls(self.on.probe, model, self.on.device_mesh)
+        capture.narrow_sums |= {dtype for dtype in comms.summed_in if dtype.itemsize < wide}
+        capture.schedule += step.observation.schedule
+        capture.runs = len(step.observation.returned)
+        capture.is_own_step = hasattr(self.on.probe, "step")
+        capture.calls += calls(self.on.probe, model, self.on.device_mesh)
         return of_step

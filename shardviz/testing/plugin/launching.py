@@ -97,7 +97,7 @@ def pack(item: pytest.Function, spmd: SpmdMark, folder: Path, terminal: str = ""
         config.option.tbstyle, config.option.fulltrace, config.option.showlocals, config.get_verbosity()
     )
     marked = tuple(text for mark in item.iter_markers("filterwarnings") for text in mark.args)
-    before = config.stash.get(COLLECTED, CollectedNames())
+    before = config.stash.get(COLLECTED, {})
     configured, on_command_line = config.getini("filterwarnings"), config.known_args_namespace.pythonwarnings or ()
     return Parcel(
         source=source_of(item),

@@ -40,7 +40,9 @@ def describe(error: BaseException) -> Failed:
     text = _with_short_messages("".join(summary.format()).rstrip(), error)
     if not summary.stack and "\n" not in text:
         text = ""  # a task that cannot be found: the headline says it all
-    return Failed(_name(error), shortened(_message(error)), text, where, when, _usage(error))
+    kind = type(error)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return Failed(name, shortened(_message(error)), text, where, when, _usage(error))
 
 
 def _message(error: BaseException) -> str:
@@ -90,11 +92,6 @@ def _trim(summary: traceback.TracebackException) -> None:
 def is_of_shardviz(filename: str) -> bool:
     """Whether a file is shardviz's own; its recipes count as probes."""
     return filename.startswith(_PACKAGE) and not filename.startswith(_PROBES)
-
-
-def _name(error: BaseException) -> str:
-    kind = type(error)
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _usage(error: BaseException) -> bytes | None:
