@@ -1,4 +1,4 @@
-"""Modules whose load hooks split or merge tensors, such as torchtitan's `wqkv`, and tensors that a loader makes.
+"""Modules whose load hooks split or merge tensors, such as torchtitan's `wqkv`.
 
 A checkpoint has it as `wq`, `wk` and `wv`. The hook is run on the reference's own tensors, so that a weight is compared
 under the name that the model has for it.

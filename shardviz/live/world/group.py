@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import random
 import socket
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -95,13 +95,17 @@ def settle() -> None:
     """Give every rank the same start: one thread, and seed 0 for torch, numpy and random."""
     if os.environ.get("OMP_NUM_THREADS", "1") == "1":
         torch.set_num_threads(1)
-    random.seed(0)
-    torch.manual_seed(0)
-    try:
+    seed(0)
+
+
+def seed(number: int) -> None:
+    """Seed torch, random and, where it is installed, numpy."""
+    random.seed(number)
+    torch.manual_seed(number)
+    with suppress(ImportError):
         import numpy as np
-    except ImportError:
-        return
-    np.random.seed(0)
+
+        np.random.seed(number)
 
 
 def leave() -> None:

@@ -23,7 +23,7 @@ from shardviz.live.capture.lookup.reference_tensors import Known
 from shardviz.live.capture.meshes import of_flat_param
 from shardviz.live.capture.stamp import bits_of_tensor, dtype_name
 from shardviz.live.claims import registry
-from shardviz.live.claims.deepspeed.fragment import MASTER
+from shardviz.live.claims.deepspeed import MASTER
 from shardviz.live.claims.flat import FlatParam
 from shardviz.live.claims.hooks import Made
 from shardviz.live.claims.local import Local
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from shardviz.layout.mesh import Mesh
     from shardviz.live.capture.capture import Capture
     from shardviz.live.capture.pipeline_parts import PipelinePart
-    from shardviz.live.claims.deepspeed.fragment import Fragment
+    from shardviz.live.claims.deepspeed import Fragment
 MAX_SAMPLES = 8
 """Windows of a fragment that are looked for in another weight, before all of them are."""
 
@@ -165,10 +165,8 @@ def _add_buffers(capture: Capture, masters: Iterable[Fragment], of_all: list[dic
         _, size = _buffer(master)
         if all((number, size) in on[rank] for rank in master.ranks):
             whole = (size * len(master.ranks),)
-            me = master.ranks.index(distributed.get_rank()) * size
             for kind, state in master.buffers.items():
-                rank = (distributed.get_rank(),)
-                flat = FlatParam("", "", whole, whole, 0, whole[0], state, me, master.ranks, rank, None)
+                flat = FlatParam.in_buffers("", whole, master.ranks, state, size)
                 local = Local(f"optimizer.buffer{number}.{kind}", "optim", whole, state, of_flat_param(flat, mesh))
                 capture.add_values(local, "initial")
 
@@ -195,21 +193,7 @@ def _add(capture: Capture, name: str, master: Fragment, peers: Mapping[int, Clai
     claim, flat = None, None
     if part_size:
         flat = FlatRecord(master.shape, offset), part_size * len(master.ranks)
-        me = master.ranks.index(distributed.get_rank())
-        rank = (distributed.get_rank(),)
-        param = FlatParam(
-            name,
-            "",
-            master.shape,
-            master.shape,
-            offset,
-            flat[1],
-            master.values,
-            part_size * me,
-            master.ranks,
-            rank,
-            None,
-        )
+        param = FlatParam.in_buffers(name, master.shape, master.ranks, master.values, part_size, offset)
         claim = of_flat_param(param, mesh)
     local = Local(f"{name}.{MASTER}", "optim", master.shape, master.values, claim, flat)
     capture.add_values(local, "initial")

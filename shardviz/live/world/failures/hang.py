@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from shardviz.live.world.failures import output, stacks, waiting
+from shardviz.live.world.failures import output, stacks
 from shardviz.live.world.failures.failure import RankFailedError, name_rank
 from shardviz.live.world.protocol import WHERE
 from shardviz.text import named_ranks
@@ -62,11 +62,11 @@ def _ask(late: Sequence[Member], coords: Sequence[str], folder: Path) -> dict[in
     for member in running.values():  # only now: a thread that runs while its stack is read by signal can crash the rank
         with suppress(OSError):
             member.line.send_bytes(WHERE)
-    groups = waiting.read(folder, running)
+    groups = stacks.read_groups(folder, running)
     by_rank = {}
     for member in late:
         stack = answers.get(member.rank, {}).get(member.thread or 0, ())
-        axes = waiting.axes_text(groups.get(member.rank, ()), coords)
+        axes = stacks.axes_text(groups.get(member.rank, ()), coords)
         by_rank[member.rank] = _place(member, stack, axes), stack
     return by_rank
 
