@@ -1,4 +1,4 @@
-"""Random states: shardviz's draws do not change what a job draws, and what a model draws is seen by them."""
+"""Random states: kept where shardviz draws, and compared where a model may have drawn."""
 
 from __future__ import annotations
 

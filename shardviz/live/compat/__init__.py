@@ -31,6 +31,7 @@ from shardviz.live.compat.fsdp import flat_params_without_memory as flat_params_
 from shardviz.live.compat.fsdp import fsdp_units as fsdp_units
 from shardviz.live.compat.fsdp import give_cpu_streams_events as give_cpu_streams_events
 from shardviz.live.compat.fsdp import held_back as held_back
+from shardviz.live.compat.fsdp import parameters_are_held as parameters_are_held
 from shardviz.live.compat.fsdp import params_of_fsdp as params_of_fsdp
 from shardviz.live.compat.fsdp import wide_reductions as wide_reductions
 from shardviz.live.compat.fsdp import without_pinned_memory as without_pinned_memory
@@ -56,7 +57,6 @@ from shardviz.live.compat.modules import load_hooks as load_hooks
 from shardviz.live.compat.modules import replaced as replaced
 from shardviz.live.compat.modules import unit_of as unit_of
 from shardviz.live.compat.modules import without_compiling as without_compiling
-from shardviz.live.compat.parameters import parameters_are_held as parameters_are_held
 from shardviz.live.compat.pipelines import asks_for_shapes as asks_for_shapes
 from shardviz.live.compat.pipelines import pipelines_alone as pipelines_alone
 from shardviz.live.compat.pipelines import stages_of as stages_of

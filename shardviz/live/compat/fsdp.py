@@ -1,12 +1,16 @@
-"""FSDP1 and FSDP2: flat parameters, units, and gradients that they hold back."""
+"""FSDP1 and FSDP2: units, flat parameters, gradients held back, and who keeps parameters."""
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from shardviz.live.claims.flat import FlatParam
 from shardviz.live.compat.modules import clean_name, followed, replaced
@@ -205,12 +209,6 @@ def without_pinned_memory(model: nn.Module) -> None:
         param.pin_memory = False
 
 
-def sharded_by_fsdp(model: nn.Module) -> Iterator[torch.Tensor]:
-    """Yield the parameters that FSDP2 sharded, whose hooks it calls. `sharded_param` in 2.13.0."""
-    for _, param in _fsdp_params(model):
-        yield param.sharded_param
-
-
 @contextmanager
 def writes_to_gathered(model: nn.Module) -> Iterator[Callable[[], list[str]]]:
     """Yield a function that names the parameters whose gathered copy is written and then freed.
@@ -276,3 +274,35 @@ def _fsdp_state(module: nn.Module) -> Any:
 
 def _fsdp_groups(state: Any) -> list[Any]:
     return list(getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)])
+
+
+def parameters_are_held(model: nn.Module) -> bool:
+    """Whether hooks, optimizers or lists keep parameters that `to_empty` replaces.
+
+    It replaces plain parameters. A parameter that wraps a tensor, such as a DTensor, stays the same object but loses
+    its hooks, unless it is FSDP2's, which calls them itself (`sharded_param` in torch 2.13.0).
+    """
+    by_fsdp = {id(param.sharded_param) for _, param in _fsdp_params(model)}
+    places = Counter(id(parameter) for module in model.modules() for parameter in module._parameters.values())
+    for module in model.modules():
+        for parameter in module._parameters.values():
+            if parameter is None or id(parameter) in by_fsdp:
+                continue
+            # Modules know it, and so do this loop and the call.
+            is_replaced = not is_traceable_wrapper_subclass(parameter)
+            if _is_hooked(parameter) or (is_replaced and sys.getrefcount(parameter) > places[id(parameter)] + 2):
+                return True
+    return False
+
+
+def _is_hooked(parameter: Any) -> bool:
+    """Whether a parameter has hooks, or its autograd node is kept by someone who may hook it.
+
+    torch finds the node by a view of the parameter, which a DTensor whose placements are wrong refuses.
+    `_backward_hooks`, `_post_accumulate_grad_hooks` and `_DisableTorchDispatch`, tried on torch 2.6.0, 2.13.0 and
+    2.15.0.
+    """
+    if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+        return True
+    with torch._C._DisableTorchDispatch():
+        return parameter.requires_grad and sys.getrefcount(get_gradient_edge(parameter).node) > 1

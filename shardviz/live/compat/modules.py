@@ -1,4 +1,4 @@
-"""Modules: their names inside of wrappers, what torch keeps of them, and who follows their calls."""
+"""Modules: their names in wrappers, what torch keeps of them, who follows their calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What user's code reads: its rank's place, torchrun's variables, and values, which a plan answers or refuses."""
+"""What user's code reads: its rank's place, torchrun's variables, and values.
+
+A plan has no values: it answers some of these reads, and refuses others.
+"""
 
 from __future__ import annotations
 

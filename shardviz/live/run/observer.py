@@ -168,7 +168,10 @@ class Observer:
         """Capture sharded models that were never called: those it changes, and weight averages."""
         stepped_ids = {id(parameter) for parameter in parameters_of(optimizer)}
         for module in sorted(self._pending(), key=lambda model: -sum(1 for _ in model.modules())):
-            is_due = any(id(parameter) in stepped_ids for parameter in module.parameters()) or _is_frozen(module)
+            parameters = list(module.parameters())
+            # One that has values, and that no optimizer changes, is a moving average.
+            is_frozen = not _is_on_meta(module) and not any(parameter.requires_grad for parameter in parameters)
+            is_due = is_frozen or any(id(parameter) in stepped_ids for parameter in parameters)
             if module not in self._captured and is_due:
                 self._take(module)
 
@@ -231,11 +234,6 @@ class Observer:
             registry.marks(tensor)
             for tensor in (*submodule.parameters(recurse=False), *submodule.buffers(recurse=False))
         )
-
-
-def _is_frozen(module: nn.Module) -> bool:
-    """Whether a model has values and no optimizer changes them, as a moving average."""
-    return not _is_on_meta(module) and not any(parameter.requires_grad for parameter in module.parameters())
 
 
 def _is_on_meta(module: nn.Module) -> bool:

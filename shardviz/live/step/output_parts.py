@@ -1,4 +1,4 @@
-"""What ranks know of outputs before they are laid out: the layouts that values fit, and the dims of the batch.
+"""What ranks know of outputs: the layouts that values fit, and the dims of the batch.
 
 Where an output has the dims that the batch is split along is worked out from shapes: not every model keeps them.
 """

@@ -132,6 +132,7 @@ class Comparison:
         unplaced = {}
         for name in dict.fromkeys([*unsharded, *(name for own, _ in of_all.values() for name in own)]):
             of_ranks = {rank: own[name] for rank, (own, _) in of_all.items() if name in own}
+            present = {rank: offer for rank, offer in of_ranks.items() if offer is not None}
             if (
                 of_ranks
                 and name in wants
@@ -146,7 +147,7 @@ class Comparison:
                 outputs.not_checked[name] = f"the sharded model returns no tensor there {who}"
             elif name not in wants or None in of_ranks.values():
                 outputs.not_checked[name] = UNREADABLE
-            elif why := self._place(outputs, name, wants[name], _present(of_ranks), calls.get(name, ())):
+            elif why := self._place(outputs, name, wants[name], present, calls.get(name, ())):
                 unplaced[name] = why
         outputs.not_checked |= self._not_of_rows(unplaced, calls)
         for returned in self.step.returned[:1]:
@@ -285,10 +286,6 @@ class Comparison:
         with torch.no_grad(), one_process(), observed(model) as observation, suppress(Exception):
             loss_of(self.on.probe, model, local_batch)
         return named_calls(observation.returned, self.runs)
-
-
-def _present(offers: Mapping[int, Offer | None]) -> dict[int, Offer]:
-    return {rank: offer for rank, offer in offers.items() if offer is not None}
 
 
 def _part_of(whole: torch.Tensor, region: Region) -> torch.Tensor:

@@ -159,7 +159,8 @@ class ProbeStep:
             self._note(f"{listed(drawn, MAX_LISTED)}: {DRAWN}")
         model = reference.mode(model)
         local_batch = own_batch(setting.batch, setting.axes, self.on.device_mesh)
-        before = self._copies(model) if self.on.job.keeps_evidence else []
+        tensors = self._tensors(model) if self.on.job.keeps_evidence else []
+        before = [replace(local, values=local.values.clone(), grad=None) for local in tensors]
         step, failed = self._sharded_step(
             model, local_batch, "step" if double else "step again", followed=self.on.job.followed
         )
@@ -242,10 +243,6 @@ class ProbeStep:
         recorder.on(optimizer.step)()
         recorder.end_update(optimizer)
         return ""
-
-    def _copies(self, model: nn.Module) -> list[Local]:
-        """Return copies of this rank's tensors."""
-        return [replace(local, values=local.values.clone(), grad=None) for local in self._tensors(model)]
 
     def _tensors(self, model: nn.Module) -> list[Local]:
         return self.on.part.own(local_tensors(unwrapped(model), self.on.job.mesh))

@@ -1,4 +1,4 @@
-"""The probe's own optimizer, stepped for the unsharded model and the sharded one, and what it makes of weights."""
+"""The probe's own optimizer, stepped for both models, and what it makes of weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why weights are not a reference's: what they are of it, one tensor under several names, an optimizer of others.
+"""Why weights are not a reference's: how they relate, ties, an optimizer of other tensors.
 
 A weight of which all ranks differ may be rounded, in another order, or another weight's.
 """

@@ -163,10 +163,11 @@ def run_here(item: pytest.Function, spmd: SpmdMark) -> None:
     assert joined is not None
     if joined.num_ranks != spmd.mesh.size:
         pytest.skip(f"mesh {spmd.mesh} has {counted(spmd.mesh.size, 'rank')}, this job has {joined.num_ranks}")
+    from shardviz.live.world import group
     from shardviz.testing.plugin.on_ranks import ranks
 
     _join(item.config, joined)
-    ranks.seed(ranks_seed(item.config))
+    group.seed(ranks_seed(item.config))
     values = _arguments(item)
     device_mesh = ranks.device_mesh(spmd.mesh, joined.device_type)
     plain = item.stash.get(MESH, None)

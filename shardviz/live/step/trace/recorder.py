@@ -1,4 +1,4 @@
-"""Recorder of every module call's inputs and outputs in a step, with their gradients, written into a capture.
+"""Recorder of every module call's inputs and outputs in a step, with their gradients.
 
 A gradient is that of the tensor: where several modules read one, it is the sum of what they send back. Values are
 copied, so that a later in-place operation does not change them. Hooks only read; they do not wrap tensors, which would

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import pickle
-import random
 import sys
 import warnings
 from contextlib import ExitStack, contextmanager
@@ -16,12 +15,11 @@ from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
-import torch
 from torch.distributed.device_mesh import init_device_mesh
 
 from shardviz.live.world.failures.exceptions import pickled
+from shardviz.live.world.group import seed
 from shardviz.testing.assertions import current_test
 from shardviz.testing.plugin import compat, debugging, outcome
 from shardviz.testing.plugin.on_ranks import modules, parcel
@@ -81,13 +79,6 @@ def device_mesh(mesh: Mesh, device_type: str) -> DeviceMesh:
     current_test.device_mesh.set(torch_mesh)
     current_test.is_reported_once.set(True)
     return torch_mesh
-
-
-def seed(number: int) -> None:
-    """Seed torch, numpy and random."""
-    random.seed(number)
-    np.random.seed(number)
-    torch.manual_seed(number)
 
 
 def _function(sent: Parcel, module: Any) -> Callable[..., Any]:
