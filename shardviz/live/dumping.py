@@ -8,21 +8,23 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Mapping, Sequence
 from contextlib import contextmanager, suppress
+from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from torch import distributed
 
 from shardviz.dump.write import prepare_folder, write_rank, write_run
-from shardviz.errors import DumpError
+from shardviz.errors import DumpError, NotationError
+from shardviz.layout.intended import parse_intended
 from shardviz.live.capture.agreement import agreed_run_id, of_all_ranks, raise_together, together
 from shardviz.live.capture.capture import Capture, run_record
-from shardviz.live.capture.intentions import check_intended
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.stamp import Stamped
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
     from pathlib import Path
 
     from torch.distributed.device_mesh import DeviceMesh
@@ -127,3 +129,48 @@ def _unwritten(folder: Path, record: RunRecord | None, capture: Capture) -> Dump
 def _without_options(error: DumpError) -> DumpError:
     """Return an error for somebody who typed no command."""
     return DumpError(error.message, error.hint.replace("--force", "force=True").replace(" with -o", ""))
+
+
+HINT = 'write a layout as text: {"*.weight": "[*/tp/fsdp, *]"}'
+
+
+def check_intended(intended: object) -> None:
+    """Check that every expected layout can be read.
+
+    Axes are not checked: a flattened mesh, with its axis, may be made later.
+
+    Args:
+        intended: Layouts in the notation, by pattern over names.
+
+    Raises:
+        NotationError: It is not a dictionary, or a layout in it is not text or cannot be read.
+    """
+    if not isinstance(intended, Mapping):
+        raise NotationError(f"expect is a {type(intended).__name__}, not a dictionary of layouts by name", HINT)
+    for pattern, text in intended.items():
+        if not isinstance(text, str):
+            raise NotationError(f"the layout expected for {pattern!r} is a {type(text).__name__}, not text", HINT)
+        try:
+            parse_intended(text)
+        except NotationError as error:
+            raise NotationError(f"the layout expected for {pattern!r}: {error.message}", error.hint) from error
+
+
+def check_axes(intended: Mapping[str, str], axes: Sequence[str]) -> None:
+    """Check that every named axis exists, once the model is sharded and its meshes are known.
+
+    Args:
+        intended: Layouts in the notation, by pattern over names.
+        axes: The axes of the run's meshes, flattened ones among them.
+
+    Raises:
+        NotationError: An axis is on no mesh; the hint names the one that is meant.
+    """
+    for pattern, text in intended.items():
+        for axis in parse_intended(text).axes:
+            if axis not in axes:
+                close = get_close_matches(axis, axes, n=1)
+                hint = f"did you mean {close[0]}?" if close else f"the axes are {', '.join(axes)}"
+                raise NotationError(
+                    f"the layout expected for {pattern!r}: {text} names {axis}, which is not an axis of any mesh", hint
+                )

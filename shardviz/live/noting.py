@@ -107,7 +107,6 @@ class _NotingFinder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return what the others find."""
         finders = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
         specs = (finder.find_spec(fullname, path, target) for finder in finders)
         spec = next((candidate for candidate in specs if candidate is not None), None)

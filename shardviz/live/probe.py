@@ -15,14 +15,13 @@ from shardviz.errors import ProbeError
 from shardviz.live.capture.agreement import agreed_run_id
 from shardviz.live.capture.capture import Capture, run_record
 from shardviz.live.capture.idle_axes import idle_axes, notes_on
-from shardviz.live.capture.intentions import check_axes, check_intended
 from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.capture.passes import Sharding, capture_passes
 from shardviz.live.capture.pipeline_parts import PipelinePart
 from shardviz.live.capture.rounded_copies import rounded_copies
 from shardviz.live.capture.sends import Sends
 from shardviz.live.claims.wrappers import reducing
-from shardviz.live.dumping import made_folder
+from shardviz.live.dumping import check_axes, check_intended, made_folder
 from shardviz.live.lines.rerun import modules_asked_for
 from shardviz.live.noting import load_file, noting
 from shardviz.live.step.probe_step import ProbeStep

@@ -1,4 +1,4 @@
-"""A watched job's random states: shardviz's draws do not change what the job draws."""
+"""Random states: kept where shardviz draws, and compared where a model may have drawn."""
 
 from __future__ import annotations
 
@@ -17,3 +17,9 @@ def kept_random_states() -> AbstractContextManager[None]:
     """
     is_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return torch.random.fork_rng([torch.cuda.current_device()] if is_used else [])
+
+
+def random_states() -> list[torch.Tensor]:
+    """Copy the states of the generators that modules draw from: the CPU's, and this rank's GPU's if used."""
+    is_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if is_used else [])]

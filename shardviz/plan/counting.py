@@ -337,19 +337,17 @@ def _of_part(plan_part: PlanPart, mesh: Mesh, node: int) -> dict[object, Collect
             bytes=sum(record.bytes for record in records),
             received=sum(map(received_bytes, records)),
             size=size,
-            nodes=max(_nodes(mesh, record, node) for record in records),
+            nodes=max(
+                len({rank // node for rank in record.ranks})
+                if node and record.ranks
+                else nodes_of(mesh, record.axes, node)
+                for record in records
+            ),
             modules=tuple(dict.fromkeys(kind_of(record.module) for record in records)),
             within=within,
         )
         for (axes, within, op, when, size), records in by_kind.items()
     }
-
-
-def _nodes(mesh: Mesh, collective: CollectiveRecord, node: int) -> int:
-    """Return how many nodes a collective's group spans."""
-    if node and collective.ranks:
-        return len({rank // node for rank in collective.ranks})
-    return nodes_of(mesh, collective.axes, node)
 
 
 def where_text(one: CollectiveTraffic) -> str:

@@ -16,21 +16,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shardviz.live.capture.stamp import stamp
-    from shardviz.live.probe import load_probe
-    from shardviz.testing.assertions.calls import (
-        assert_clean,
-        assert_layout,
-        assert_ordered,
-        assert_reduced,
-        assert_replicated,
-        assert_tied,
-    )
-    from shardviz.testing.assertions.equality import assert_same
-    from shardviz.testing.assertions.message import ShardAssertionError
-    from shardviz.testing.plugin.marks import spmd
-    from shardviz.testing.trips.roundtrip import assert_checkpoint_roundtrip
-    from shardviz.testing.trips.transfer import assert_transferred
+    from shardviz.live.capture.stamp import stamp as stamp
+    from shardviz.live.probe import load_probe as load_probe
+    from shardviz.testing.assertions.calls import assert_clean as assert_clean
+    from shardviz.testing.assertions.calls import assert_layout as assert_layout
+    from shardviz.testing.assertions.calls import assert_ordered as assert_ordered
+    from shardviz.testing.assertions.calls import assert_reduced as assert_reduced
+    from shardviz.testing.assertions.calls import assert_replicated as assert_replicated
+    from shardviz.testing.assertions.calls import assert_tied as assert_tied
+    from shardviz.testing.assertions.equality import assert_same as assert_same
+    from shardviz.testing.assertions.message import ShardAssertionError as ShardAssertionError
+    from shardviz.testing.plugin.marks import spmd as spmd
+    from shardviz.testing.trips.roundtrip import assert_checkpoint_roundtrip as assert_checkpoint_roundtrip
+    from shardviz.testing.trips.transfer import assert_transferred as assert_transferred
 
 _HOMES = {
     "ShardAssertionError": "shardviz.testing.assertions.message",
@@ -48,21 +46,7 @@ _HOMES = {
     "stamp": "shardviz.live.capture.stamp",
 }
 
-__all__ = [
-    "ShardAssertionError",
-    "assert_checkpoint_roundtrip",
-    "assert_clean",
-    "assert_layout",
-    "assert_ordered",
-    "assert_reduced",
-    "assert_replicated",
-    "assert_same",
-    "assert_tied",
-    "assert_transferred",
-    "load_probe",
-    "spmd",
-    "stamp",
-]
+__all__ = [*_HOMES]
 
 
 def __getattr__(name: str) -> Any:

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from shardviz.errors import NotationError
-from shardviz.live.capture.intentions import check_intended
+from shardviz.live.dumping import check_intended
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,10 @@ from shardviz.dump.read import read_files
 from shardviz.dump.write import prepare_folder, write_plan, write_run
 from shardviz.live.compat import fake_mode, fake_world
 from shardviz.live.job import ProbeJob
+from shardviz.live.plan.choices import Choices, received
 from shardviz.live.plan.forks import ask
+from shardviz.live.plan.memory import Watched
 from shardviz.live.plan.planning import PlanJob, plan
-from shardviz.live.plan.step.choices import Choices, received
-from shardviz.live.plan.step.memory import Watched
 from shardviz.live.step.observe import observed
 from tests.lanes import at_night, nightly
 from tests.plan.agreeing import differences

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from shardviz.cli import main
 from shardviz.live.compat import ddp_alone, ddp_buckets, fake_mode, fake_world
 from shardviz.live.plan.forks import ask
-from shardviz.live.plan.step.memory import Watched
+from shardviz.live.plan.memory import Watched
 from shardviz.live.step.observe import observed
 from shardviz.testing import spmd
 from tests.lanes import at_night, nightly

@@ -18,8 +18,8 @@ from shardviz.cli import main
 from shardviz.commands.probe import mesh_for
 from shardviz.live.compat import fake_mode, fake_world
 from shardviz.live.plan.forks import ask
+from shardviz.live.plan.memory import Watched
 from shardviz.live.plan.planning import PlanJob, plan
-from shardviz.live.plan.step.memory import Watched
 from shardviz.live.step.observe import observed
 from tests.lanes import at_night
 

@@ -12,8 +12,8 @@ from shardviz import probe_files
 from shardviz.commands.probe import mesh_for
 from shardviz.live.compat import fake_mode, fake_world
 from shardviz.live.plan.forks import ask
+from shardviz.live.plan.memory import OF_ONE_DTYPE, Watched
 from shardviz.live.plan.planning import PlanJob, plan
-from shardviz.live.plan.step.memory import OF_ONE_DTYPE, Watched
 from shardviz.live.step.observe import observed
 
 if TYPE_CHECKING:

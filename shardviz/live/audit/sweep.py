@@ -1,4 +1,4 @@
-"""The sweep: every case on every rank, in as few worlds as it takes.
+"""The sweep: every case, by an operation of torch that returns the ids which each rank then holds.
 
 Where torch gets sizes wrong, gloo aborts the whole process. So each rank notes which case it is in before it begins;
 when a world dies the case it died in is a finding, and the next world goes on after it.
@@ -7,20 +7,33 @@ when a world dies the case it died in is a finding, and the next world goes on a
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import distributed, nn
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from shardviz.errors import RankError
+from shardviz.layout.placements import Partial, Placement, Shard
+from shardviz.live import compat
 from shardviz.live import world as worlds
 from shardviz.live.audit.cases import Case, all_cases
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from shardviz.layout.mesh import Mesh
     from shardviz.live.world import World
+
 
 TASK = "shardviz.live.audit.sweep:run_cases"
 MAX_DEATHS = 64
@@ -117,7 +130,7 @@ def _read_log(folder: str, rank: int) -> tuple[Seen, int]:
 
 def run_cases(world: World, mesh: Mesh, max_size: int, start: int, folder: str) -> None:
     """Try the cases from `start` on, on this rank, and log them."""
-    from shardviz.live.audit.operations import Meshes, perform
+    from shardviz.live.audit.sweep import perform
 
     meshes: Meshes = {}
     with (Path(folder) / f"{world.rank}.log").open("w", buffering=1) as log:
@@ -148,3 +161,84 @@ def _classes(cases: list[Case], wrong: dict[int, dict[int, list[int] | str]]) ->
         families.setdefault(cases[index].family, []).append(index)
     disagreements = [Disagreement(cases[of[0]], len(of), wrong[of[0]]) for of in families.values()]
     return sorted(disagreements, key=lambda disagreement: -disagreement.count)
+
+
+Meshes = dict[object, DeviceMesh]
+
+
+def perform(case: Case, meshes: Meshes) -> torch.Tensor:
+    """Run a case and return this rank's part of the result.
+
+    Args:
+        case: What to do.
+        meshes: Device meshes made so far, by the mesh they are of: process groups are dear.
+    """
+    key = case.mesh, case.flattened
+    if key not in meshes:
+        grid = torch.tensor(case.mesh.ranks).reshape(case.mesh.shape)
+        meshes[key] = DeviceMesh("cpu", grid, mesh_dim_names=case.mesh.axes)
+        if case.flattened:
+            compat.flatten_mesh(meshes[key])
+    with torch.no_grad(), compat.quiet_redistribution():
+        result: torch.Tensor = _OPERATIONS[case.operation](case, meshes[key])
+        return result
+
+
+def whole(case: Case) -> torch.Tensor:
+    """Return the tensor whose every element is its own id, from 1."""
+    return torch.arange(1, torch.Size(case.shape).numel() + 1, dtype=torch.float32).view(case.shape)
+
+
+def sharded(case: Case, mesh: DeviceMesh, placements: Sequence[Placement], values: torch.Tensor) -> Any:
+    """Return a DTensor whose shards the oracle cuts, or a share of them if a sum is pending."""
+    region = case.layout(tuple(placements)).region(case.mesh.coord_of(distributed.get_rank()))
+    local = values.flatten()[torch.from_numpy(region.flat_ids(case.shape))]
+    if any(isinstance(placement, Partial) for placement in placements):
+        local = local * case.share(distributed.get_rank())
+    return DTensor.from_local(
+        local, mesh, _as_torch(placements), shape=values.shape, stride=values.stride(), run_check=False
+    )
+
+
+def _as_torch(placements: Sequence[Placement]) -> list[Any]:
+    return [compat.torch_placement(placement) for placement in placements]
+
+
+def _fsdp_tp(case: Case, mesh: DeviceMesh) -> Any:
+    rows, columns = case.shape
+    linear = nn.Linear(columns, rows, bias=False)
+    linear.weight.copy_(whole(case))
+    model = nn.Sequential(linear)
+    column_wise = case.target[-1] == Shard(0)
+    names = mesh.mesh_dim_names
+    assert names is not None
+    parallelize_module(model, mesh[names[-1]], {"0": ColwiseParallel() if column_wise else RowwiseParallel()})
+    fully_shard(model, mesh=mesh[names[:-1]])
+    weight: Any = linear.weight
+    return weight.to_local()
+
+
+def _checkpoint(case: Case, mesh: DeviceMesh) -> Any:
+    """Save under one layout and load under another."""
+    path = [tempfile.mkdtemp(prefix="shardviz-audit-") if distributed.get_rank() == 0 else ""]
+    distributed.broadcast_object_list(path)
+    try:
+        save({"w": sharded(case, mesh, case.source, whole(case))}, checkpoint_id=path[0])
+        empty = sharded(case, mesh, case.target, torch.full(case.shape, -1.0))
+        load({"w": empty}, checkpoint_id=path[0])
+        return empty.to_local()
+    finally:
+        distributed.barrier()
+        if distributed.get_rank() == 0:
+            shutil.rmtree(Path(path[0]))
+
+
+_OPERATIONS: dict[str, Callable[[Case, DeviceMesh], Any]] = {
+    "distribute": lambda case, mesh: distribute_tensor(whole(case), mesh, _as_torch(case.target)).to_local(),
+    "gather": lambda case, mesh: sharded(case, mesh, case.source, whole(case)).full_tensor(),
+    "redistribute": lambda case, mesh: (
+        sharded(case, mesh, case.source, whole(case)).redistribute(placements=_as_torch(case.target)).to_local()
+    ),
+    "fsdp_tp": _fsdp_tp,
+    "checkpoint": _checkpoint,
+}

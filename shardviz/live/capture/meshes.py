@@ -95,13 +95,11 @@ def own_axes(device_mesh: DeviceMesh, mesh: Mesh) -> tuple[str, ...]:
 
 @lru_cache(maxsize=64)
 def _own_axes(sub_mesh: Mesh, mesh: Mesh) -> tuple[str, ...]:
-    axes = [_axis_of(sub_mesh.groups(axis)[0], (axis, *mesh.axes), mesh) for axis in sub_mesh.axes]
+    axes = []
+    for axis in sub_mesh.axes:
+        group, named = sub_mesh.groups(axis)[0], (axis, *mesh.axes)  # single ranks run along several
+        axes.append(next((name for name in named if name in mesh.axes and group in mesh.groups(name)), ""))
     return tuple(axes) if len(axes) < mesh.ndim and all(axes) and len(set(axes)) == len(axes) else ()
-
-
-def _axis_of(group: tuple[int, ...], axes: Sequence[str], mesh: Mesh) -> str:
-    """Return the first of some axes that a group runs along; single ranks run along several."""
-    return next((axis for axis in axes if axis in mesh.axes and group in mesh.groups(axis)), "")
 
 
 def without_axes(claim: Claim, axes: Sequence[str], rank: int) -> Claim:
@@ -128,13 +126,15 @@ def _sub_mesh(mesh: Mesh, axes: tuple[str, ...], rank: int) -> Mesh:
 
 def _root_axes(sub_mesh: Mesh, axis: str, root: Mesh) -> tuple[str, ...] | None:
     """Return the root's axes that one axis of a sub-mesh runs along, outermost first."""
-    if axis in root.axes:
-        return (axis,)
-    group = sub_mesh.groups(axis)[0]
-    for width in range(1, root.ndim + 1):
-        for first in range(root.ndim - width + 1):
-            axes = root.axes[first : first + width]
-            if group in root.groups(*axes):
+    return (axis,) if axis in root.axes else axes_along(sub_mesh.groups(axis)[0], root)
+
+
+def axes_along(group: tuple[int, ...], mesh: Mesh) -> tuple[str, ...] | None:
+    """Return the fewest axes of a mesh, next to each other, that a group runs along, outermost first."""
+    for width in range(1, mesh.ndim + 1):
+        for first in range(mesh.ndim - width + 1):
+            axes = mesh.axes[first : first + width]
+            if group in mesh.groups(*axes):
                 return axes
     return None
 

@@ -23,12 +23,11 @@ from shardviz.live.capture.lookup.by_reference import add_by_reference
 from shardviz.live.capture.lookup.reference_tensors import Known
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.stamp import Digits, Stamped, exact_bits, inexact, named_tensors, stamp
-from shardviz.live.compat import clean_name, placement_of, quiet_redistribution
+from shardviz.live.compat import clean_name, placement_of, whole_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    import torch
     from numpy.typing import NDArray
     from torch import nn
 
@@ -131,15 +130,11 @@ def _add_without_ids(capture: Capture, locals_: Sequence[Local], stamped: Stampe
     whole = {
         local.name
         for local in locals_
-        if local.claim is None and local.shape == _unsharded_shape(local, stamped, pipeline_part)
+        if local.claim is None and local.shape == stamped.shapes.get(local.name.removeprefix(pipeline_part.prefix))
     }
     unstamped = [(name, why) for name, why in pipeline_part.renamed(stamped.not_stamped) if name not in whole]
     capture.not_checked += unstamped
     capture.without_ids += [name for name, _ in unstamped]
-
-
-def _unsharded_shape(local: Local, stamped: Stamped, part: PipelinePart) -> tuple[int, ...] | None:
-    return stamped.shapes.get(local.name.removeprefix(part.prefix))
 
 
 def _capture_digits(capture: Capture, sharding: Sharding, base: int, last: int, pipeline_part: PipelinePart) -> None:
@@ -185,7 +180,7 @@ def _gather(capture: Capture, model: nn.Module, last: int, pipeline_part: Pipeli
             capture.not_checked.append((name, f"full_tensor was not run: {refused[name]}"))
             continue
         try:
-            full = _full_tensor(tensor)
+            full = whole_of(tensor).detach()
         except Exception as error:
             capture.add_gather_error(name, error)
         else:
@@ -237,13 +232,6 @@ def _shape_refusals(of_all: list[Described]) -> dict[str, str]:
             if first_shape != shape:
                 mismatches.setdefault(name, f"rank {at} sees shape {list(first_shape)}, rank {rank} sees {list(shape)}")
     return mismatches
-
-
-def _full_tensor(tensor: DTensor) -> torch.Tensor:
-    """Return the result of torch's `full_tensor`."""
-    with quiet_redistribution():
-        full: torch.Tensor = tensor.full_tensor()
-    return full.detach()
 
 
 def _reason(tensor: DTensor) -> str:

@@ -129,17 +129,14 @@ def _refuse_other_stamps(mesh: Mesh, columns: list[int], axes: Sequence[str], of
     for rank in mesh.ranks:
         first = firsts[_stage_of(mesh, columns, rank)]
         if of_all[rank].digest != of_all[first].digest:
-            where = f", both at {_label(axes, _stage_of(mesh, columns, rank))}," if axes else ""
+            stage = ", ".join(f"{axis}={at}" for axis, at in zip(axes, _stage_of(mesh, columns, rank), strict=True))
+            where = f", both at {stage}," if axes else ""
             other_axes = [axis for axis in mesh.axes if axis not in axes]
             raise ShardvizError(
                 f"ranks {first} and {rank}{where} stamped tensors with different names or shapes",
                 "if ranks have different layers, as in a pipeline, name the axes along which layers differ, from "
                 f"{', '.join(other_axes)}: stage_axes=({other_axes[0]!r},)",
             )
-
-
-def _label(axes: Sequence[str], stage: Coord) -> str:
-    return ", ".join(f"{axis}={at}" for axis, at in zip(axes, stage, strict=True))
 
 
 def _are_stamped_separately(sent_by: list[_StageMessage]) -> bool:

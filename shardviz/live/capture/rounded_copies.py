@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 WIDE = (torch.float32, torch.float64)
 NARROW = (torch.bfloat16, torch.float16)
-DIGEST_BYTES = 8
 
 
 def rounded_copies(locals_: Iterable[Local]) -> list[tuple[str, str, str]]:
@@ -37,7 +36,7 @@ def rounded_copies(locals_: Iterable[Local]) -> list[tuple[str, str, str]]:
             narrow.setdefault(name, set()).add(of_rank.get(name))
     names = {name: dtypes - {None} for name, dtypes in narrow.items() if len(dtypes) == 2 and None in dtypes}
     return [
-        (name, dtype_name(dtype), _digest(wide[name], dtype))
+        (name, dtype_name(dtype), blake2b(bits_of_tensor(wide[name].to(dtype)).tobytes(), digest_size=8).hexdigest())
         for name, dtypes in names.items()
         for dtype in dtypes
         if name in wide and dtype is not None
@@ -50,7 +49,3 @@ def _narrow(values: torch.Tensor) -> torch.dtype | None:
         if all(torch.equal(part.to(dtype).to(part.dtype), part) for part in (values.reshape(-1)[:64], values)):
             return dtype
     return None
-
-
-def _digest(values: torch.Tensor, dtype: torch.dtype) -> str:
-    return blake2b(bits_of_tensor(values.to(dtype)).tobytes(), digest_size=DIGEST_BYTES).hexdigest()

@@ -29,7 +29,6 @@ class Sends(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._sent: dict[int, tuple[str, str]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator, and note the memory that a send, or a copy of what was sent, writes into."""
         returned = func(*args, **(kwargs or {}))
         op = collective_name(func)
         if op in SENDS:

@@ -1,7 +1,6 @@
 """Where claims come from: one module for each library that splits a model's tensors.
 
-A source is a module here, or in a folder of a library that needs several, and a line in `SOURCES` of `registry`. It has
-whichever of these functions it needs:
+A source is a module here, and a line in `SOURCES` of `registry`. It has whichever of these functions it needs:
 
     inner(model)                          the model inside a wrapper that adds to names; None for any other module
     of_model(model, mesh)                 tensors that the model's own parameters do not show, such as FSDP1's flat ones

@@ -1,4 +1,11 @@
-"""DTensors (FSDP2, `parallelize_module`, transformers' TP): the placements are the claim."""
+"""DTensors (FSDP2, `parallelize_module`, transformers' TP) and other subclasses.
+
+The placements of a DTensor are the claim.
+
+Subclasses that wrap tensors are torchao's quantized weights, float8 and others. Their elements are in inner tensors, in
+a form that only the class knows, so that neither their bits nor their order say anything. They are named, and what is
+not understood is never called wrong.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +16,7 @@ from torch.distributed.tensor import DTensor
 from shardviz.live.capture.meshes import Claim, on_root, own_axes
 from shardviz.live.capture.stamp import named_tensors
 from shardviz.live.claims.local import Local, not_understood
-from shardviz.live.claims.subclasses import reason_of
-from shardviz.live.compat import placement_of, root_mesh
+from shardviz.live.compat import has_storage, placement_of, root_mesh
 
 if TYPE_CHECKING:
     import torch
@@ -22,13 +28,14 @@ if TYPE_CHECKING:
 
 
 def of_tensor(name: str, role: Role, tensor: torch.Tensor, mesh: Mesh | None) -> Local | None:
-    """Return this rank's part of a DTensor, or of a plain tensor whose gradient is one."""
+    """Return this rank's part of a DTensor, of a plain tensor whose gradient is one, or of what is not understood."""
     grad = tensor.grad if tensor.is_leaf else None
-    if not isinstance(tensor, DTensor) and not isinstance(grad, DTensor):
-        return None
-    values, claim = _local_and_claim(tensor.detach())
-    if why := reason_of(values):
+    is_split = isinstance(tensor, DTensor) or isinstance(grad, DTensor)
+    values, claim = _local_and_claim(tensor.detach()) if is_split else (tensor, None)
+    if why := _reason(values):
         return not_understood(name, role, tensor, why)
+    if not is_split:
+        return None
     grad_values, grad_claim = _local_and_claim(grad.detach()) if grad is not None else (None, None)
     axes = own_axes(tensor.device_mesh, claim[0]) if isinstance(tensor, DTensor) and claim else ()
     shape = tuple(tensor.shape)
@@ -51,3 +58,17 @@ def _local_and_claim(tensor: torch.Tensor) -> tuple[torch.Tensor, Claim | None]:
     if not isinstance(tensor, DTensor):
         return tensor, None
     return tensor.to_local(), on_root(tensor.device_mesh, [placement_of(placement) for placement in tensor.placements])
+
+
+def _reason(tensor: torch.Tensor) -> str:
+    """Return why a tensor's elements cannot be read; empty if they can."""
+    if isinstance(tensor, DTensor) or has_storage(tensor):
+        return ""
+    kind = type(tensor)
+    inner = getattr(tensor, "__tensor_flatten__", None)
+    parts = list(inner()[0]) if callable(inner) else []
+    where = f", which keeps them in {', '.join(parts)}" if parts else ", which has no storage"
+    of = (
+        f"{kind.__module__.partition('.')[0]}.{kind.__qualname__}" if kind.__module__ != "torch" else f"{tensor.layout}"
+    )
+    return f"its elements: it is a {of}{where}"

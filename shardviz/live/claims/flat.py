@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from torch import distributed
+
 if TYPE_CHECKING:
     import torch
 
@@ -39,6 +41,15 @@ class FlatParam:
     shard_ranks: tuple[int, ...]
     replicate_ranks: tuple[int, ...]
     grad: torch.Tensor | None
+
+    @classmethod
+    def in_buffers(
+        cls, name: str, shape: tuple[int, ...], ranks: tuple[int, ...], local: torch.Tensor, size: int, offset: int = 0
+    ) -> FlatParam:
+        """Return a parameter in the buffers of some ranks, laid end to end: this rank's has so many elements."""
+        rank = distributed.get_rank()
+        place = size * len(ranks), local, size * ranks.index(rank), ranks, (rank,)
+        return cls(name, "", shape, shape, offset, *place, None)
 
     def cut(self, local: torch.Tensor) -> torch.Tensor:
         """Return this parameter's own stretch of a local part of the concatenation."""

@@ -1,28 +1,29 @@
 """Modules whose load hooks split or merge tensors, such as torchtitan's `wqkv`.
 
-A checkpoint has it as `wq`, `wk` and `wv`.
-
-The hook is run on the reference's own tensors, so that a weight is compared under the name that the model has for it.
+A checkpoint has it as `wq`, `wk` and `wv`. The hook is run on the reference's own tensors, so that a weight is compared
+under the name that the model has for it.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from shardviz.live.capture.agreement import in_a_line
-from shardviz.live.capture.stamp import dtype_name
-from shardviz.live.claims.conversions import Made, outline, values_of
+from shardviz.live.capture.stamp import bits_of_tensor, dtype_name, from_bits
 from shardviz.live.compat import clean_name, load_hooks
+from shardviz.relate.values import part_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
+    from numpy.typing import NDArray
     from torch import nn
 
+    from shardviz.layout.region import Region
     from shardviz.reference.files import Entry, Reference
 
 
@@ -87,3 +88,37 @@ def _hooked(module: nn.Module, prefix: str, state: dict[str, torch.Tensor]) -> d
     for hook in load_hooks(module):
         hook(state, prefix, {}, True, [], [], [])
     return state
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A tensor of the model that a loader makes of one or more tensors of a file.
+
+    Attributes:
+        dtype: Its dtype.
+        shape: Its shape.
+        make: Returns it; asked whenever it is compared, so that no more than one is in memory.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    make: Callable[[], torch.Tensor]
+
+    @property
+    def bits(self) -> NDArray[Any]:
+        """Its bits as unsigned integers."""
+        return bits_of_tensor(self.make()).reshape(self.shape)
+
+    def read(self, region: Region) -> NDArray[Any]:
+        """Return the bits of a part, in the region's order."""
+        return part_of(self.bits, region)
+
+
+def outline(entry: Entry) -> torch.Tensor:
+    """Return a tensor of a reference without its values."""
+    return torch.empty(entry.shape, dtype=getattr(torch, entry.dtype), device="meta")
+
+
+def values_of(entry: Entry) -> torch.Tensor:
+    """Return a tensor of a reference, in memory."""
+    return from_bits(entry.bits, getattr(torch, entry.dtype))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -47,6 +47,12 @@ class Local:
     def claimed_shape(self) -> tuple[int, ...]:
         """The shape that the placements refer to: FSDP1's concatenation, or the global shape."""
         return (self.flat[1],) if self.flat else self.shape
+
+    def placed_as(self, parameter: Local | None) -> Local:
+        """Return an optimizer's state with the placements of its parameter, if it has none and is as large here."""
+        if parameter is None or self.claim or self.flat or self.values.shape != parameter.values.shape:
+            return self
+        return replace(self, shape=parameter.shape, claim=parameter.claim, flat=parameter.flat)
 
     @property
     def is_constant(self) -> bool:

@@ -5,17 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shardviz.live.claims import (
+    deepspeed,
     dtensor,
     fsdp1,
     hooks,
+    megatron,
     spmd,
-    subclasses,
     transformers,
     wrappers,
 )
-from shardviz.live.claims.deepspeed import zero3, zero12
 from shardviz.live.claims.local import Local, plain
-from shardviz.live.claims.megatron import experts, layers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,18 +26,15 @@ if TYPE_CHECKING:
 
     from shardviz.dump.records.base import Role
     from shardviz.layout.mesh import Mesh
-    from shardviz.live.claims.deepspeed.fragment import Fragment
+    from shardviz.live.claims.deepspeed import Fragment
     from shardviz.reference.files import Reference
 
 SOURCES: tuple[ModuleType, ...] = (
     wrappers,
     fsdp1,
     dtensor,
-    subclasses,
-    zero3,
-    zero12,
-    experts,
-    layers,
+    deepspeed,
+    megatron,
     spmd,
     transformers,
     hooks,

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shardviz.layout.mesh import Mesh
 from shardviz.layout.placements import Partial, Placement, Replicate, Shard
-from shardviz.live.capture.meshes import plain_mesh
+from shardviz.live.capture.meshes import axes_along, plain_mesh
 from shardviz.live.capture.stamp import named_tensors
 from shardviz.live.claims.local import Local, not_understood, plain
 
@@ -99,13 +99,7 @@ def _is_in_order(tensor: torch.Tensor, mesh: Mesh) -> bool:
 
 def _axes_along(axis: Any, mesh: Mesh) -> tuple[str, ...]:
     """Return the mesh axes that an annotation's axis runs along, outermost first, if any."""
-    ranks = _ranks(axis)
-    for width in range(1, mesh.ndim + 1):
-        for first in range(mesh.ndim - width + 1):
-            names = mesh.axes[first : first + width]
-            if any(tuple(group) == ranks for group in mesh.groups(*names)):
-                return names
-    return ()
+    return axes_along(_ranks(axis), mesh) or ()
 
 
 def _ranks(axis: Any) -> tuple[int, ...]:

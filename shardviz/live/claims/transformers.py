@@ -12,7 +12,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from shardviz.live.claims.conversions import Made, outline, values_of
+from shardviz.live.claims.hooks import Made, outline, values_of
+from shardviz.text import natural_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -67,7 +68,7 @@ def _merge(
 
     def outputs(read: Callable[[Entry], torch.Tensor]) -> dict[str, torch.Tensor]:
         fresh_converter = copy.deepcopy(converter)
-        for pattern, key in sorted(sources, key=lambda pair: _sort_key(pair[1])):
+        for pattern, key in sorted(sources, key=lambda pair: natural_key(pair[1])):
             fresh_converter.add_tensor(name, key, pattern, partial(read, entries[key]))
         results = fresh_converter.convert(name, model=model, config=getattr(model, "config", None))
         return {
@@ -82,8 +83,3 @@ def _merge(
         called: Made(first.dtype, tuple(output.shape), partial(made_alone, called))
         for called, output in outputs(outline).items()
     }
-
-
-def _sort_key(key: str) -> list[tuple[bool, int, str]]:
-    """Return what sorts `experts.2` before `experts.10`."""
-    return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in key.split(".")]

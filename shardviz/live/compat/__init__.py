@@ -5,162 +5,76 @@ Each function's docstring names the torch versions it was tried on.
 
 from __future__ import annotations
 
-from shardviz.live.compat.ddp import (
-    ddp_alone,
-    ddp_buckets,
-    has_ddp,
-    is_made_in_first_step,
-    lacks_parameters,
-    looks_for_unused,
-    only_in_first_step,
-    params_of_ddp,
-    ran_without_sync,
-    running_ddp,
-)
-from shardviz.live.compat.fakes import (
-    UnwrappedMode,
-    answered_alone,
-    fake_mode,
-    fakes_converted,
-    futures_answered,
-    has_known_value,
-    is_fake,
-    know_fakes,
-    new_fakes,
-)
-from shardviz.live.compat.fsdp import (
-    dividing_float64_once,
-    flat_gradients_reduced,
-    flat_params,
-    flat_params_without_memory,
-    fsdp_units,
-    give_cpu_streams_events,
-    held_back,
-    params_of_fsdp,
-    wide_reductions,
-    without_pinned_memory,
-    writes_to_gathered,
-)
-from shardviz.live.compat.meshes import (
-    flatten_mesh,
-    local_of,
-    meshes_joined_once,
-    placement_of,
-    quiet_redistribution,
-    root_mesh,
-    torch_placement,
-    working_out_shapes,
-)
-from shardviz.live.compat.modules import (
-    class_name,
-    compiled_calls_wrapped,
-    computed_buffers,
-    follow_modules_by,
-    innermost_modes,
-    is_compiled,
-    load_hooks,
-    replaced,
-    without_compiling,
-)
-from shardviz.live.compat.names import (
-    clean_name,
-    unit_of,
-)
-from shardviz.live.compat.parameters import parameters_are_held
-from shardviz.live.compat.pipelines import asks_for_shapes, pipelines_alone, stages_of
-from shardviz.live.compat.tensors import (
-    has_storage,
-    id_without_memory,
-    in_backward,
-    inner_tensors,
-    plain_tensors,
-    real_tensors,
-    storages_resized,
-    version_of,
-)
-from shardviz.live.compat.worlds import (
-    count_groups,
-    default_store,
-    fake_world,
-    groups_here,
-    have_come,
-    mesh_of_one_rank,
-    one_process,
-    ranks_of_operator,
-    split_alike,
-    world_of,
-)
-
-__all__ = [
-    "UnwrappedMode",
-    "answered_alone",
-    "asks_for_shapes",
-    "class_name",
-    "clean_name",
-    "compiled_calls_wrapped",
-    "computed_buffers",
-    "count_groups",
-    "ddp_alone",
-    "ddp_buckets",
-    "default_store",
-    "dividing_float64_once",
-    "fake_mode",
-    "fake_world",
-    "fakes_converted",
-    "flat_gradients_reduced",
-    "flat_params",
-    "flat_params_without_memory",
-    "flatten_mesh",
-    "follow_modules_by",
-    "fsdp_units",
-    "futures_answered",
-    "give_cpu_streams_events",
-    "groups_here",
-    "has_ddp",
-    "has_known_value",
-    "has_storage",
-    "have_come",
-    "held_back",
-    "id_without_memory",
-    "in_backward",
-    "inner_tensors",
-    "innermost_modes",
-    "is_compiled",
-    "is_fake",
-    "is_made_in_first_step",
-    "know_fakes",
-    "lacks_parameters",
-    "load_hooks",
-    "local_of",
-    "looks_for_unused",
-    "mesh_of_one_rank",
-    "meshes_joined_once",
-    "new_fakes",
-    "one_process",
-    "only_in_first_step",
-    "parameters_are_held",
-    "params_of_ddp",
-    "params_of_fsdp",
-    "pipelines_alone",
-    "placement_of",
-    "plain_tensors",
-    "quiet_redistribution",
-    "ran_without_sync",
-    "ranks_of_operator",
-    "real_tensors",
-    "replaced",
-    "root_mesh",
-    "running_ddp",
-    "split_alike",
-    "stages_of",
-    "storages_resized",
-    "torch_placement",
-    "unit_of",
-    "version_of",
-    "wide_reductions",
-    "without_compiling",
-    "without_pinned_memory",
-    "working_out_shapes",
-    "world_of",
-    "writes_to_gathered",
-]
+from shardviz.live.compat.ddp import ddp_alone as ddp_alone
+from shardviz.live.compat.ddp import ddp_buckets as ddp_buckets
+from shardviz.live.compat.ddp import has_ddp as has_ddp
+from shardviz.live.compat.ddp import is_made_in_first_step as is_made_in_first_step
+from shardviz.live.compat.ddp import lacks_parameters as lacks_parameters
+from shardviz.live.compat.ddp import looks_for_unused as looks_for_unused
+from shardviz.live.compat.ddp import only_in_first_step as only_in_first_step
+from shardviz.live.compat.ddp import params_of_ddp as params_of_ddp
+from shardviz.live.compat.ddp import ran_without_sync as ran_without_sync
+from shardviz.live.compat.ddp import running_ddp as running_ddp
+from shardviz.live.compat.fakes import UnwrappedMode as UnwrappedMode
+from shardviz.live.compat.fakes import answered_alone as answered_alone
+from shardviz.live.compat.fakes import fake_mode as fake_mode
+from shardviz.live.compat.fakes import fakes_converted as fakes_converted
+from shardviz.live.compat.fakes import futures_answered as futures_answered
+from shardviz.live.compat.fakes import has_known_value as has_known_value
+from shardviz.live.compat.fakes import is_fake as is_fake
+from shardviz.live.compat.fakes import know_fakes as know_fakes
+from shardviz.live.compat.fakes import new_fakes as new_fakes
+from shardviz.live.compat.fsdp import dividing_float64_once as dividing_float64_once
+from shardviz.live.compat.fsdp import flat_gradients_reduced as flat_gradients_reduced
+from shardviz.live.compat.fsdp import flat_params as flat_params
+from shardviz.live.compat.fsdp import flat_params_without_memory as flat_params_without_memory
+from shardviz.live.compat.fsdp import fsdp_units as fsdp_units
+from shardviz.live.compat.fsdp import give_cpu_streams_events as give_cpu_streams_events
+from shardviz.live.compat.fsdp import held_back as held_back
+from shardviz.live.compat.fsdp import parameters_are_held as parameters_are_held
+from shardviz.live.compat.fsdp import params_of_fsdp as params_of_fsdp
+from shardviz.live.compat.fsdp import wide_reductions as wide_reductions
+from shardviz.live.compat.fsdp import without_pinned_memory as without_pinned_memory
+from shardviz.live.compat.fsdp import writes_to_gathered as writes_to_gathered
+from shardviz.live.compat.meshes import flatten_mesh as flatten_mesh
+from shardviz.live.compat.meshes import local_of as local_of
+from shardviz.live.compat.meshes import meshes_joined_once as meshes_joined_once
+from shardviz.live.compat.meshes import placement_of as placement_of
+from shardviz.live.compat.meshes import quiet_redistribution as quiet_redistribution
+from shardviz.live.compat.meshes import root_mesh as root_mesh
+from shardviz.live.compat.meshes import torch_placement as torch_placement
+from shardviz.live.compat.meshes import whole_of as whole_of
+from shardviz.live.compat.meshes import working_out_shapes as working_out_shapes
+from shardviz.live.compat.modules import class_name as class_name
+from shardviz.live.compat.modules import clean_name as clean_name
+from shardviz.live.compat.modules import compiled_calls_wrapped as compiled_calls_wrapped
+from shardviz.live.compat.modules import computed_buffers as computed_buffers
+from shardviz.live.compat.modules import follow_modules_by as follow_modules_by
+from shardviz.live.compat.modules import followed as followed
+from shardviz.live.compat.modules import innermost_modes as innermost_modes
+from shardviz.live.compat.modules import is_compiled as is_compiled
+from shardviz.live.compat.modules import load_hooks as load_hooks
+from shardviz.live.compat.modules import replaced as replaced
+from shardviz.live.compat.modules import unit_of as unit_of
+from shardviz.live.compat.modules import without_compiling as without_compiling
+from shardviz.live.compat.pipelines import asks_for_shapes as asks_for_shapes
+from shardviz.live.compat.pipelines import pipelines_alone as pipelines_alone
+from shardviz.live.compat.pipelines import stages_of as stages_of
+from shardviz.live.compat.tensors import has_storage as has_storage
+from shardviz.live.compat.tensors import id_without_memory as id_without_memory
+from shardviz.live.compat.tensors import in_backward as in_backward
+from shardviz.live.compat.tensors import inner_tensors as inner_tensors
+from shardviz.live.compat.tensors import plain_tensors as plain_tensors
+from shardviz.live.compat.tensors import real_tensors as real_tensors
+from shardviz.live.compat.tensors import storages_resized as storages_resized
+from shardviz.live.compat.tensors import version_of as version_of
+from shardviz.live.compat.worlds import count_groups as count_groups
+from shardviz.live.compat.worlds import default_store as default_store
+from shardviz.live.compat.worlds import fake_world as fake_world
+from shardviz.live.compat.worlds import groups_here as groups_here
+from shardviz.live.compat.worlds import have_come as have_come
+from shardviz.live.compat.worlds import mesh_of_one_rank as mesh_of_one_rank
+from shardviz.live.compat.worlds import one_process as one_process
+from shardviz.live.compat.worlds import ranks_of_operator as ranks_of_operator
+from shardviz.live.compat.worlds import split_alike as split_alike
+from shardviz.live.compat.worlds import world_of as world_of

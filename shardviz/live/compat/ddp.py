@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class _PartOfBucket:
-    """One part of a DistributedDataParallel bucket, with the interface of torch's `GradBucket`."""
+    """One part of a DistributedDataParallel bucket, with the interface of torch's `GradBucket`, which documents it."""
 
     def __init__(self, buffer: torch.Tensor, params: Sequence[torch.Tensor], at: int, *, is_last: bool) -> None:
         self._buffer = buffer
@@ -25,28 +25,22 @@ class _PartOfBucket:
         self._is_last = is_last
 
     def index(self) -> int:
-        """Return its place in the order in which buckets are reduced."""
         return self._at
 
     def buffer(self) -> torch.Tensor:
-        """Return its gradients, one after the other."""
         return self._buffer
 
     def set_buffer(self, buffer: torch.Tensor) -> None:
-        """Take another tensor instead."""
         self._buffer = buffer
 
     def parameters(self) -> list[torch.Tensor]:
-        """Return the parameters whose gradients it has."""
         return self._params
 
     def gradients(self) -> list[torch.Tensor]:
-        """Return the gradients, each in the shape of its parameter."""
         cut = torch.split(self._buffer, [param.numel() for param in self._params])
         return [piece.view(param.shape) for piece, param in zip(cut, self._params, strict=True)]
 
     def is_last(self) -> bool:
-        """Whether no other bucket comes after it."""
         return self._is_last
 
 

@@ -275,7 +275,6 @@ class _Answered:
         self._tensor = tensor
 
     def get_future(self) -> Any:
-        """Return a future that is there."""
         done: Any = torch.futures.Future()
         done.set_result([self._tensor])
         return done

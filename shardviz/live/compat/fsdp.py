@@ -1,19 +1,23 @@
-"""FSDP1 and FSDP2: flat parameters, units, and gradients that they hold back."""
+"""FSDP1 and FSDP2: units, flat parameters, gradients held back, and who keeps parameters."""
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from shardviz.live.claims.flat import FlatParam
-from shardviz.live.compat.modules import replaced
-from shardviz.live.compat.names import clean_name
+from shardviz.live.compat.modules import clean_name, followed, replaced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
 
 def give_cpu_streams_events() -> None:
@@ -52,14 +56,11 @@ def held_back(model: nn.Module) -> Iterator[torch.Tensor]:
     After `set_requires_gradient_sync(False)` it is on the unsharded parameter, after `set_requires_all_reduce(False)`
     in `_partial_reduce_output`. Tried on torch 2.13.0; where a name has moved, nothing is held back.
     """
-    for module in model.modules():
-        for group in _fsdp_groups(_fsdp_state(module)):
-            partial = getattr(group, "_partial_reduce_output", None) is not None
-            for param in getattr(group, "fsdp_params", ()):
-                whole = getattr(param, "_unsharded_param", None)
-                grads = getattr(param, "unsharded_accumulated_grad", None), None if whole is None else whole.grad
-                if partial or any(grad is not None for grad in grads):
-                    yield param.sharded_param
+    for group, param in _fsdp_params(model):
+        whole = getattr(param, "_unsharded_param", None)
+        grads = getattr(param, "unsharded_accumulated_grad", None), None if whole is None else whole.grad
+        if any(grad is not None for grad in (getattr(group, "_partial_reduce_output", None), *grads)):
+            yield param.sharded_param
 
 
 def flat_params(model: nn.Module) -> Iterator[FlatParam]:
@@ -116,32 +117,17 @@ def _flat_params_of_handle(prefix: str, handle: Any, replicate_group: Any) -> It
         offset += numel
 
 
-@contextmanager
-def flat_gradients_reduced(note: Callable[[torch.Tensor | None], None]) -> Iterator[Callable[[], bool]]:
+def flat_gradients_reduced(
+    note: Callable[[torch.Tensor | None], None],
+) -> AbstractContextManager[Callable[[], bool]]:
     """Report each gradient that FSDP1 will reduce; yield a function that says if it is reducing.
 
-    It is the whole one of a flat parameter, which autograd has made. `_runtime_utils._post_backward_hook` is replaced
-    for this long, in torch 2.13.0; where it has another name, nothing is called and the answer is always no.
+    It is the whole one of a flat parameter, which autograd has made. `_runtime_utils._post_backward_hook`, in torch
+    2.13.0; where it has another name, nothing is reported and the answer is always no.
     """
     from torch.distributed.fsdp import _runtime_utils
 
-    before: Any = getattr(_runtime_utils, "_post_backward_hook", None)
-    if before is None:
-        yield lambda: False
-        return
-    depth = 0
-
-    def reducing(state: Any, handle: Any, *more: Any) -> Any:
-        nonlocal depth
-        note(handle.flat_param.grad)
-        depth += 1
-        try:
-            return before(state, handle, *more)
-        finally:
-            depth -= 1
-
-    with replaced(_runtime_utils, "_post_backward_hook", reducing):
-        yield lambda: depth > 0
+    return followed(_runtime_utils, "_post_backward_hook", lambda _, handle, *more: note(handle.flat_param.grad))
 
 
 @contextmanager
@@ -212,21 +198,15 @@ def wide_reductions(model: nn.Module) -> set[torch.dtype]:
 
     `FSDPParam.mp_policy`. Tried on torch 2.6.0, 2.13.0 and 2.15.0.
     """
-    policies = (param.mp_policy for param in _fsdp_params(model))
+    policies = (param.mp_policy for _, param in _fsdp_params(model))
     pairs = [(policy.param_dtype, policy.reduce_dtype) for policy in policies]
     return {wide for narrow, wide in pairs if narrow and wide and wide.itemsize > narrow.itemsize}
 
 
 def without_pinned_memory(model: nn.Module) -> None:
     """Keep FSDP2 from pinning offloaded memory, which takes a GPU (torch 2.13.0)."""
-    for param in _fsdp_params(model):
+    for _, param in _fsdp_params(model):
         param.pin_memory = False
-
-
-def sharded_by_fsdp(model: nn.Module) -> Iterator[torch.Tensor]:
-    """Yield the parameters that FSDP2 sharded, whose hooks it calls. `sharded_param` in 2.13.0."""
-    for param in _fsdp_params(model):
-        yield param.sharded_param
 
 
 @contextmanager
@@ -251,7 +231,7 @@ def writes_to_gathered(model: nn.Module) -> Iterator[Callable[[], list[str]]]:
     def names() -> list[str]:
         return [clean_name(name) for name, own in model.named_parameters() if any(own is param for param in written)]
 
-    kind: Any = next(map(type, _fsdp_params(model)), None)
+    kind: Any = next((type(param) for _, param in _fsdp_params(model)), None)
     if kind is None:
         yield list
         return
@@ -266,13 +246,11 @@ def params_of_fsdp(model: nn.Module) -> Iterator[tuple[torch.Tensor, tuple[int, 
     `mesh_info` of a parameter, and `gradient_divide_factor` of its group, which `set_gradient_divide_factor` sets, in
     torch 2.13.0. Torch 2.6.0 has no such factor: what it divides by is not known, and None.
     """
-    for module in model.modules():
-        for group in _fsdp_groups(_fsdp_state(module)):
-            for param in getattr(group, "fsdp_params", ()):
-                mesh = getattr(getattr(param, "mesh_info", None), "mesh", None)
-                if mesh is not None:
-                    ranks = tuple(mesh.mesh.flatten().tolist())
-                    yield param.sharded_param, ranks, _divisor(group, len(ranks))
+    for group, param in _fsdp_params(model):
+        mesh = getattr(getattr(param, "mesh_info", None), "mesh", None)
+        if mesh is not None:
+            ranks = tuple(mesh.mesh.flatten().tolist())
+            yield param.sharded_param, ranks, _divisor(group, len(ranks))
 
 
 def _divisor(group: Any, num_ranks: int) -> float | None:
@@ -282,10 +260,11 @@ def _divisor(group: Any, num_ranks: int) -> float | None:
     return float(num_ranks if group.gradient_divide_factor is None else group.gradient_divide_factor)
 
 
-def _fsdp_params(model: nn.Module) -> Iterator[Any]:
+def _fsdp_params(model: nn.Module) -> Iterator[tuple[Any, Any]]:
+    """Yield FSDP2's parameters, each with its group."""
     for module in model.modules():
         for group in _fsdp_groups(_fsdp_state(module)):
-            yield from getattr(group, "fsdp_params", ())
+            yield from ((group, param) for param in getattr(group, "fsdp_params", ()))
 
 
 def _fsdp_state(module: nn.Module) -> Any:
@@ -295,3 +274,35 @@ def _fsdp_state(module: nn.Module) -> Any:
 
 def _fsdp_groups(state: Any) -> list[Any]:
     return list(getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)])
+
+
+def parameters_are_held(model: nn.Module) -> bool:
+    """Whether hooks, optimizers or lists keep parameters that `to_empty` replaces.
+
+    It replaces plain parameters. A parameter that wraps a tensor, such as a DTensor, stays the same object but loses
+    its hooks, unless it is FSDP2's, which calls them itself (`sharded_param` in torch 2.13.0).
+    """
+    by_fsdp = {id(param.sharded_param) for _, param in _fsdp_params(model)}
+    places = Counter(id(parameter) for module in model.modules() for parameter in module._parameters.values())
+    for module in model.modules():
+        for parameter in module._parameters.values():
+            if parameter is None or id(parameter) in by_fsdp:
+                continue
+            # Modules know it, and so do this loop and the call.
+            is_replaced = not is_traceable_wrapper_subclass(parameter)
+            if _is_hooked(parameter) or (is_replaced and sys.getrefcount(parameter) > places[id(parameter)] + 2):
+                return True
+    return False
+
+
+def _is_hooked(parameter: Any) -> bool:
+    """Whether a parameter has hooks, or its autograd node is kept by someone who may hook it.
+
+    torch finds the node by a view of the parameter, which a DTensor whose placements are wrong refuses.
+    `_backward_hooks`, `_post_accumulate_grad_hooks` and `_DisableTorchDispatch`, tried on torch 2.6.0, 2.13.0 and
+    2.15.0.
+    """
+    if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+        return True
+    with torch._C._DisableTorchDispatch():
+        return parameter.requires_grad and sys.getrefcount(get_gradient_edge(parameter).node) > 1

@@ -11,10 +11,11 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, _shardi
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from shardviz.layout import placements
-from shardviz.live.compat.modules import replaced
+from shardviz.live.compat.modules import followed, replaced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     import torch
 
@@ -87,30 +88,13 @@ def quiet_redistribution() -> Iterator[None]:
         logger.setLevel(before)
 
 
-@contextmanager
-def working_out_shapes() -> Iterator[Callable[[], bool]]:
+def working_out_shapes() -> AbstractContextManager[Callable[[], bool]]:
     """Yield a function that says if DTensor runs an operator only to learn a result's shape.
 
     It runs it on tensors of the whole shape, without values: `ShardingPropagator._propagate_tensor_meta_non_cached`, in
     torch 2.6.0 to 2.15.0; if it has a different name, the answer is always no.
     """
-    kind, name = _sharding_prop.ShardingPropagator, "_propagate_tensor_meta_non_cached"
-    before: Any = getattr(kind, name, None)
-    if before is None:
-        yield lambda: False
-        return
-    depth = 0
-
-    def noting(*args: Any, **named: Any) -> Any:
-        nonlocal depth
-        depth += 1
-        try:
-            return before(*args, **named)
-        finally:
-            depth -= 1
-
-    with replaced(kind, name, noting):
-        yield lambda: depth > 0
+    return followed(_sharding_prop.ShardingPropagator, "_propagate_tensor_meta_non_cached")
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -121,6 +105,12 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
     `DTensor._local_tensor` in torch 2.6.0 to 2.13.0.
     """
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
+def whole_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a DTensor put together from all ranks, with pending sums made; any other tensor as it is."""
+    with quiet_redistribution():
+        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 @contextmanager

@@ -1,8 +1,8 @@
-"""Modules: what torch keeps of them beside parameters, and who follows their calls."""
+"""Modules: their names in wrappers, what torch keeps of them, who follows their calls."""
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,8 +10,6 @@ from torch import nn
 from torch.overrides import _get_current_function_mode
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode
-
-from shardviz.live.compat.names import clean_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -62,6 +60,30 @@ def replaced(owner: Any, name: str, new: object) -> Iterator[None]:
             setattr(owner, name, before)
         else:
             delattr(owner, name)
+
+
+@contextmanager
+def followed(
+    owner: Any, name: str, note: Callable[..., object] = lambda *_, **__: None
+) -> Iterator[Callable[[], bool]]:
+    """Call `note` before each call of a function, and yield a function that says whether that one is running.
+
+    If the owner has no such function, nothing is called, and the answer is always no.
+    """
+    before: Any = getattr(owner, name, None)
+    depth = 0
+
+    def following(*args: Any, **kwargs: Any) -> Any:
+        nonlocal depth
+        note(*args, **kwargs)
+        depth += 1
+        try:
+            return before(*args, **kwargs)
+        finally:
+            depth -= 1
+
+    with nullcontext() if before is None else replaced(owner, name, following):
+        yield lambda: depth > 0
 
 
 def innermost_modes() -> tuple[Any, Any]:
@@ -115,3 +137,23 @@ def follow_modules_by(mode: CommDebugMode, tracker: Any) -> None:
 def without_compiling() -> Any:
     """Return a context that runs compiled code eagerly: without values nothing compiles."""
     return torch.compiler.set_stance("force_eager")
+
+
+def unit_of(name: str) -> str | None:
+    """Return the module whose flat parameter has this name; else None.
+
+    FSDP1 names it `_flat_param`: tried on torch 2.6.0, 2.13.0 and 2.15.0.
+    """
+    path, _, last = name.rpartition(".")
+    return clean_name(path) if last == "_flat_param" else None
+
+
+WRAPPERS = ("_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module")
+
+
+def clean_name(name: str) -> str:
+    """Drop what wrappers add to a name: FSDP1, torch.compile and activation checkpointing.
+
+    DistributedDataParallel's `module` is a public name and stays.
+    """
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)

@@ -46,7 +46,6 @@ class _Vote:
         self.vote = vote
 
     def item(self) -> int:
-        """Return the vote."""
         return self.vote
 
 

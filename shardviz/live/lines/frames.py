@@ -1,10 +1,17 @@
-"""The lines of the user's code that make a call: the frames between a module's call and torch's function."""
+"""The lines of the user's code that make a call: the frames between a module's call and torch's function.
+
+Beside them, the line that computes the plain numbers which such a line reads: offsets and slices, which no call shows.
+"""
 
 from __future__ import annotations
 
+import ast
+import inspect
 import linecache
 import os
 import sys
+import textwrap
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,10 +20,10 @@ import torch
 from torch import nn
 
 from shardviz.dump.records.lines import FrameRecord
-from shardviz.live.lines.numbers import first_line_of_numbers
 
 if TYPE_CHECKING:
     from types import CodeType, FrameType
+
 
 TORCH = str(Path(torch.__file__).parent) + os.sep
 OURS = str(Path(__file__).parents[2]) + os.sep
@@ -61,7 +68,8 @@ def frames_of(module: nn.Module | None) -> tuple[tuple[FrameRecord, ...], int, F
         frame = frame.f_back
     frames = (users or torchs[:1])[:MOST_FRAMES]
     at = next((at for at, (_, is_own) in enumerate(frames) if is_own), len(frames) - 1)
-    since = _since(frames[at][0]) if frames else None
+    begin = first_line_of_numbers(frames[at][0]) if frames else 0
+    since = _record(frames[at][0], begin) if frames and begin != frames[at][0].f_lineno else None
     return tuple(_record(frame) for frame, _ in reversed(frames)), max(len(frames) - 1 - at, 0), since
 
 
@@ -95,11 +103,6 @@ def _kind(code: CodeType) -> str:
     return "" if is_library or file.startswith((HERE, HOOKS)) else "user"
 
 
-def _since(frame: FrameType) -> FrameRecord | None:
-    line = first_line_of_numbers(frame)
-    return None if line == frame.f_lineno else _record(frame, line)
-
-
 def _record(frame: FrameType, line: int = 0) -> FrameRecord:
     file, line = frame.f_code.co_filename, line or frame.f_lineno
     source = linecache.getline(file, line, frame.f_globals).strip()
@@ -111,3 +114,64 @@ def _relative(file: str) -> str:
     """Return a file relative to the folder that it is imported from, the longest of them."""
     roots = [root for root in sys.path if root and file.startswith(root.rstrip(os.sep) + os.sep)]
     return os.path.relpath(file, max(roots, key=len)) if roots else Path(file).name
+
+
+PLAIN = (int, float, slice)
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A statement of a function.
+
+    Attributes:
+        line: The number of its first line, in the file.
+        end: That of its last line.
+        sets: The names that it sets.
+        reads: The names that it reads.
+        computes: Whether it computes anything, beside calling and copying.
+    """
+
+    line: int
+    end: int
+    sets: frozenset[str]
+    reads: frozenset[str]
+    computes: bool
+
+
+def first_line_of_numbers(frame: FrameType) -> int:
+    """Return the line at which the numbers begin to be computed that a running line reads; that line without any."""
+    begin, waiting, statements = frame.f_lineno, [frame.f_lineno], statements_of(frame.f_code)
+    visited: set[int] = set()
+    while waiting:
+        line = waiting.pop()
+        names = {name for one in statements if one.line <= line <= one.end for name in one.reads}
+        plain = {name for name in names if isinstance(frame.f_locals.get(name), PLAIN)}
+        for name in plain:
+            earlier = [one for one in statements if one.line < line and name in one.sets]
+            if earlier and earlier[-1].computes and earlier[-1].line not in visited:
+                visited.add(earlier[-1].line)
+                waiting.append(earlier[-1].line)
+                begin = min(begin, earlier[-1].line)
+    return begin
+
+
+@lru_cache(maxsize=512)
+def statements_of(code: CodeType) -> tuple[Assignment, ...]:
+    """Return the simple statements of a function, in order; none if its source cannot be read."""
+    try:
+        lines, first = inspect.getsourcelines(code)
+        tree = ast.parse(textwrap.dedent("".join(lines)))
+    except (OSError, TypeError, SyntaxError):
+        return ()
+    simple = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.Return)
+    found = [_assignment(node, first - 1) for node in ast.walk(tree) if isinstance(node, simple)]
+    return tuple(sorted(found, key=lambda one: one.line))
+
+
+def _assignment(node: ast.stmt, before: int) -> Assignment:
+    names = [one for one in ast.walk(node) if isinstance(one, ast.Name)]
+    sets = frozenset(one.id for one in names if isinstance(one.ctx, ast.Store))
+    reads = frozenset(one.id for one in names if isinstance(one.ctx, ast.Load))
+    is_slice = any(isinstance(one, ast.Call) and getattr(one.func, "id", "") == "slice" for one in ast.walk(node))
+    computes = is_slice or any(isinstance(one, ast.BinOp) for one in ast.walk(node))
+    return Assignment(before + node.lineno, before + (node.end_lineno or node.lineno), sets, reads, computes)

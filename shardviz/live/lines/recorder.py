@@ -340,7 +340,6 @@ class _Functions(TorchFunctionMode):
         self.recorder = recorder
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run a function, and record it unless it is inside of one that is recorded."""
         kwargs = kwargs or {}
         name = _name(func)
         if self.recorder.is_inside or name in UNSEEN:
@@ -356,7 +355,6 @@ class _Collectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.recorder = recorder
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator."""
         if is_communication(func):
             self.recorder.check(func, args)
         returned = func(*args, **(kwargs or {}))

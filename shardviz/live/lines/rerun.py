@@ -1,4 +1,7 @@
-"""Run the step again for lines, of one module or around the model, if the judge asks for them after the step."""
+"""Run the step again for lines, of one module or around the model, if the judge asks for them after the step.
+
+Lines are looked at only if the loss, a gradient or a weight may differ from the unsharded model's.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from shardviz.dump.records.lines import STEP, LinesRecord, of_value
+from shardviz.layout.layout import Layout
 from shardviz.live.capture.agreement import attempted, of_all_ranks
 from shardviz.live.capture.locals import Local
+from shardviz.live.compat import whole_of
 from shardviz.live.lines.recorder import recording
 from shardviz.live.lines.step_recorder import StepRecorder, is_recordable
 
@@ -24,6 +31,7 @@ if TYPE_CHECKING:
     from shardviz.dump.records.base import Moment
     from shardviz.live.capture.capture import Capture
     from shardviz.live.lines.recorder import Recorder
+
 
 POINT_TO_POINT = ("send", "recv")
 """What a rank alone would wait for, forever."""
@@ -175,3 +183,51 @@ def add_values(
             if numbers is not None:
                 name = of_value(module, value.number, gradient=is_gradient)
                 capture.add_values(Local(name, "activation", tuple(numbers.shape), numbers), moment)
+
+
+def differ(
+    held: Sequence[Local], wanted: Sequence[Local], losses: tuple[torch.Tensor, torch.Tensor], rank: int, near: float
+) -> bool:
+    """Return whether anything may differ on any rank. Every rank calls this.
+
+    What cannot be laid out here, such as a flat parameter, is taken to be equal, and what was cut by hand may be any
+    part: this asks whether to look, and the judge decides.
+
+    Args:
+        held: This rank's gradients, states and weights.
+        wanted: The unsharded model's.
+        losses: This rank's loss, and the unsharded model's.
+        rank: This rank.
+        near: By how much of the largest number anything may be off.
+    """
+    by_name = {(local.role, local.name): local for local in wanted}
+    pairs = [(local, by_name.get((local.role, local.name))) for local in held]
+    is_here = any(whole is not None and _differs(local, whole, rank, near) for local, whole in pairs)
+    of_all = of_all_ranks((is_here, float(whole_of(losses[0]))))
+    mean, loss = sum(number for _, number in of_all) / len(of_all), float(losses[1])
+    return any(here for here, _ in of_all) or not abs(mean - loss) <= near * max(abs(loss), 1e-30)
+
+
+def _differs(local: Local, whole: Local, rank: int, near: float) -> bool:
+    if local.flat or local.values.is_meta or not local.values.is_floating_point() or not local.values.numel():
+        return False
+    expected, held = whole.values.detach(), local.values.detach()
+    largest = float(expected.abs().max()) if expected.numel() else 0.0
+    if local.claim is not None:
+        mesh, placements = local.claim
+        layout = Layout.from_placements(mesh, local.claimed_shape, placements)
+        if layout.partial or layout.shape != tuple(expected.shape):
+            return False
+        for dim, ranges in enumerate(layout.region(mesh.coord_of(rank)).dims):
+            expected = torch.cat([expected.narrow(dim, begin, end - begin) for begin, end in ranges], dim)
+    held = held.to(expected.device)
+    parts = [expected] if expected.shape == held.shape else _parts(expected, held.shape)
+    return bool(parts) and not any(float((held - part).abs().max()) <= near * largest for part in parts)
+
+
+def _parts(whole: torch.Tensor, shape: torch.Size) -> Sequence[torch.Tensor]:
+    """Return the equal parts of a tensor that have some shape, if one dim alone was cut by hand; else none."""
+    dims = [dim for dim in range(whole.ndim) if whole.shape[dim] != shape[dim]] if whole.ndim == len(shape) else []
+    if len(dims) != 1 or not shape[dims[0]] or whole.shape[dims[0]] % shape[dims[0]]:
+        return ()
+    return torch.split(whole, shape[dims[0]], dims[0])

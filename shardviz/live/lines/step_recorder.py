@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from shardviz.live.lines.recorder import Frames
-    from shardviz.live.step.batch import Batch
 
 Memory = tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]
 
@@ -222,7 +221,9 @@ class StepRecorder(Recorder):
         """
         functions = {name: getattr(probe, name) for name in ("loss", "step") if hasattr(probe, name)}
         if self.keeps_all or not functions:
-            functions["loss"] = lambda model, batch: loss_of(probe, model, _as_batch(batch))
+            functions["loss"] = lambda model, batch: loss_of(
+                probe, model, batch if isinstance(batch, tuple) else (batch,)
+            )
             functions.pop("step", None)
         return SimpleNamespace(**{**vars(probe), **{name: self._returning(run) for name, run in functions.items()}})
 
@@ -278,10 +279,6 @@ class StepRecorder(Recorder):
         for at, tensor in enumerate(tensors_kept(output)):
             self.values[self.number(tensor)].origin = f"output {self._num_outputs} {at}"
         self._num_outputs += 1
-
-
-def _as_batch(batch: Any) -> Batch:
-    return batch if isinstance(batch, tuple) else (batch,)
 
 
 def _are_equal(held: torch.Tensor | None, whole: torch.Tensor | None) -> bool:

@@ -14,7 +14,7 @@ whose places it reads, or along which models differ. Any other rank is asked for
 from __future__ import annotations
 
 import math
-from itertools import product
+from itertools import islice, product
 from operator import ge
 from typing import TYPE_CHECKING
 
@@ -87,7 +87,8 @@ class Replies:
         If one could not be stepped, none is asked for a step, and those that were stepped are asked without one.
         """
         needs_step = {rank: self._needs_step(rank) for rank in ranks}
-        new_ranks = [rank for rank in needs_step if not self._was_asked(rank, with_step=needs_step[rank])]
+        known = {rank for rank, reply in self.by_rank.items() if reply.was_asked_for_step or not needs_step.get(rank)}
+        new_ranks = [rank for rank in needs_step if rank not in known]
         stepped = {rank for rank in new_ranks if needs_step[rank]}
         replies = self._ask(new_ranks, stepped)
         self.by_rank |= replies
@@ -104,10 +105,6 @@ class Replies:
         """Whether a rank's step may differ from the first one's, as far as code and models tell."""
         coord, apart = self.mesh.coord_of(rank), {*self.reads, *self.axes}
         return not (self.failed or any(at for axis, at in zip(self.mesh.axes, coord, strict=True) if axis not in apart))
-
-    def _was_asked(self, rank: int, *, with_step: bool) -> bool:
-        """Whether a rank has been asked already."""
-        return rank in self.by_rank and (self.by_rank[rank].was_asked_for_step or not with_step)
 
     @property
     def first(self) -> Reply:
@@ -199,7 +196,7 @@ def _ask_along(replies: Replies, axes: tuple[str, ...]) -> Sequence[Part]:
 
 def _uneven_axes(record: RankRecord) -> set[str]:
     """Return the axes with uneven splits, on which torch and the oracle may disagree."""
-    layouts = [layout_of(layout_record, mesh_of(record.meshes[layout_record.mesh])) for layout_record in record.layouts]
+    layouts = (layout_of(layout_record, mesh_of(record.meshes[layout_record.mesh])) for layout_record in record.layouts)
     return {axis for layout in layouts if not has_equal_parts(layout) for axis in layout.split_axes}
 
 
@@ -218,26 +215,27 @@ def _ranks_by_reads(replies: Replies) -> list[int]:
 
 def _corners(mesh: Mesh, axes: Collection[str]) -> list[int]:
     """Return the ranks first or last along some axes, first along the rest, up to a limit."""
-    ends = [
-        (0, size - 1)[: min(size, 2)] if axis in axes else (0,)
-        for axis, size in zip(mesh.axes, mesh.shape, strict=True)
-    ]
-    return [mesh.rank_at(way) for way in list(product(*ends))[:MAX_CORNERS]]
+    ends = (sorted({0, mesh.axis_size(axis) - 1}) if axis in axes else [0] for axis in mesh.axes)
+    return [mesh.rank_at(coord) for coord in islice(product(*ends), MAX_CORNERS)]
 
 
 def _unexplained_axes(replies: Replies, stage_axes: Sequence[str]) -> tuple[str, ...]:
     """Return the axes along which the last position is not what the first one explains."""
     mesh = replies.mesh
-    last = {axis: [*_positions_along(mesh, [axis])][-1] for axis in mesh.axes if mesh.axis_size(axis) > 1}
+    last = {axis: rank_along(mesh, axis, -1) for axis in mesh.axes if mesh.axis_size(axis) > 1}
     replies.ask(rank for axis, rank in last.items() if axis not in stage_axes)
     return tuple(axis for axis, rank in last.items() if axis in stage_axes or not replies.is_explained(rank))
+
+
+def rank_along(mesh: Mesh, axis: str, at: int) -> int:
+    """Return the rank at a position along an axis, counted from its end if negative, and first along the others."""
+    return [*_positions_along(mesh, [axis])][at]
 
 
 def _positions_along(mesh: Mesh, axes: Sequence[str]) -> dict[int, dict[str, tuple[int, ...]]]:
     """Return one rank for each position along some axes, with the position."""
     ranges = [range(size if axis in axes else 1) for axis, size in zip(mesh.axes, mesh.shape, strict=True)]
-    places = [(way, dict(zip(mesh.axes, way, strict=True))) for way in product(*ranges)]
-    return {mesh.rank_at(way): {axis: (at[axis],) for axis in axes} for way, at in places}
+    return {mesh.rank_at(coord): {axis: (coord[mesh.axis_index(axis)],) for axis in axes} for coord in product(*ranges)}
 
 
 def _merge(parts: Sequence[Part], mesh: Mesh) -> Sequence[Part]:
@@ -263,13 +261,10 @@ def explains(reply: Reply, reference: Reply, mesh: Mesh) -> bool:
 
     A step is compared if both were asked for one: a rank stands for others that hold as much in it, or less.
     """
-    planned = PlannedPart(reply.plan_part, mesh).record(reference.plan_part.record.rank)
+    record = PlannedPart(reply.plan_part, mesh).record(reference.plan_part.record.rank)
+    planned = structs.replace(reply.plan_part, record=record)
     stepped = reply.was_asked_for_step and reference.was_asked_for_step
-    same = _comparable(planned, stepped=stepped) == _comparable(reference.plan_part.record, stepped=stepped)
-    same = same and (reply.plan_part.units, reply.plan_part.buckets) == (
-        reference.plan_part.units,
-        reference.plan_part.buckets,
-    )
+    same = _comparable(planned, stepped=stepped) == _comparable(reference.plan_part, stepped=stepped)
     return same and (not stepped or all(map(ge, _in_step(reply.plan_part), _in_step(reference.plan_part))))
 
 
@@ -279,8 +274,9 @@ def _in_step(plan_part: PlanPart) -> tuple[int, int]:
     return peak.activations + peak.gathered, sum(state.bytes for state in plan_part.saved)
 
 
-def _comparable(record: RankRecord, *, stepped: bool) -> object:
-    """Return what a record says, whatever the numbers of its bodies and layouts."""
+def _comparable(plan_part: PlanPart, *, stepped: bool) -> object:
+    """Return what a rank has, whatever the numbers of its bodies and layouts."""
+    record = plan_part.record
     layouts = [
         (record.meshes[layout_record.mesh], structs.replace(layout_record, mesh=0)) for layout_record in record.layouts
     ]
@@ -295,4 +291,4 @@ def _comparable(record: RankRecord, *, stepped: bool) -> object:
         if stepped or body[0].moment != "step"
     }
     step = (without_ranks(record.collectives), record.schedule) if stepped else ()
-    return tensors, record.tied, record.not_checked, step
+    return tensors, record.tied, record.not_checked, step, plan_part.units, plan_part.buckets

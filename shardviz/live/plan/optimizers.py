@@ -18,7 +18,7 @@ from shardviz.errors import ShardvizError
 from shardviz.live.capture.locals import Local, of_tensor, unwrapped
 from shardviz.live.compat import clean_name, inner_tensors, local_of, quiet_redistribution
 from shardviz.live.plan.forks import one_line
-from shardviz.live.plan.step.answers import Answers
+from shardviz.live.plan.reads import Answers
 from shardviz.live.step.observe import optimizer_states, tied_again
 
 if TYPE_CHECKING:
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from shardviz.dump.records.base import Role
-    from shardviz.live.plan.building import Built
+    from shardviz.live.plan.dry_step import PlannedStep
     from shardviz.live.plan.planning import PlanJob
-    from shardviz.live.plan.step.dry_step import PlannedStep
+    from shardviz.live.plan.rank import Built
 
 
 NAMES = {"adam": "Adam", "momentum": "SGD with momentum", "none": ""}
@@ -119,18 +119,17 @@ def _state_of_probe(
         )
     if job.optimizer.dtype or job.optimizer.master:
         step.notes.append("--state and --master are not used: the probe's optimizer() says what is kept")
-    names = dict.fromkeys(type(getattr(part, "optim", part)).__name__ for part in parts)
+    names = dict.fromkeys(type(part).__name__ for part in parts)
     model = unwrapped(built.model)
     return [local for part in parts for local in _states_of(part, model, params)], ", ".join(names)
 
 
 def _states_of(optimizer: Any, model: nn.Module, params: Sequence[Local]) -> Iterator[Local]:
     """Yield an optimizer's state; wrappers are taken apart, as into 8-bit codes and scales."""
-    state = getattr(optimizer, "optim", optimizer).state
     tensors = {
         f"{clean_name(name)}.{kind}": value
         for name, parameter in model.named_parameters()
-        for kind, value in state.get(parameter, {}).items()
+        for kind, value in optimizer.state.get(parameter, {}).items()
         if torch.is_tensor(value)
     }
     return taken_apart(optimizer_states(optimizer, model, params), tensors)
@@ -138,11 +137,10 @@ def _states_of(optimizer: Any, model: nn.Module, params: Sequence[Local]) -> Ite
 
 def _are_made(parts: Sequence[Any]) -> bool:
     """Whether optimizers have a state for every parameter with a gradient, stepped or not."""
-    optimizers = [getattr(part, "optim", part) for part in parts]
     stepped = [
-        bool(optimizer.state.get(param))
-        for optimizer in optimizers
-        for group in optimizer.param_groups
+        bool(part.state.get(param))
+        for part in parts
+        for group in part.param_groups
         for param in group["params"]
         if param.grad is not None
     ]
@@ -150,9 +148,9 @@ def _are_made(parts: Sequence[Any]) -> bool:
 
 
 def _parts(optimizer: Any) -> list[Any]:
-    """Return an optimizer, or those that an object with a `step` of its own has."""
+    """Return an optimizer, without its wrapper, or those that an object with a `step` of its own has."""
     if hasattr(optimizer, "state") or hasattr(optimizer, "optim"):
-        return [optimizer]
+        return [getattr(optimizer, "optim", optimizer)]
     parts: list[Any] = []
     for value in getattr(optimizer, "__dict__", {}).values():
         inside = value if isinstance(value, (list, tuple)) else [value]

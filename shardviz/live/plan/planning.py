@@ -20,13 +20,12 @@ from shardviz.dump.records.files import RunRecord
 from shardviz.dump.records.plan import PlanRecord
 from shardviz.dump.records.tensors import MeshRecord
 from shardviz.errors import ProbeError, ShardvizError
-from shardviz.live.capture.intentions import check_intended
+from shardviz.live.dumping import check_intended
 from shardviz.live.noting import is_library
-from shardviz.live.plan.building import early_model, unsharded, without_groups
-from shardviz.live.plan.choosing import choose
+from shardviz.live.plan.choosing import choose, rank_along
 from shardviz.live.plan.forks import answers, ask, is_own, one_line
 from shardviz.live.plan.optimizers import Optimizer, dtype_of
-from shardviz.live.plan.rank import answer
+from shardviz.live.plan.rank import answer, early_model, unsharded, without_groups
 from shardviz.live.plan.reads import variables_read
 from shardviz.live.probe import load_probe
 from shardviz.live.world.torchrun import environment_of, variables
@@ -160,8 +159,6 @@ def _import(probe: Probe) -> ModuleType:
         raise ProbeError(raised, f"python {probe.path} shows where") from error
 
 
-__all__ = ["PlanJob", "plan", "rows"]
-
 NO_STEP = "--no-step was given"
 IDLE = "stages of {} would have no parameters"
 
@@ -267,8 +264,9 @@ def _row(job: PlanJob, loaded: Loaded, memory: int, most: int, *, needs_step: bo
     Raises:
         ShardvizError: The mesh is not planned.
     """
-    stages = dict(_last_but_one(job.mesh, loaded.stage_axes))
-    rank_samples = [*stages.values(), *([job.mesh.ranks[0]] if memory and job.with_step else [])]
+    # The last but one of each axis: its stage is empty if any stage is.
+    stages = {axis: rank_along(job.mesh, axis, -2) for axis in loaded.stage_axes if job.mesh.axis_size(axis) > 2}
+    rank_samples = [*stages.values(), *(job.mesh.ranks[:1] if memory and job.with_step else ())]
     _check_mesh(job, loaded)
     looks = _quick_looks(job, loaded, rank_samples, most)
     for axis, rank in stages.items():
@@ -278,14 +276,6 @@ def _row(job: PlanJob, loaded: Loaded, memory: int, most: int, *, needs_step: bo
     if memory and lasting > memory:
         return lasting
     return row_of(PlannedRanks(_planned(job, loaded, most, needs_step=needs_step), job.mesh))
-
-
-def _last_but_one(mesh: Mesh, axes: Sequence[str]) -> Iterator[tuple[str, int]]:
-    """Yield each axis's second-to-last rank, whose stage is empty if any stage is."""
-    for axis in axes:
-        if mesh.axis_size(axis) > 2:
-            at = tuple(size - 2 if name == axis else 0 for name, size in zip(mesh.axes, mesh.shape, strict=True))
-            yield axis, mesh.rank_at(at)
 
 
 def _quick_looks(job: PlanJob, loaded: Loaded, ranks: Sequence[int], most: int) -> dict[int, tuple[int, bool]]:

@@ -18,6 +18,7 @@ from shardviz.live.run.hooks.arming import arm, disarm
 from shardviz.live.run.hooks.observing import nested, quietly
 from shardviz.live.run.meeting import end_stamped, watch_steps
 from shardviz.live.run.options import Note, leave
+from shardviz.live.run.references.values import parameters_of
 from shardviz.live.run.references.writing import is_first_here, rank_here
 from shardviz.live.run.session import Session
 from shardviz.live.run.taking import Stage, take
@@ -165,9 +166,12 @@ class Observer:
 
     def stepping(self, optimizer: Any) -> None:
         """Capture sharded models that were never called: those it changes, and weight averages."""
-        stepped_ids = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        stepped_ids = {id(parameter) for parameter in parameters_of(optimizer)}
         for module in sorted(self._pending(), key=lambda model: -sum(1 for _ in model.modules())):
-            is_due = any(id(parameter) in stepped_ids for parameter in module.parameters()) or _is_frozen(module)
+            parameters = list(module.parameters())
+            # One that has values, and that no optimizer changes, is a moving average.
+            is_frozen = not _is_on_meta(module) and not any(parameter.requires_grad for parameter in parameters)
+            is_due = is_frozen or any(id(parameter) in stepped_ids for parameter in parameters)
             if module not in self._captured and is_due:
                 self._take(module)
 
@@ -192,7 +196,9 @@ class Observer:
 
     def _take(self, root: nn.Module, stage: Stage | None = None) -> None:
         if self._num_taken < MAX_DUMPS:
-            note = quietly("the capture", lambda: take(self.session, root, stage=stage)) or _failed(root)
+            failed = f"{name_of(root)}: the capture failed, as was reported when it did"
+            note = quietly("the capture", lambda: take(self.session, root, stage=stage))
+            note = note or Note("not-captured", rank_here(), failed)
         else:
             note = Note("not-captured", rank_here(), f"the job has more than {MAX_DUMPS} sharded models")
         if note.kind == "not-loaded":
@@ -228,15 +234,6 @@ class Observer:
             registry.marks(tensor)
             for tensor in (*submodule.parameters(recurse=False), *submodule.buffers(recurse=False))
         )
-
-
-def _failed(root: nn.Module) -> Note:
-    return Note("not-captured", rank_here(), f"{name_of(root)}: the capture failed, as was reported when it did")
-
-
-def _is_frozen(module: nn.Module) -> bool:
-    """Whether a model has values and no optimizer changes them, as a moving average."""
-    return not _is_on_meta(module) and not any(parameter.requires_grad for parameter in module.parameters())
 
 
 def _is_on_meta(module: nn.Module) -> bool:

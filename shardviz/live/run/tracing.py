@@ -33,15 +33,15 @@ from shardviz.live.capture.locals import Local, local_tensors, unwrapped
 from shardviz.live.claims.wrappers import reducing
 from shardviz.live.compat import asks_for_shapes, default_store, groups_here, in_backward, is_compiled
 from shardviz.live.lines.job_lines import JobLines
+from shardviz.live.randomness import random_states
 from shardviz.live.run.hooks.arming import arm, disarm
 from shardviz.live.run.hooks.observing import nested, quietly, report
 from shardviz.live.run.outside import outside
-from shardviz.live.run.references.values import outermost
+from shardviz.live.run.references.values import outermost, parameters_of
 from shardviz.live.run.references.writing import is_first_here, rank_here
 from shardviz.live.step.optimizer_settings import options_of, options_records
 from shardviz.live.step.running import tensors_in
-from shardviz.live.step.trace.points import add_points
-from shardviz.live.step.trace.recorder import MAX_ELEMENTS, Trace
+from shardviz.live.step.trace.recorder import MAX_ELEMENTS, Trace, add_points
 from shardviz.live.trace_modules import Followed
 from shardviz.versions import package_version
 
@@ -109,7 +109,7 @@ def write_step(step: Step, folder: Path, command: tuple[str, ...], problem: str 
         command: The job's, for the record.
         problem: Why the step has no end; empty if it has one.
     """
-    rank, num_ranks = _place()
+    rank, num_ranks = rank_here(), distributed.get_world_size() if distributed.is_initialized() else 1
     capture = Capture(rank, num_ranks, run_id=_run_id(), steps_before=step.number - 1)
     capture.wrappers = [*reducing(step.root), *step.outside.wrappers()]
     if step.trace.uncalled:
@@ -141,10 +141,6 @@ def write_step(step: Step, folder: Path, command: tuple[str, ...], problem: str 
             ),
         )
     write_rank(folder, capture.record(), capture.dense)
-
-
-def _place() -> tuple[int, int]:
-    return (distributed.get_rank(), distributed.get_world_size()) if distributed.is_initialized() else (rank_here(), 1)
 
 
 def groups_of(num_ranks: int) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -211,7 +207,7 @@ class JobTrace(Trace):
                 return  # a pipeline's stage, run on values without a meaning
             begin(module, inputs, named)
             if not in_backward():
-                self._states[name].append(_random_states())
+                self._states[name].append(random_states())
             if not name:
                 self._keep_given((inputs, named))
 
@@ -223,7 +219,8 @@ class JobTrace(Trace):
         def end_all(module: Any, inputs: Any, output: Any) -> None:
             end(module, inputs, output)
             if self._states[name] and not in_backward():
-                self.draws[name].append(not _are_equal(self._states[name].pop(), _random_states()))
+                before, after = self._states[name].pop(), random_states()
+                self.draws[name].append(not (len(before) == len(after) and all(map(torch.equal, before, after))))
 
         return _without_errors(end_all)
 
@@ -249,16 +246,6 @@ def _without_errors(hook: Callable[..., None]) -> Callable[..., None]:
             quietly(WHAT, hook, *given)
 
     return call
-
-
-def _random_states() -> list[torch.Tensor]:
-    """Copy the states of the generators that modules draw from, without changing them."""
-    on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if on_gpu else [])]
-
-
-def _are_equal(before: list[torch.Tensor], after: list[torch.Tensor]) -> bool:
-    return len(before) == len(after) and all(map(torch.equal, before, after))
 
 
 def most_of(num_tensors: int) -> int:
@@ -354,7 +341,9 @@ class Follower:
     def _is_trained(self, module: nn.Module) -> bool:
         trainable = {id(parameter) for parameter in module.parameters() if parameter.requires_grad}
         optimizers = [*self._optimizers, *self._taken]
-        own_optimizers = [optimizer for optimizer in optimizers if trainable & _parameters(optimizer)]
+        own_optimizers = [
+            optimizer for optimizer in optimizers if not trainable.isdisjoint(map(id, parameters_of(optimizer)))
+        ]
         is_due = (
             max((self._taken.get(optimizer, 0) for optimizer in own_optimizers), default=0)
             == self.options.trace_step - 1
@@ -408,7 +397,7 @@ class Follower:
         """End the step if this optimizer steps the model, and something of the model was called."""
         if self._step is not None and (self._step.trace.order or self._step.is_compiled):
             parameter_ids = {id(parameter) for parameter in self._step.root.parameters()}
-            if parameter_ids & _parameters(optimizer):
+            if not parameter_ids.isdisjoint(map(id, parameters_of(optimizer))):
                 quietly(WHAT, self._keep_options, self._step)
                 self._finish("")
 
@@ -438,10 +427,6 @@ class Follower:
             self._lines.end()
         with nested(), torch.no_grad():
             self.write(replace(step, broke_off=broke_off), problem)
-
-
-def _parameters(optimizer: Optimizer) -> set[int]:
-    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
 
 
 def _contains(modules: Iterable[nn.Module], module: nn.Module) -> bool:

@@ -78,7 +78,7 @@ def whole_batch(probe: ModuleType, axes: Mapping[str, int], mesh: Mesh, *, doubl
     batch = probe.batch()
     if batch is None:
         raise ProbeError("batch() returned None", "return a tensor, or a tuple or dict of the model's arguments")
-    return whole_parts(_as_tuple(batch), axes, mesh, double=double)
+    return whole_parts(tuple(batch) if isinstance(batch, tuple | list) else (batch,), axes, mesh, double=double)
 
 
 def whole_parts(batch: Batch, axes: Mapping[str, int], mesh: Mesh, *, double: bool = False) -> Batch:
@@ -107,10 +107,6 @@ def row_axes(axes: Mapping[str, int]) -> tuple[str, ...]:
     by_name = [dim for axis, dim in axes.items() if axis.startswith(DATA_AXES)]
     dim = 0 if 0 in axes.values() or not by_name else by_name[0]
     return tuple(axis for axis in axes if axes[axis] == dim)
-
-
-def _as_tuple(batch: Any) -> Batch:
-    return tuple(batch) if isinstance(batch, tuple | list) else (batch,)
 
 
 def each(batch_part: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:

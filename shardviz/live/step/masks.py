@@ -47,7 +47,6 @@ class Masks(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._drawn: dict[int, torch.Tensor] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation, and note what it draws or lays a mask on."""
         output = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
         if name == "native_dropout":

@@ -70,18 +70,14 @@ def observed(
     observation.comms.on_write = observation.trace.forget
     with ExitStack() as stack:
         if values:
-            for handle in _keep_values(observation, inner, last, followed):
+            keep = last.register_forward_hook(_keep_output(observation))
+            for handle in (*observation.trace.follow(inner, followed), keep):
                 stack.callback(handle.remove)
         for number, module in (stages or {}).items():
             for handle in _follow(observation, number, module):
                 stack.callback(handle.remove)
         stack.enter_context(observation.comms if values else observation.comms.only_modules())
         yield observation
-
-
-def _keep_values(seen: Observed, inner: nn.Module, last: nn.Module, followed: Followed) -> Iterator[Any]:
-    yield from seen.trace.follow(inner, followed)
-    yield last.register_forward_hook(_keep_output(seen))
 
 
 def _keep_output(observation: Observed) -> Any:

@@ -36,10 +36,11 @@ from shardviz.live.step.output_parts import (
 )
 from shardviz.live.step.return_values import are_parts_of, is_split, joined, named_calls, numbers_of
 from shardviz.live.step.step import claimed_as, due_placements, loss_of
+from shardviz.live.step.unsharded.step import precision_of
 from shardviz.text import counted, named_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from shardviz.layout.candidates import Placements
     from shardviz.layout.region import Region
@@ -67,8 +68,7 @@ TOO_MANY = "the first of them are compared"
 
 def add_outputs(on: ProbeOnRank, step: StepResult, reference: UnshardedStep, setting: Setting) -> list[Local]:
     """Record other returned tensors, and return this rank's part. Every rank calls this."""
-    narrow = [torch.finfo(dtype).eps for dtype in step.observation.comms.narrowed_to]
-    precision = max(of_all_ranks(max([reference.precision, *narrow])))
+    precision = max(of_all_ranks(max(reference.precision, precision_of(step.observation.comms.narrowed_to))))
     outputs = Comparison(on, step, reference, setting, precision).outputs()
     on.capture.not_checked += [("", f"{name}: {why}") for name, why in outputs.not_checked.items()]
     for local in outputs.held:
@@ -125,15 +125,18 @@ class Comparison:
         of_all = {rank: own for rank, own in sent if own is not None}
         reasons = [own[1] for own in of_all.values() if own[1]] or ([] if of_all else [NEVER_CALLED])
         if reasons:
-            outputs.not_checked |= {"the output": reasons[0]} if self._is_silent(unsharded, of_all) else {}
+            # There is an output that cannot be compared, and nothing says so yet.
+            if unsharded or (not of_all and self.reference.step.output is not None):
+                outputs.not_checked["the output"] = reasons[0]
             return outputs
         unplaced = {}
         for name in dict.fromkeys([*unsharded, *(name for own, _ in of_all.values() for name in own)]):
             of_ranks = {rank: own[name] for rank, (own, _) in of_all.items() if name in own}
+            present = {rank: offer for rank, offer in of_ranks.items() if offer is not None}
             if (
                 of_ranks
                 and name in wants
-                and self._is_unsharded_loss(wants[name])
+                and is_loss(wants[name].parts, self.reference.step.loss, wants[name].near(self.precision))
                 and all(offer is not None and offer.is_loss for offer in of_ranks.values())
             ):
                 continue  # it is compared as the loss
@@ -144,7 +147,7 @@ class Comparison:
                 outputs.not_checked[name] = f"the sharded model returns no tensor there {who}"
             elif name not in wants or None in of_ranks.values():
                 outputs.not_checked[name] = UNREADABLE
-            elif why := self._place(outputs, name, wants[name], _present(of_ranks), calls.get(name, ())):
+            elif why := self._place(outputs, name, wants[name], present, calls.get(name, ())):
                 unplaced[name] = why
         outputs.not_checked |= self._not_of_rows(unplaced, calls)
         for returned in self.step.returned[:1]:
@@ -152,10 +155,6 @@ class Comparison:
             if returned.num_left_out:
                 outputs.not_checked["the output"] = f"{counted(returned.num_left_out, 'more tensor')}: {TOO_MANY}"
         return outputs
-
-    def _is_silent(self, unsharded: Collection[str], of_all: Collection[int]) -> bool:
-        """Whether there is an output that cannot be compared, and nothing says so yet."""
-        return bool(unsharded) or (not of_all and self.reference.step.output is not None)
 
     def _mine(self) -> tuple[dict[str, list[torch.Tensor]], str]:
         """Return this rank's tensors, each for every micro-batch, by name; or why they cannot be told apart."""
@@ -170,32 +169,29 @@ class Comparison:
         rows = self.step.sizes[0] if self.step.sizes else 0
         return self.runs == 1 and are_parts_of(self.step.returned, rows)
 
-    def _offer(self, values: Sequence[torch.Tensor], reference_output: Wanted | None) -> Offer | None:
+    def _offer(self, values: Sequence[torch.Tensor], wanted: Wanted | None) -> Offer | None:
         """Return what this rank tells the others of a tensor; None if its numbers cannot be read."""
         parts = [numbers for value in values if (numbers := numbers_of(value)) is not None]
         numbers = joined(parts, 0) if len(parts) == len(values) else None
-        if numbers is None or reference_output is None:
+        if numbers is None or wanted is None:
             return None
-        loss = is_loss(parts, self.step.loss, reference_output.near(self.precision))
+        loss = is_loss(parts, self.step.loss, wanted.near(self.precision))
         if len(values) == 1 and is_split(values[0]):
             shape = tuple(values[0].shape)
-            is_labeled = shape != tuple(reference_output.whole.shape) or not self._is_of_rows(values[0])
+            is_labeled = shape != tuple(wanted.whole.shape) or not self._is_of_rows(values[0])
             return Offer(shape, is_labeled=is_labeled, is_loss=loss)
-        are_alike = len({part.shape for part in (*parts, *reference_output.parts)}) == 1
+        are_alike = len({part.shape for part in (*parts, *wanted.parts)}) == 1
         may_be_of_rows = are_alike and parts[0].numel() <= MAX_EXCHANGED
         of_rows = tuple(part.cpu() for part in parts) if may_be_of_rows else ()
         is_one = len(parts) == 1 or numbers.ndim > 0 or all(torch.equal(part, numbers) for part in parts)
-        fits = tuple(self._fitting(numbers, reference_output)) if is_one else ()
+        fits = tuple(self._fitting(numbers, wanted)) if is_one else ()
         return Offer(tuple(numbers.shape), fits, of_rows, is_loss=loss)
 
-    def _is_unsharded_loss(self, wanted: Wanted) -> bool:
-        return is_loss(wanted.parts, self.reference.step.loss, wanted.near(self.precision))
-
-    def _fitting(self, numbers: torch.Tensor, reference_output: Wanted) -> Iterator[Placements]:
+    def _fitting(self, numbers: torch.Tensor, wanted: Wanted) -> Iterator[Placements]:
         """Yield the placements that give this rank the values that it has, fewest splits first."""
-        shape, near = tuple(reference_output.whole.shape), reference_output.near(self.precision)
+        shape, near = tuple(wanted.whole.shape), wanted.near(self.precision)
         for placements, region in placements_of(shape, tuple(numbers.shape), self.on.job.mesh, self.on.capture.rank):
-            if is_near(numbers, _part_of(reference_output.whole, region), near):
+            if is_near(numbers, _part_of(wanted.whole, region), near):
                 yield placements
 
     def _is_of_rows(self, tensor: torch.Tensor) -> bool:
@@ -208,65 +204,55 @@ class Comparison:
         self,
         outputs: Outputs,
         name: str,
-        reference_output: Wanted,
+        wanted: Wanted,
         of_ranks: Mapping[int, Offer],
         values: Sequence[torch.Tensor],
     ) -> str:
         """Add a tensor with its layout, the same on every rank; return why not if nothing shows one."""
-        offers, mesh, shape = list(of_ranks.values()), self.on.job.mesh, tuple(reference_output.whole.shape)
+        offers, mesh, shape = list(of_ranks.values()), self.on.job.mesh, tuple(wanted.whole.shape)
         if all(offer.is_labeled for offer in offers):
-            outputs.add(
-                name, [self._claimed(name, value, reference_output) for value in values], reference_output.whole
-            )
+            outputs.add(name, [self._claimed(name, value, wanted) for value in values], wanted.whole)
             return ""
         numbers = joined([tensor for value in values if (tensor := numbers_of(value)) is not None], 0)
         if fits := [one for one in offers[0].fits if all(one in offer.fits for offer in offers)]:
-            if bool(torch.isfinite(reference_output.whole).all()):
+            if bool(torch.isfinite(wanted.whole).all()):
                 held = [] if numbers is None else [Local(name, "output", shape, numbers, (mesh, fits[0]))]
-                outputs.add(name, held, reference_output.whole)
+                outputs.add(name, held, wanted.whole)
             return ""
-        if (op := reduction_of(reference_output, of_ranks, mesh, self.batch_axes, self.precision)) is not None:
+        if (op := reduction_of(wanted, of_ranks, mesh, self.batch_axes, self.precision)) is not None:
             by_axis = [Partial(op) if axis in self.batch_axes else Replicate() for axis in mesh.axes]
             reduced_values = [REDUCTIONS[op](torch.stack([*of_ranks[self.on.capture.rank].parts]))] if values else []
             locals_ = [Local(name, "output", tuple(one.shape), one, (mesh, tuple(by_axis))) for one in reduced_values]
-            outputs.add(name, locals_, REDUCTIONS[op](torch.stack(reference_output.parts)))
+            outputs.add(name, locals_, REDUCTIONS[op](torch.stack(wanted.parts)))
             return ""
-        if why := self._doubt(reference_output, offers):
+        if why := self._doubt(wanted, offers):
             return why
-        outputs.add(
-            name, [] if numbers is None else [self._claimed(name, numbers, reference_output)], reference_output.whole
-        )
+        outputs.add(name, [] if numbers is None else [self._claimed(name, numbers, wanted)], wanted.whole)
         return ""
 
-    def _doubt(self, reference_output: Wanted, offers: Sequence[Offer]) -> str:
+    def _doubt(self, wanted: Wanted, offers: Sequence[Offer]) -> str:
         """Return why values that are not the unsharded model's may still be right; empty if they are an output's."""
-        shape = tuple(reference_output.whole.shape)
+        shape = tuple(wanted.whole.shape)
         if hasattr(self.on.probe, "whole_output"):
             return WHOLE_OUTPUT
         is_shared_out = bool(self.batch_axes) or any(len(offer.parts) > 1 for offer in offers)
-        if is_shared_out and any(offer.shape == shape or self._is_of_part(offer, reference_output) for offer in offers):
+        if is_shared_out and any(offer.shape == shape or self._is_of_part(offer, wanted) for offer in offers):
             return OF_ROWS
-        claimed_shapes = [
-            self._claimed("", torch.empty(offer.shape, device="meta"), reference_output).shape for offer in offers
-        ]
+        claimed_shapes = [self._claimed("", torch.empty(offer.shape, device="meta"), wanted).shape for offer in offers]
         if any(one != shape for one in claimed_shapes):
             return f"no placements give a rank {list(offers[0].shape)} of the unsharded model's {list(shape)}"
-        is_narrow = self.precision and not reference_output.whole.is_floating_point()
+        is_narrow = self.precision and not wanted.whole.is_floating_point()
         return NARROW_INTEGERS if is_narrow else ""
 
-    def _is_of_part(self, offer: Offer, reference_output: Wanted) -> bool:
+    def _is_of_part(self, offer: Offer, wanted: Wanted) -> bool:
         """Whether a shape is that of each part of the batch, and has not the part's rows."""
         has_rows = offer.shape[:1] == self.step.sizes[:1]
-        return (
-            len(reference_output.parts) > 1 and offer.shape == tuple(reference_output.parts[0].shape) and not has_rows
-        )
+        return len(wanted.parts) > 1 and offer.shape == tuple(wanted.parts[0].shape) and not has_rows
 
-    def _claimed(self, name: str, tensor: torch.Tensor, reference_output: Wanted) -> Local:
+    def _claimed(self, name: str, tensor: torch.Tensor, wanted: Wanted) -> Local:
         """Return a tensor with the layout of an output."""
         axes, mesh = self.setting.axes, self.on.job.mesh
-        placements = due_placements(
-            tuple(tensor.shape), tuple(reference_output.whole.shape), self.step.sizes, axes, mesh
-        )
+        placements = due_placements(tuple(tensor.shape), tuple(wanted.whole.shape), self.step.sizes, axes, mesh)
         return claimed_as(name, "output", tensor, mesh, placements)
 
     def _not_of_rows(self, unplaced: Mapping[str, str], calls: Mapping[str, Sequence[torch.Tensor]]) -> dict[str, str]:
@@ -295,10 +281,6 @@ class Comparison:
         with torch.no_grad(), one_process(), observed(model) as observation, suppress(Exception):
             loss_of(self.on.probe, model, local_batch)
         return named_calls(observation.returned, self.runs)
-
-
-def _present(offers: Mapping[int, Offer | None]) -> dict[int, Offer]:
-    return {rank: offer for rank, offer in offers.items() if offer is not None}
 
 
 def _part_of(whole: torch.Tensor, region: Region) -> torch.Tensor:

@@ -24,8 +24,7 @@ from shardviz.live.compat import (
     one_process,
     wide_reductions,
 )
-from shardviz.live.lines.differences import differ
-from shardviz.live.lines.rerun import Again, Side
+from shardviz.live.lines.rerun import Again, Side, differ
 from shardviz.live.step.batch import (
     Setting,
     axes_of_one_batch,
@@ -37,9 +36,8 @@ from shardviz.live.step.batch import (
 )
 from shardviz.live.step.judge import judging, weight_sketches
 from shardviz.live.step.masks import Mask, Masks, mask_records
-from shardviz.live.step.output_dims import merged_dims
+from shardviz.live.step.output_parts import merged_dims
 from shardviz.live.step.outputs import add_outputs, outputs_again
-from shardviz.live.step.probe_optimizer import updated_reference, updated_shards
 from shardviz.live.step.read_buffers import read_buffers
 from shardviz.live.step.step import calls, gradients, has_last_stage, loss_of, results, sharded_step, stages_of
 from shardviz.live.step.trace.noise import noise_of
@@ -48,7 +46,7 @@ from shardviz.live.step.unsharded.by_parts import gradients_of_loss_terms, gradi
 from shardviz.live.step.unsharded.late_weights import drawn_after_sharding, load
 from shardviz.live.step.unsharded.probe_loss import with_own_loss
 from shardviz.live.step.unsharded.step import reference_of, stepped
-from shardviz.live.step.update import copied_gradients
+from shardviz.live.step.update import copied_gradients, updated_reference, updated_shards
 from shardviz.live.trace_modules import NONE, Followed
 from shardviz.relate.tolerance import ROUNDINGS_OF_STEP, SINGLE
 from shardviz.text import listed
@@ -64,9 +62,9 @@ if TYPE_CHECKING:
     from shardviz.live.probe import ProbeOnRank
     from shardviz.live.step.batch import Batch
     from shardviz.live.step.judge import Judge
-    from shardviz.live.step.probe_optimizer import UpdatedReference
     from shardviz.live.step.step import StepResult
     from shardviz.live.step.unsharded.step import UnshardedStep
+    from shardviz.live.step.update import UpdatedReference
 
 MAX_LISTED = 4
 SEED = 2
@@ -161,7 +159,8 @@ class ProbeStep:
             self._note(f"{listed(drawn, MAX_LISTED)}: {DRAWN}")
         model = reference.mode(model)
         local_batch = own_batch(setting.batch, setting.axes, self.on.device_mesh)
-        before = self._copies(model) if self.on.job.keeps_evidence else []
+        tensors = self._tensors(model) if self.on.job.keeps_evidence else []
+        before = [replace(local, values=local.values.clone(), grad=None) for local in tensors]
         step, failed = self._sharded_step(
             model, local_batch, "step" if double else "step again", followed=self.on.job.followed
         )
@@ -244,10 +243,6 @@ class ProbeStep:
         recorder.on(optimizer.step)()
         recorder.end_update(optimizer)
         return ""
-
-    def _copies(self, model: nn.Module) -> list[Local]:
-        """Return copies of this rank's tensors."""
-        return [replace(local, values=local.values.clone(), grad=None) for local in self._tensors(model)]
 
     def _tensors(self, model: nn.Module) -> list[Local]:
         return self.on.part.own(local_tensors(unwrapped(model), self.on.job.mesh))
@@ -408,43 +403,40 @@ class ProbeStep:
         Returns:
             The gradients and the optimizer's results.
         """
-        tensors = self.on.part.own(local_tensors(unwrapped(model), self.on.job.mesh))
+        capture, mesh, comms = self.on.capture, self.on.job.mesh, step.observation.comms
+        tensors = self.on.part.own(local_tensors(unwrapped(model), mesh))
         without = {id(param) for param in held_back(unwrapped(model))}
         named = unwrapped(model).named_parameters()
-        self.on.capture.wrappers = reducing(step.observation.around or model, self.on.part.prefix)
-        self.on.capture.held_back += [clean_name(name) for name, param in named if id(param) in without]
+        capture.wrappers = reducing(step.observation.around or model, self.on.part.prefix)
+        capture.held_back += [clean_name(name) for name, param in named if id(param) in without]
         locals_, of_optimizer = updated_shards(self.on, model, tensors, step, updated)
         if step.output is not None and step.runs != reference.runs:
             times = f"{step.runs} times per step, but the unsharded model ran {reference.runs} times"
             why = f"the output: the model ran {times}"
-            self.on.capture.not_checked.append(("", why))
+            capture.not_checked.append(("", why))
             step = replace(step, output=None)
         elif step.output is not None and reference.output is not None:
             own_shape, whole = tuple(step.output.shape), tuple(reference.output.shape)
-            if why := merged_dims(own_shape, whole, step.sizes, num_parts(axes, self.on.job.mesh)):
-                self.on.capture.not_checked.append(("", why))
+            if why := merged_dims(own_shape, whole, step.sizes, num_parts(axes, mesh)):
+                capture.not_checked.append(("", why))
                 step = replace(step, output=None)
         buffers = [local for local in tensors if local.role == "buffer"]
-        self.on.capture.not_saved += sorted(computed_buffers(unwrapped(model)))
+        capture.not_saved += sorted(computed_buffers(unwrapped(model)))
         of_step = [*gradients(locals_), *self.on.part.own(of_optimizer), *buffers]
-        for local in [*of_step, *results(step, self.on.job.mesh, axes, reference.output)]:
-            self.on.capture.add_values(local, "step")
-        self.on.capture.collectives += step.observation.comms.records(self.on.job.mesh, self.on.capture.rank)
-        self.on.capture.moves += dict.fromkeys(step.observation.comms.moves)
-        self.on.capture.casts += step.observation.comms.casts
-        if self.on.capture.rank == 0:
-            self.on.capture.casts += [
-                structs.replace(cast, unsharded=True) for cast in reference.observation.comms.casts
-            ]
-        self.on.capture.reductions += step.observation.comms.reductions(self.on.job.mesh, self.on.capture.rank)
-        self.on.capture.unread += step.observation.comms.unread_records(
-            self.on.job.mesh, self.on.capture.rank, unwrapped(model)
-        )
-        self.on.capture.narrowed_to |= step.observation.comms.narrowed_to | reference.observation.comms.narrowed_to
+        for local in [*of_step, *results(step, mesh, axes, reference.output)]:
+            capture.add_values(local, "step")
+        capture.collectives += comms.records(mesh, capture.rank)
+        capture.moves += dict.fromkeys(comms.moves)
+        capture.casts += comms.casts
+        if capture.rank == 0:
+            capture.casts += [structs.replace(cast, unsharded=True) for cast in reference.observation.comms.casts]
+        capture.reductions += comms.reductions(mesh, capture.rank)
+        capture.unread += comms.unread_records(mesh, capture.rank, unwrapped(model))
+        capture.narrowed_to |= comms.narrowed_to | reference.observation.comms.narrowed_to
         wide = max((dtype.itemsize for dtype in wide_reductions(unwrapped(model))), default=0)
-        self.on.capture.narrow_sums |= {dtype for dtype in step.observation.comms.summed_in if dtype.itemsize < wide}
-        self.on.capture.schedule += step.observation.schedule
-        self.on.capture.runs = len(step.observation.returned)
-        self.on.capture.is_own_step = hasattr(self.on.probe, "step")
-        self.on.capture.calls += calls(self.on.probe, model, self.on.device_mesh)
+        capture.narrow_sums |= {dtype for dtype in comms.summed_in if dtype.itemsize < wide}
+        capture.schedule += step.observation.schedule
+        capture.runs = len(step.observation.returned)
+        capture.is_own_step = hasattr(self.on.probe, "step")
+        capture.calls += calls(self.on.probe, model, self.on.device_mesh)
         return of_step

@@ -37,7 +37,7 @@ from shardviz.live.compat import dividing_float64_once
 from shardviz.live.step.batch import Batch, as_written, num_parts
 from shardviz.live.step.clipping import Clip, noted_clips
 from shardviz.live.step.observe import Observed, observed
-from shardviz.live.step.output_dims import output_dims
+from shardviz.live.step.output_parts import output_dims
 from shardviz.live.step.running import tensors_in
 from shardviz.live.trace_modules import NONE, Followed
 

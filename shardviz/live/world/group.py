@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import random
 import socket
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -82,7 +82,8 @@ def make_world(rank: int, num_ranks: int, backend: str | None, *, num_local: int
         ShardvizError: This build of torch lacks the backend, or the machine the GPUs for it.
     """
     if backend is None:
-        backend = "nccl" if _has_nccl() and torch.cuda.device_count() >= num_local else "gloo"
+        has_nccl = dist.is_nccl_available() and torch.cuda.is_available()
+        backend = "nccl" if has_nccl and torch.cuda.device_count() >= num_local else "gloo"
     _check_backend(backend, num_local)
     device_type = "cuda" if "nccl" in backend else "cpu"
     if device_type == "cuda":
@@ -94,23 +95,23 @@ def settle() -> None:
     """Give every rank the same start: one thread, and seed 0 for torch, numpy and random."""
     if os.environ.get("OMP_NUM_THREADS", "1") == "1":
         torch.set_num_threads(1)
-    random.seed(0)
-    torch.manual_seed(0)
-    try:
+    seed(0)
+
+
+def seed(number: int) -> None:
+    """Seed torch, random and, where it is installed, numpy."""
+    random.seed(number)
+    torch.manual_seed(number)
+    with suppress(ImportError):
         import numpy as np
-    except ImportError:
-        return
-    np.random.seed(0)
+
+        np.random.seed(number)
 
 
 def leave() -> None:
     """Shut the process group down if there still is one."""
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-def _has_nccl() -> bool:
-    return dist.is_nccl_available() and torch.cuda.is_available()
 
 
 def _check_backend(backend: str, num_local: int) -> None:

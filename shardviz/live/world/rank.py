@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardviz.errors import ShardvizError
 from shardviz.live.world import preload
-from shardviz.live.world.failures import output, stacks, waiting
+from shardviz.live.world.failures import output, stacks
 from shardviz.live.world.failures.exceptions import describe
 from shardviz.live.world.protocol import WHERE, Died, Done, Ready, Started, World, load_task
 from shardviz.live.world.torchrun import variables
@@ -82,7 +82,7 @@ class Line:
             while True:
                 if self._connection.recv_bytes() == WHERE:
                     with suppress(Exception):
-                        waiting.write(self._folder, self._rank)
+                        stacks.write_group(self._folder, self._rank)
                 else:
                     self._ended.set()
         shutil.rmtree(self._folder, ignore_errors=True)

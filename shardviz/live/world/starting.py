@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Literal
 from shardviz.errors import ShardvizError
 from shardviz.live.world import preload, rank
 from shardviz.live.world.protocol import END
+from shardviz.live.world.torchrun import with_environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -95,15 +96,8 @@ def _server_environment() -> Iterator[None]:
 
     Even `multiprocessing` would import a `random.py` that lies there, before anything of shardviz runs.
     """
-    variables = {preload.ALSO: ",".join(_also), "PYTHONSAFEPATH": "1"}
-    with _server_lock:
-        before = {name: os.environ.get(name) for name in variables}
-        os.environ.update(variables)
-        try:
-            yield
-        finally:
-            for name, value in before.items():
-                os.environ.pop(name) if value is None else os.environ.update({name: value})
+    with _server_lock, with_environment({preload.ALSO: ",".join(_also), "PYTHONSAFEPATH": "1"}):
+        yield
 
 
 def _make_room_for_sockets() -> None:

@@ -14,7 +14,7 @@ from shardviz.live.world.failures.failure import RankFailedError, name_rank
 from shardviz.live.world.protocol import load_task
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from shardviz.live.world.protocol import World
 
@@ -47,24 +47,31 @@ def variables(rank: int, num_ranks: int, num_local: int) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def environment_of(rank: int, num_ranks: int, num_local: int) -> Iterator[None]:
-    """Have what torchrun sets in the environment of a rank; afterwards that is as it was.
+def with_environment(settings: Mapping[str, str | None]) -> Iterator[None]:
+    """Have some variables in the environment, and not those that are None; afterwards they are as they were.
 
-    What the code inside has set itself stays, as it does on a rank.
+    What the code inside has set itself stays.
     """
-    settings = variables(rank, num_ranks, num_local)
     before = {name: os.environ.get(name) for name in settings}
-    os.environ.update(settings)
+    _set_variables(settings)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if os.environ.get(name) != settings[name]:
-                continue
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        unchanged = {name for name, value in settings.items() if os.environ.get(name) == value}
+        _set_variables({name: value for name, value in before.items() if name in unchanged})
+
+
+def _set_variables(settings: Mapping[str, str | None]) -> None:
+    for name, value in settings.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def environment_of(rank: int, num_ranks: int, num_local: int) -> contextlib.AbstractContextManager[None]:
+    """Have what torchrun sets in the environment of a rank; what the code inside has set itself stays, as on a rank."""
+    return with_environment(variables(rank, num_ranks, num_local))
 
 
 def torchrun_world(backend: str | None = None) -> World | None:

@@ -50,10 +50,8 @@ from shardviz.relate.sides import Rounding
 from shardviz.relate.tolerance import ASSERT_CLOSE, ROUNDINGS_OF_ROLE, SAFETY
 from shardviz.relate.values import is_alike
 from shardviz.testing.assertions.message import ShardAssertionError, raise_for
-from shardviz.testing.assertions.optimizers import with_optimizer
 from shardviz.testing.assertions.subjects import check_values, device_mesh_of, gather, locals_of
-from shardviz.testing.assertions.ties import with_ties
-from shardviz.testing.assertions.weights import related_weight
+from shardviz.testing.assertions.weights import related_weight, with_optimizer, with_ties
 from shardviz.text import counted, folded_names, natural_key, printable
 
 if TYPE_CHECKING:

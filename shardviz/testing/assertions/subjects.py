@@ -32,6 +32,7 @@ from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.pipeline_parts import agree
 from shardviz.live.capture.stamp import Stamped, under_names
 from shardviz.live.compat import root_mesh
+from shardviz.live.run.references.values import parameters_of
 from shardviz.live.step.step import gradients
 from shardviz.testing.assertions import current_test
 
@@ -113,7 +114,7 @@ def _tensors(subject: Subject) -> Iterator[torch.Tensor]:
 def _states(optimizer: Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield an optimizer's state: by the name of its parameter if known, else by its number."""
     names = [name for group in optimizer.param_groups for name in group.get("param_names", ())]
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    parameters = list(parameters_of(optimizer))
     for number, parameter in enumerate(parameters):
         owner = names[number] if len(names) == len(parameters) else str(number)
         for key, value in optimizer.state.get(parameter, {}).items():

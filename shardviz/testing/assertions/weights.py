@@ -1,30 +1,49 @@
-"""What weights are of a reference's, if all of them differ: rounded, in another order, or another weight's."""
+"""Why weights are not a reference's: how they relate, ties, an optimizer of other tensors.
+
+A weight of which all ranks differ may be rounded, in another order, or another weight's.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from torch.distributed.tensor import DTensor
 
 from shardviz.checkpoint.comparing.orders import name_change
+from shardviz.checkpoint.records import MemoryTensor
 from shardviz.explain.checkpoints.conversion import NarrowedOnTheWay
-from shardviz.explain.testing.assertions import OtherOrderThanReference
+from shardviz.explain.step.update import OptimizerOfOtherParameters
+from shardviz.explain.testing.assertions import (
+    AllRanksDiffer,
+    OtherOrderThanReference,
+    TiedWeightChangedTwice,
+    WeightTimesNumber,
+)
 from shardviz.explain.testing.transfers import SwappedTensors
 from shardviz.layout.notation import write
+from shardviz.live.capture.agreement import of_all_ranks
+from shardviz.live.capture.lookup.by_reference import is_as_claimed
+from shardviz.live.capture.stamp import bits_of_tensor, dtype_name
+from shardviz.live.run.references.values import living_optimizers, parameters_of
 from shardviz.reference.lookup import bits_of
 from shardviz.relate.casts import rounding_between
-from shardviz.text import printable
+from shardviz.text import counted, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
+    import torch
     from numpy.typing import NDArray
 
     from shardviz.check.step.comparison import Compared
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
+    from shardviz.live.capture.locals import Local
 
     Values = NDArray[np.float64]
+
 
 NARROW = ("bfloat16", "float16")
 WIDE = "float64"
@@ -74,3 +93,71 @@ def _whole(comparison: Compared) -> Values | None:
             return None
         whole[ids] = held.ravel()
     return None if np.isnan(whole).any() else whole.reshape(comparison.wanted.shape)
+
+
+EXPLAINED = (AllRanksDiffer, WeightTimesNumber)
+
+
+def with_ties(findings: Sequence[Finding], weights: Sequence[Local]) -> list[Finding]:
+    """Explain weights that are wrong on all ranks if they are one tensor, and all others are right.
+
+    Every rank calls this.
+
+    Args:
+        findings: What differs.
+        weights: This rank's part of the model's parameters and buffers.
+    """
+    wrong = {finding.tensor for finding in findings}
+    is_explained = all(isinstance(finding.explanation, EXPLAINED) for finding in findings)
+    if not is_explained or not 1 < len(wrong) < len(weights):
+        return list(findings)
+    if not all(of_all_ranks(_is_one_tensor([local for local in weights if local.name in wrong]))):
+        return list(findings)
+    others = counted(len(weights) - len(wrong), "other tensor")
+    text = f"; these {len(wrong)} names are those of one tensor, and the {others} of the model are right"
+    return [
+        replace(finding, sentence=finding.sentence + text).because(
+            TiedWeightChangedTwice(len(wrong), isinstance(finding.explanation, WeightTimesNumber))
+        )
+        for finding in findings
+    ]
+
+
+def _is_one_tensor(weights: Sequence[Local]) -> bool:
+    """Whether weights have one memory on this rank, or nothing of them is here."""
+    places = {(local.values.data_ptr(), tuple(local.values.shape), local.values.stride()) for local in weights}
+    return len(places) == 1
+
+
+def with_optimizer(findings: Sequence[Finding], weights: Sequence[Local]) -> list[Finding]:
+    """Explain weights that are wrong on all ranks if an optimizer steps different tensors.
+
+    Every rank calls this.
+
+    Args:
+        findings: What differs.
+        weights: This rank's part of the model's parameters.
+    """
+    if not any(isinstance(one.explanation, AllRanksDiffer) for one in findings) or not _are_left_behind(weights):
+        return list(findings)
+    text = f"; an optimizer steps {len(weights)} other tensors, which have the values that the model still has"
+    return [
+        replace(one, kind="write-not-applied", sentence=one.sentence + text).because(OptimizerOfOtherParameters())
+        if isinstance(one.explanation, AllRanksDiffer)
+        else one
+        for one in findings
+    ]
+
+
+def _are_left_behind(weights: Sequence[Local]) -> bool:
+    """Whether an optimizer steps copies of the parameters instead. Every rank calls this."""
+    stepped = [list(parameters_of(optimizer)) for optimizer in living_optimizers()]
+    is_left = any(len(own) == len(weights) and all(map(_is_copy, own, weights)) for own in stepped)
+    return all(of_all_ranks(is_left))
+
+
+def _is_copy(stepped: torch.Tensor, weight: Local) -> bool:
+    """Whether a tensor is not a model's parameter and has the values that it is a part of."""
+    if isinstance(stepped, DTensor) or stepped.is_meta or stepped.data_ptr() == weight.values.data_ptr():
+        return False
+    return is_as_claimed(weight, MemoryTensor("", dtype_name(stepped.dtype), bits_of_tensor(stepped.detach())))

@@ -97,7 +97,7 @@ def pack(item: pytest.Function, spmd: SpmdMark, folder: Path, terminal: str = ""
         config.option.tbstyle, config.option.fulltrace, config.option.showlocals, config.get_verbosity()
     )
     marked = tuple(text for mark in item.iter_markers("filterwarnings") for text in mark.args)
-    before = config.stash.get(COLLECTED, CollectedNames())
+    before = config.stash.get(COLLECTED, {})
     configured, on_command_line = config.getini("filterwarnings"), config.known_args_namespace.pythonwarnings or ()
     return Parcel(
         source=source_of(item),
@@ -163,10 +163,11 @@ def run_here(item: pytest.Function, spmd: SpmdMark) -> None:
     assert joined is not None
     if joined.num_ranks != spmd.mesh.size:
         pytest.skip(f"mesh {spmd.mesh} has {counted(spmd.mesh.size, 'rank')}, this job has {joined.num_ranks}")
+    from shardviz.live.world import group
     from shardviz.testing.plugin.on_ranks import ranks
 
     _join(item.config, joined)
-    ranks.seed(ranks_seed(item.config))
+    group.seed(ranks_seed(item.config))
     values = _arguments(item)
     device_mesh = ranks.device_mesh(spmd.mesh, joined.device_type)
     plain = item.stash.get(MESH, None)

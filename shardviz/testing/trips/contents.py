@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from shardviz.live.capture.locals import local_tensors, of_tensor, unwrapped
 from shardviz.live.capture.lookup.by_reference import cast_bits, claimed_region
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.stamp import bits_of_tensor, dtype_name, from_bits, named_tensors, tied_names
+from shardviz.live.claims.hooks import Made
 from shardviz.live.compat import clean_name, computed_buffers
 from shardviz.relate.values import part_of
 from shardviz.stamping.fill import Fill, can_fill
@@ -137,16 +139,9 @@ def _add_state(contents: RankContents, owner: str, state: MutableMapping[str, An
             if local.unknown:
                 contents.not_known[name] = local.unknown
                 continue
-            contents.tensors[name] = _with_claim_of(local, parameter)
+            contents.tensors[name] = local.placed_as(parameter)
         elif isinstance(value, torch.Tensor | float) or type(value) is int:
             contents.numbers[name] = StateNumber(state, key)
-
-
-def _with_claim_of(state: Local, parameter: Local | None) -> Local:
-    """Give an optimizer state without placements those of its parameter, if shapes are equal."""
-    if parameter is None or state.claim or state.flat or state.values.shape != parameter.values.shape:
-        return state
-    return replace(state, shape=parameter.shape, claim=parameter.claim, flat=parameter.flat)
 
 
 def settings_of(group: dict[str, Any]) -> Iterator[tuple[str, float]]:
@@ -174,32 +169,6 @@ def give_state(optimizer: Any) -> None:
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-
-
-@dataclass(frozen=True)
-class FlagValues:
-    """Values for a bool tensor: they show that it arrived, not where elements belong.
-
-    Attributes:
-        name: The tensor's name.
-        shape: Its shape.
-        negated: Whether each is the opposite, as before a load.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    negated: bool = False
-    dtype: str = "bool"
-
-    @property
-    def bits(self) -> NDArray[Any]:
-        """All values."""
-        flags: NDArray[Any] = (Fill(self.name, self.shape, "uint8").bits & np.uint8(1)) ^ np.uint8(self.negated)
-        return flags
-
-    def read(self, region: Region) -> NDArray[Any]:
-        """Return the values of a part."""
-        return part_of(self.bits, region)
 
 
 @dataclass(frozen=True)
@@ -233,8 +202,13 @@ class FilledTensor:
 def values_for(key: str, shape: tuple[int, ...], dtype: str, *, old: bool = False) -> Entry | None:
     """Return values generated from a name: those to send, or the old ones to be replaced."""
     if dtype == "bool":
-        return FlagValues(key, shape, old)
+        return Made(dtype, shape, partial(_flags, key, shape, negated=old))
     return Fill(f"{key} as it was before" if old else key, shape, dtype) if can_fill(dtype) else None
+
+
+def _flags(key: str, shape: tuple[int, ...], *, negated: bool) -> torch.Tensor:
+    """Return values of a bool tensor, or the opposite: they show that it arrived, not where elements belong."""
+    return torch.from_numpy(np.asarray((Fill(key, shape, "uint8").bits & np.uint8(1)) != np.uint8(negated)))
 
 
 def sent_by_all(contents: RankContents) -> dict[str, FilledTensor]:

@@ -50,7 +50,6 @@ from shardviz.text import counted, listed
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from numpy.typing import NDArray
     from torch.distributed.device_mesh import DeviceMesh
     from torch.optim import Optimizer
 
@@ -272,17 +271,12 @@ def _targets(entries: Mapping[str, Entry], old: RankContents, now: RankContents,
     return {
         name: TargetTensor(
             saved,
-            _old_entry(old, name, spoiled.get(name)),
+            partial(part_of_entry, old.tensors[name], entry) if (entry := spoiled.get(name)) is not None else None,
             saved.dtype,
             tuple(entries[other] for other in group_of.get(name, ()) if other != name and other in entries),
         )
         for name, saved in entries.items()
     }
-
-
-def _old_entry(old: RankContents, name: str, entry: Entry | None) -> Callable[[], NDArray[Any] | None] | None:
-    local = old.tensors.get(name)
-    return partial(part_of_entry, local, entry) if local is not None and entry is not None else None
 
 
 def _uncompared(before: SavedState, of: set[What], *, same: bool) -> Iterator[str]:

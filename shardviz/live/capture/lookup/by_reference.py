@@ -153,13 +153,8 @@ def _is_slice(
     """Whether a shard equals its claimed slice, which alone is read."""
     if claimed.shape != bits.shape:
         return False
-    same = _slice_of(local, whole, claimed, shape) == bits
+    same = cast_bits(_part_of_entry(whole, claimed, shape), whole.dtype, local.values.dtype) == bits
     return bool((same if padding is None else same | padding).all())
-
-
-def _slice_of(local: Local, entry: Entry, claimed: Region, shape: tuple[int, ...]) -> NDArray[np.generic]:
-    """Return a part of a tensor as bits of the shard's dtype."""
-    return cast_bits(_part_of_entry(entry, claimed, shape), entry.dtype, local.values.dtype)
 
 
 def _part_of_entry(entry: Entry, claimed: Region, shape: tuple[int, ...]) -> NDArray[np.generic]:

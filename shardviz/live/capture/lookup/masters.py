@@ -23,15 +23,16 @@ from shardviz.live.capture.lookup.reference_tensors import Known
 from shardviz.live.capture.meshes import of_flat_param
 from shardviz.live.capture.stamp import bits_of_tensor, dtype_name
 from shardviz.live.claims import registry
-from shardviz.live.claims.deepspeed.fragment import MASTER
+from shardviz.live.claims.deepspeed import MASTER
 from shardviz.live.claims.flat import FlatParam
+from shardviz.live.claims.hooks import Made
 from shardviz.live.claims.local import Local
 from shardviz.reference.lookup import locate
 from shardviz.reference.windows import MIN_WINDOW, UNPLACED, WINDOW, LineTable, only_place
-from shardviz.relate.values import is_alike, part_of
+from shardviz.relate.values import is_alike
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
     from torch import nn
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from shardviz.layout.mesh import Mesh
     from shardviz.live.capture.capture import Capture
     from shardviz.live.capture.pipeline_parts import PipelinePart
-    from shardviz.live.claims.deepspeed.fragment import Fragment
+    from shardviz.live.claims.deepspeed import Fragment
 MAX_SAMPLES = 8
 """Windows of a fragment that are looked for in another weight, before all of them are."""
 
@@ -77,30 +78,6 @@ class Claim:
     buffer: tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Whole:
-    """A whole weight that masters are looked up in.
-
-    Attributes:
-        dtype: Its dtype.
-        shape: Its shape.
-        values: Its values, flattened.
-    """
-
-    dtype: str
-    shape: tuple[int, ...]
-    values: torch.Tensor
-
-    @property
-    def bits(self) -> NDArray[Any]:
-        """Its bits as unsigned integers."""
-        return bits_of_tensor(self.values).reshape(self.shape)
-
-    def read(self, region: Region) -> NDArray[Any]:
-        """Return the bits of a part, in the region's order."""
-        return part_of(self.bits, region)
-
-
 @dataclass
 class Tracer:
     """Finds the weight of a fragment's elements by a search of all weights, for a few fragments.
@@ -111,7 +88,7 @@ class Tracer:
         num_left: How many more fragments are traced.
     """
 
-    wholes: Mapping[str, Whole]
+    wholes: Mapping[str, Made]
     firsts: Mapping[str, int]
     num_left: int = MAX_TRACED
 
@@ -188,10 +165,8 @@ def _add_buffers(capture: Capture, masters: Iterable[Fragment], of_all: list[dic
         _, size = _buffer(master)
         if all((number, size) in on[rank] for rank in master.ranks):
             whole = (size * len(master.ranks),)
-            me = master.ranks.index(distributed.get_rank()) * size
             for kind, state in master.buffers.items():
-                rank = (distributed.get_rank(),)
-                flat = FlatParam("", "", whole, whole, 0, whole[0], state, me, master.ranks, rank, None)
+                flat = FlatParam.in_buffers("", whole, master.ranks, state, size)
                 local = Local(f"optimizer.buffer{number}.{kind}", "optim", whole, state, of_flat_param(flat, mesh))
                 capture.add_values(local, "initial")
 
@@ -218,21 +193,7 @@ def _add(capture: Capture, name: str, master: Fragment, peers: Mapping[int, Clai
     claim, flat = None, None
     if part_size:
         flat = FlatRecord(master.shape, offset), part_size * len(master.ranks)
-        me = master.ranks.index(distributed.get_rank())
-        rank = (distributed.get_rank(),)
-        param = FlatParam(
-            name,
-            "",
-            master.shape,
-            master.shape,
-            offset,
-            flat[1],
-            master.values,
-            part_size * me,
-            master.ranks,
-            rank,
-            None,
-        )
+        param = FlatParam.in_buffers(name, master.shape, master.ranks, master.values, part_size, offset)
         claim = of_flat_param(param, mesh)
     local = Local(f"{name}.{MASTER}", "optim", master.shape, master.values, claim, flat)
     capture.add_values(local, "initial")
@@ -240,7 +201,7 @@ def _add(capture: Capture, name: str, master: Fragment, peers: Mapping[int, Clai
     for kind in kinds:
         values = master.states.get(kind, master.values[:0])
         capture.add_values(replace(local, name=f"{name}.{kind}", values=values), "initial")
-    if not _tile(peers, offset, part_size):
+    if not all(_fitting(peers, offset, part_size)):
         own_claim = peers[distributed.get_rank()]
         capture.fragments.append(FragmentRecord(local.name, master.ranks, own_claim.start, own_claim.size))
     return local
@@ -250,30 +211,22 @@ def _usual_place(peers: Mapping[int, Claim]) -> tuple[int, int]:
     """Return a parameter's usual offset in the joined buffers, and the size of one buffer."""
     places = Counter((claim.offset, claim.part) for claim in peers.values() if claim.offset is not None and claim.part)
     fits = [
-        (_num_fitting(peers, offset or 0, part), count, offset or 0, part) for (offset, part), count in places.items()
+        (sum(_fitting(peers, offset or 0, part)), count, offset or 0, part) for (offset, part), count in places.items()
     ]
     _, _, offset, part_size = max(fits, default=(0, 0, 0, 0))
     return max(offset, 0), part_size
 
 
-def _num_fitting(peers: Mapping[int, Claim], offset: int, part: int) -> int:
-    return sum(_fits(claim, rank, offset, part) for rank, claim in peers.items())
+def _fitting(peers: Mapping[int, Claim], offset: int, part_size: int) -> Iterator[bool]:
+    """Yield for each rank whether it says that it has what its buffer has room for, no more and no less."""
+    for rank, claim in peers.items():
+        begin = claim.ranks.index(rank) * part_size - offset
+        start, stop = max(begin, 0), min(begin + part_size, math.prod(claim.shape))
+        yield claim.size == max(stop - start, 0) and (not claim.size or claim.start == start)
 
 
-def _fits(claim: Claim, rank: int, offset: int, part_size: int) -> bool:
-    """Whether a rank says that it has what its buffer has room for."""
-    begin = claim.ranks.index(rank) * part_size - offset
-    start, stop = max(begin, 0), min(begin + part_size, math.prod(claim.shape))
-    return claim.size == max(stop - start, 0) and (not claim.size or claim.start == start)
-
-
-def _tile(peers: Mapping[int, Claim], offset: int, part: int) -> bool:
-    """Whether every rank says that it has its part of a parameter, no more and no less."""
-    return all(_fits(claim, rank, offset, part) for rank, claim in peers.items())
-
-
-def _entry(master: Fragment, weight: torch.Tensor) -> Whole:
-    return Whole(dtype_name(weight.dtype), master.shape, weight)
+def _entry(master: Fragment, weight: torch.Tensor) -> Made:
+    return Made(dtype_name(weight.dtype), master.shape, lambda: weight)
 
 
 def _gather_weight(master: Fragment) -> torch.Tensor:

@@ -85,15 +85,15 @@ class Merged:
     @property
     def bits(self) -> NDArray[Any]:
         """Their values as unsigned integers."""
-        rows = [np.concatenate([self._oriented(source) for source in row], self.dim) for row in self.rows]
+        rows = [
+            np.concatenate([source.bits.T if self.transposed else source.bits for source in row], self.dim)
+            for row in self.rows
+        ]
         return np.stack(rows) if self.stacked else rows[0]
 
     def read(self, region: Region) -> NDArray[Any]:
         """Return the values of a part, in the region's order."""
         return part_of(self.bits, region)
-
-    def _oriented(self, source: Entry) -> NDArray[Any]:
-        return source.bits.T if self.transposed else source.bits
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from shardviz.dump.records.base import Role
     from shardviz.live.capture.locals import Local
     from shardviz.reference.files import Entry, Reference
-    from shardviz.reference.names import NameMatching
 
 Sift: TypeAlias = "Callable[[Mapping[str, NDArray[np.int64] | None]], Mapping[str, str]]"
 """Given this rank's tensors by name, without empty shards, each with its ids or None if all is as claimed, says
@@ -152,7 +151,8 @@ def known_in(
     known_as = {name: mapped.known_as.get(name, name) for name in lookups}
     matching = matched([known for name, known in known_as.items() if name not in mapped.made], reference.entries)
     entry_of = {stored_name: reference.entries[known] for stored_name, known in matching.names.items()}
-    _print_prefix(matching, reference.path.name)
+    if matching.before and torch.distributed.get_rank() == 0:
+        print(f"shardviz: the model's tensors are {matching.before}* in {reference.path.name}", file=sys.stderr)
     stamps: dict[str, Stamp] = {}
     entries: dict[str, Entry] = {}
     unknown: list[tuple[str, str]] = []
@@ -226,9 +226,3 @@ def _map_names(reference: Reference, lookups: Mapping[str, Wanted], names: Mappi
     return apply(
         model_side, named_tensors("the model", lookups, patterns), right, numbers_beside([folder]), strict=False
     )
-
-
-def _print_prefix(matching: NameMatching, path: str) -> None:
-    """Print, once in a job, under which beginning of its names a reference has the model."""
-    if matching.before and torch.distributed.get_rank() == 0:
-        print(f"shardviz: the model's tensors are {matching.before}* in {path}", file=sys.stderr)

@@ -204,7 +204,6 @@ class _Finder(MetaPathFinder):
     """Lets the other finders find a module, and wraps its functions once it has run."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Return the spec that the other finders have for a hooked module."""
         if name not in hooked():
             return None
         finders = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]

@@ -7,7 +7,6 @@ in the optimizer's order: that says whose they are only if it is the model's ord
 
 from __future__ import annotations
 
-import gc
 import math
 from collections import defaultdict
 from dataclasses import dataclass, replace
@@ -19,12 +18,13 @@ from shardviz.live.capture.stamp import bits_of_tensor
 from shardviz.live.compat import clean_name
 from shardviz.live.run.references.choosing import Candidate, Chosen, fitting
 from shardviz.live.run.references.sources import Loaded, Opened
+from shardviz.live.run.references.values import living_optimizers, parameters_of
 from shardviz.reference.names import matched
 from shardviz.relate.values import is_alike
 from shardviz.text import counted, named_ranks, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence, Set
     from pathlib import Path
 
     from torch import nn
@@ -90,31 +90,20 @@ def _moments(model: nn.Module, locals_: Sequence[Local]) -> Moments:
     names = {id(parameter): clean_name(name) for name, parameter in model.named_parameters()}
     states: dict[str, Local] = {}
     orders: list[tuple[str, ...]] = []
-    for optimizer in _living_optimizers(names):
-        orders.append(
-            tuple(names.get(id(parameter), "") for group in optimizer.param_groups for parameter in group["params"])
-        )
+    for optimizer in _with_states(names.keys()):
+        orders.append(tuple(names.get(id(parameter), "") for parameter in parameters_of(optimizer)))
         for state in optimizer_states(optimizer, model, [*parameters.values()]):
             parameter = parameters.get(state.name.rpartition(".")[0])
             if parameter is not None and state.values.shape == parameter.values.shape and not state.values.is_meta:
-                states[state.name] = state if state.claim or state.flat else _with_claim_of(state, parameter)
+                states[state.name] = state.placed_as(parameter)
     return Moments(tuple(states.values()), tuple(orders), tuple(name for name in names.values() if name in parameters))
 
 
-def _living_optimizers(names: Collection[int]) -> Iterator[Any]:
+def _with_states(names: Set[int]) -> Iterator[Any]:
     """Yield this process's optimizers that step a model's parameters and have states."""
-    from torch.optim import Optimizer
-
-    # issubclass, not isinstance: proxies run code
-    optimizers = [optimizer for optimizer in gc.get_objects() if issubclass(type(optimizer), Optimizer)]
-    for optimizer in optimizers:
-        groups = getattr(optimizer, "param_groups", ()) if getattr(optimizer, "state", None) else ()
-        if any(id(parameter) in names for group in groups for parameter in group["params"]):
+    for optimizer in living_optimizers():
+        if getattr(optimizer, "state", None) and not names.isdisjoint(map(id, parameters_of(optimizer))):
             yield optimizer
-
-
-def _with_claim_of(state: Local, parameter: Local) -> Local:
-    return replace(state, shape=parameter.shape, claim=parameter.claim, flat=parameter.flat)
 
 
 def _candidates(

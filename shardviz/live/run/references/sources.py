@@ -87,12 +87,9 @@ class Loaded:
         full_names = {name.removeprefix(prefix): name for name in names if name.startswith(prefix)}
         loaded = {
             full_names[name]: self.reference.entries[stored_name]
-            for name, stored_name in self._matched(list(full_names)).items()
+            for name, stored_name in matched(list(full_names), self.reference.entries).names.items()
         }
         return read_by(root, self.reference) | loaded
-
-    def _matched(self, names: list[str]) -> Mapping[str, str]:
-        return matched(names, self.reference.entries).names
 
     def _prefix(self, root: nn.Module) -> str | None:
         if self.module is None:

@@ -94,8 +94,11 @@ class Values:
         for (submodule, name), tensor in tensors.items():
             here = (submodule, name) in plain
             why = "" if (submodule, name) in entries else META if tensor.is_meta else TOO_LARGE if here else UNSEEN
+            is_parameter = type(tensor) is nn.Parameter and tensor.numel()
+            # A key that only parameters on the same memory share while they live.
+            storage = (self._num_looks, storage_key(tensor)) if is_parameter else None
             entry_and_sample = entries.get((submodule, name)), sample(tensor) if here else None
-            self._owners[submodule][name] = Kept(*entry_and_sample, why, self._storage(tensor))
+            self._owners[submodule][name] = Kept(*entry_and_sample, why, storage)
 
     def knows(self, tensor: Any) -> bool:
         """Whether a tensor's memory belongs to a module that is known."""
@@ -168,18 +171,16 @@ class Values:
         """Return where a model's values are."""
         return {name: kept.entry for name, kept in self.kept(root).items() if kept.entry is not None}
 
-    def _storage(self, tensor: torch.Tensor) -> Hashable:
-        """Return a key that only parameters on the same memory share while they live."""
-        is_own = type(tensor) is nn.Parameter and tensor.numel()
-        return (self._num_looks, storage_key(tensor)) if is_own else None
-
     def _write(self, tensors: dict[tuple[nn.Module, str], torch.Tensor]) -> dict[tuple[nn.Module, str], Entry]:
         """Write values if this rank writes and the disk has room; shared memory is written once."""
         self._pointers |= {tensor.data_ptr() for tensor in tensors.values()}
         size = sum(tensor.nbytes for tensor in tensors.values())
         if not tensors or not may_write(self._session, size, "the values before sharding"):
             return {}
-        by_memory = {where: _memory(tensor) for where, tensor in tensors.items()}
+        by_memory = {
+            where: (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+            for where, tensor in tensors.items()
+        }
         once = {memory: tensors[where] for where, memory in by_memory.items()}
         numbers = {memory: str(number) for number, memory in enumerate(once)}
         path = self._session / f"values-{rank_here()}-{self._num_files}.safetensors"
@@ -191,10 +192,6 @@ class Values:
 def _own_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     yield from module.named_parameters(recurse=False, remove_duplicate=False)
     yield from module.named_buffers(recurse=False, remove_duplicate=False)
-
-
-def _memory(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype
 
 
 def sample(tensor: torch.Tensor) -> int:

@@ -61,8 +61,10 @@ def _of_module(
     expected = _gradients(name, module, weights, sharded) if reference else {}
     for weight, gradient in reference.items():
         local = dict(module.named_parameters())[weight.removeprefix(f"{name}.")].grad
-        if local is not None and weight in expected and abs(_factor(local, gradient) - 1) <= LEAST_FACTOR:
-            yield weight, expected[weight]
+        if local is not None and weight in expected:
+            factor = factor_of(local.detach().double().cpu().numpy(), gradient.double().cpu().numpy())
+            if factor is not None and abs(factor - 1) <= LEAST_FACTOR:
+                yield weight, expected[weight]
 
 
 def _gradients(name: str, module: nn.Module, weights: Mapping[str, Local], sides: Sides) -> dict[str, torch.Tensor]:
@@ -94,9 +96,3 @@ def _runs_back(module: nn.Module, sides: Sides) -> bool:
     except Exception:  # a module of a user's own may raise anything where it is called otherwise than by its model
         return False
     return False
-
-
-def _factor(values: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the factor that fits expected values to actual ones; infinite if all are zero."""
-    factor = factor_of(values.detach().double().cpu().numpy(), expected.double().cpu().numpy())
-    return float("inf") if factor is None else factor

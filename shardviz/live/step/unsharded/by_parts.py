@@ -147,14 +147,10 @@ def _terms(node: Any) -> Iterator[Any]:
     if name in SUMS:
         for term in below:
             yield from _terms(term)
-    elif name in SCALED and len(below) == 1 and _is_sum(below[0]):
+    elif name in SCALED and len(below) == 1 and type(below[0]).__name__ in SUMS:
         yield from _terms(below[0])
     elif node is not None:
         yield node
-
-
-def _is_sum(node: Any) -> bool:
-    return type(node).__name__ in SUMS
 
 
 def _backward(loss: torch.Tensor, left_out: Sequence[Any]) -> None:

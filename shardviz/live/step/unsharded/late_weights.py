@@ -58,7 +58,9 @@ def drawn_after_sharding(model: nn.Module, built: nn.Module, mesh: Mesh, rank: i
         if whole is not None:
             gathered[name] = whole
     drawn = {name for name, whole in gathered.items() if _is_drawn(whole, wholes[name].values)}
-    return {name: whole for name, whole in gathered.items() if name in drawn or (drawn and _is_small(whole))}
+    # A vector may be too uniform to tell whether it was drawn again.
+    small = {name for name, whole in gathered.items() if whole.ndim < 2 and bool(whole.isfinite().all())}
+    return {name: whole for name, whole in gathered.items() if name in drawn or (drawn and name in small)}
 
 
 def repeating(built: nn.Module, mesh: Mesh) -> dict[str, Local]:
@@ -149,8 +151,3 @@ def _is_drawn(new: torch.Tensor, built: torch.Tensor) -> bool:
         return False
     cosine = float(new @ old / (new.norm() * old.norm()).clamp_min(1e-30))
     return abs(cosine) < SAME_DIRECTION
-
-
-def _is_small(whole: torch.Tensor) -> bool:
-    """Whether a vector is too uniform to tell whether it was drawn again."""
-    return whole.ndim < 2 and bool(whole.isfinite().all())

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from shardviz.live.capture.agreement import of_all_ranks
-from shardviz.live.compat import quiet_redistribution
+from shardviz.live.compat import whole_of
 from shardviz.live.step.batch import part_of
 from shardviz.live.step.step import loss_of
 from shardviz.relate.tolerance import ROUNDINGS_OF_ONE, ROUNDINGS_OF_STEP, SINGLE
@@ -67,7 +66,7 @@ def with_own_loss(
 
 def _has_different_loss(step: StepResult, reference: UnshardedStep) -> bool:
     """Whether a sharded step's loss is another one than the mean square. Every rank calls this."""
-    of_all = of_all_ranks((_number(step.loss), _squares(step), _squares(step, torch.float64)))
+    of_all = of_all_ranks((float(whole_of(step.loss)), _squares(step), _squares(step, torch.float64)))
     losses = [loss for loss, *_ in of_all]
     loss_ways = [(loss, ways) for loss, *ways in of_all if ways[0]]
     near = max(SINGLE, ROUNDINGS_OF_ONE * reference.precision)
@@ -75,7 +74,7 @@ def _has_different_loss(step: StepResult, reference: UnshardedStep) -> bool:
     def are(actual: Sequence[float], expected: Sequence[float]) -> bool:
         return bool(np.allclose(actual, expected, rtol=near, atol=0.0, equal_nan=True))
 
-    if not np.all(np.isfinite(losses)) or are([float(np.mean(losses))], [_number(reference.step.loss)]):
+    if not np.all(np.isfinite(losses)) or are([float(np.mean(losses))], [float(whole_of(reference.step.loss))]):
         return False
     own_losses = [loss for loss, _ in loss_ways]
     candidates = [losses_of_way for way in (0, 1) for losses_of_way in _losses([ways[way] for _, ways in loss_ways])]
@@ -97,13 +96,7 @@ def _squares(step: StepResult, dtype: torch.dtype | None = None) -> list[float]:
     if step.output is None:
         return []
     outputs = [output.detach().to(dtype or output.dtype) for output in step.observation.outputs if output.ndim]
-    return [_number(output.square().mean()) for output in outputs]
-
-
-def _number(value: torch.Tensor) -> float:
-    """Return a tensor of one number, with any pending reduction computed."""
-    with quiet_redistribution():
-        return float(value.full_tensor() if isinstance(value, DTensor) else value)
+    return [float(whole_of(output.square().mean())) for output in outputs]
 
 
 def is_weighted_mean(

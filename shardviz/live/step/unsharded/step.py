@@ -15,11 +15,11 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.locals import local_tensors
-from shardviz.live.compat import one_process, quiet_redistribution
+from shardviz.live.compat import one_process, whole_of
+from shardviz.live.randomness import random_states
 from shardviz.live.step.batch import each, part_of
 from shardviz.live.step.clipping import agreed_clips
 from shardviz.live.step.observe import observed
@@ -86,7 +86,7 @@ class UnshardedStep:
     @property
     def precision(self) -> float:
         """The relative precision of the step's narrowest numbers; 0 in float64 throughout."""
-        return max((torch.finfo(dtype).eps for dtype in self.narrowed_to), default=0.0)
+        return precision_of(self.narrowed_to)
 
     @property
     def cancels(self) -> bool:
@@ -109,7 +109,7 @@ class UnshardedStep:
         None for a step in float64 whose results are far larger than what rounding does to them.
         """
         in_double = torch.finfo(torch.float64).eps if self.cancels else 0.0
-        precision = max(of_all_ranks(max(_precision(step), self.precision, in_double)))
+        precision = max(of_all_ranks(max(precision_of(step.observation.comms.narrowed_to), self.precision, in_double)))
         if not precision:
             return None
         apart = tuple(each(part, lambda tensor: moved_tensor(tensor, precision)) for part in batch)
@@ -135,11 +135,11 @@ class UnshardedStep:
             step: The sharded step.
             judge: Says what it has of a reference's values.
         """
-        of_all = of_all_ranks((self.whole is not None, _number(step.loss)))
+        of_all = of_all_ranks((self.whole is not None, float(whole_of(step.loss))))
         if self.whole is None or not all(has_parts for has_parts, _ in of_all):
             return self.whole or self  # a forward that asks for its rank may give a rank another reference
         losses = [loss for _, loss in of_all]
-        near = max(_precision(step), self.whole.precision)
+        near = max(precision_of(step.observation.comms.narrowed_to), self.whole.precision)
         mean = sum(losses) / len(losses)
         references = (self.whole, self)
         for is_near in (_equal, _is_multiple):
@@ -192,7 +192,7 @@ def stepped(
     """Step a model on each part of a batch from the same buffers; the loss is their mean."""
     before = tuple(replace(local, values=local.values.clone()) for local in local_tensors(model))
     torch.manual_seed(2)
-    states = _generators()
+    states = random_states()
     losses = []
     restore = _buffers_of(model)
     with observed(model, followed=followed) as observation:
@@ -203,7 +203,7 @@ def stepped(
             losses.append(loss.detach())
     draws = any(
         not torch.equal(before_state, after_state)
-        for before_state, after_state in zip(states, _generators(), strict=False)
+        for before_state, after_state in zip(states, random_states(), strict=False)
     )
     outputs = [output for output in observation.outputs if output.ndim]
     sizes, runs = sizes_of(batch), max(len(outputs) // parts, 1)
@@ -233,11 +233,6 @@ def _buffers_of(model: nn.Module) -> Callable[[], None]:
                 buffer.copy_(values)
 
     return restore
-
-
-def _generators() -> list[torch.Tensor]:
-    on_gpus = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if on_gpus else ())]
 
 
 def _in_parts(
@@ -310,11 +305,6 @@ def _largest(tensors: Iterable[torch.Tensor | None]) -> float:
     return max(map(float, sizes), default=0.0)
 
 
-def _number(loss: torch.Tensor) -> float:
-    """Return a rank's loss, with any pending sum computed."""
-    with quiet_redistribution():
-        return float(loss.full_tensor() if isinstance(loss, DTensor) else loss)
-
-
-def _precision(step: StepResult) -> float:
-    return max((torch.finfo(dtype).eps for dtype in step.observation.comms.narrowed_to), default=0.0)
+def precision_of(dtypes: Iterable[torch.dtype]) -> float:
+    """Return the relative precision of the narrowest dtype; 0 without any, as in float64 throughout."""
+    return max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0)

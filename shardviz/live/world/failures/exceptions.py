@@ -40,7 +40,9 @@ def describe(error: BaseException) -> Failed:
     text = _with_short_messages("".join(summary.format()).rstrip(), error)
     if not summary.stack and "\n" not in text:
         text = ""  # a task that cannot be found: the headline says it all
-    return Failed(_name(error), shortened(_message(error)), text, where, when, _usage(error))
+    kind = type(error)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return Failed(name, shortened(_message(error)), text, where, when, _usage(error))
 
 
 def _message(error: BaseException) -> str:
@@ -75,7 +77,9 @@ def _with_short_messages(text: str, error: BaseException) -> str:
 
 
 def _trim(summary: traceback.TracebackException) -> None:
-    user_frames = [frame for frame in summary.stack if not _is_noise(frame.filename)]
+    noise = (_OURS, "<frozen importlib", _IMPORTLIB, _LOADER)
+    frames = (frame for frame in summary.stack if not frame.filename.startswith(noise))
+    user_frames = [frame for frame in frames if not frame.filename.endswith(_PLUMBING)]
     outside_shardviz = [index for index, frame in enumerate(user_frames) if not is_of_shardviz(frame.filename)]
     summary.stack = traceback.StackSummary.from_list(
         user_frames[outside_shardviz[0] :] if outside_shardviz else user_frames
@@ -85,18 +89,9 @@ def _trim(summary: traceback.TracebackException) -> None:
             _trim(earlier)
 
 
-def _is_noise(filename: str) -> bool:
-    return filename.startswith((_OURS, "<frozen importlib", _IMPORTLIB, _LOADER)) or filename.endswith(_PLUMBING)
-
-
 def is_of_shardviz(filename: str) -> bool:
     """Whether a file is shardviz's own; its recipes count as probes."""
     return filename.startswith(_PACKAGE) and not filename.startswith(_PROBES)
-
-
-def _name(error: BaseException) -> str:
-    kind = type(error)
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _usage(error: BaseException) -> bytes | None:

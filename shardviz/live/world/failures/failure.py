@@ -114,8 +114,10 @@ def explain(outcomes: Mapping[int, Outcome], coords: Sequence[str], folder: Path
     same = {rank: outcome for rank, outcome in outcomes.items() if _is_same(outcome, first)}
     rank = min(same)
     root = same[rank]
+    more = len(same) - 1
+    others = f", and {more} other rank{'s' if more > 1 else ''} the same" if more else ""
     return RankFailedError(
-        _summary(root, rank, len(same), coords),
+        f"{name_rank(rank, coords)} {root.headline}{others}",
         hint=_hint(root),
         rank=rank,
         coord=coords[rank] if rank < len(coords) else "",
@@ -143,11 +145,6 @@ def _is_same(outcome: Outcome, root: Failed | Died) -> TypeGuard[Failed | Died]:
         same = (outcome.kind, outcome.where) == (root.kind, root.where)
         return same and is_echo(outcome) == is_echo(root)
     return isinstance(outcome, Died) and isinstance(root, Died) and outcome.exit_code == root.exit_code
-
-
-def _summary(root: Failed | Died, rank: int, num_same: int, coords: Sequence[str]) -> str:
-    others = f", and {num_same - 1} other rank{'s' if num_same > 2 else ''} the same" if num_same > 1 else ""
-    return f"{name_rank(rank, coords)} {root.headline}{others}"
 
 
 def _other_ranks_text(outcomes: Mapping[int, Outcome], named: Iterable[int], coords: Sequence[str]) -> str:

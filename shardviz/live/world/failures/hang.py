@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from shardviz.live.world.failures import output, stacks, waiting
+from shardviz.live.world.failures import output, stacks
 from shardviz.live.world.failures.failure import RankFailedError, name_rank
 from shardviz.live.world.protocol import WHERE
 from shardviz.text import named_ranks
@@ -34,7 +34,9 @@ def explain(members: Sequence[Member], seconds: float, coords: Sequence[str], fo
         hint=HINT if waits else "allow more time (timeout), or see in the stacks where the time goes",
         rank=first.rank,
         coord=coords[first.rank] if first.rank < len(coords) else "",
-        traceback_text="\n".join(_stack_text(place, stack, ranks) for (place, stack), ranks in places.items()),
+        traceback_text="\n".join(
+            "\n".join([f"{named_ranks(ranks)}: {place}", *map(str, stack)]) for (place, stack), ranks in places.items()
+        ),
         output=output.read(folder, first.rank),
         others=f"{named_ranks(finished)} had finished" if finished else "",
     )
@@ -60,11 +62,11 @@ def _ask(late: Sequence[Member], coords: Sequence[str], folder: Path) -> dict[in
     for member in running.values():  # only now: a thread that runs while its stack is read by signal can crash the rank
         with suppress(OSError):
             member.line.send_bytes(WHERE)
-    groups = waiting.read(folder, running)
+    groups = stacks.read_groups(folder, running)
     by_rank = {}
     for member in late:
         stack = answers.get(member.rank, {}).get(member.thread or 0, ())
-        axes = waiting.axes_text(groups.get(member.rank, ()), coords)
+        axes = stacks.axes_text(groups.get(member.rank, ()), coords)
         by_rank[member.rank] = _place(member, stack, axes), stack
     return by_rank
 
@@ -97,7 +99,3 @@ def _summary(
         place if len(places) == 1 else f"{named_ranks(ranks)} {place}" for (place, _), ranks in places.items()
     )
     return f"{who} did not finish in {seconds:g} s: {where}"
-
-
-def _stack_text(place: str, stack: stacks.Stack, ranks: list[int]) -> str:
-    return "\n".join([f"{named_ranks(ranks)}: {place}", *map(str, stack)])

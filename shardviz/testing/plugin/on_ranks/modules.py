@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
+from shardviz.live.world.torchrun import with_environment
 from shardviz.testing.plugin import compat
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
     from types import ModuleType
 
@@ -73,18 +72,5 @@ def explain_assertions(source: Source, verbosity: int) -> None:
 def config(root: Path) -> pytest.Config:
     """Return a pytest configuration without the user's plugins; it rewrites assertions."""
     args = ["-c", os.devnull, "--rootdir", str(root), "--noconftest", "-p", "no:cacheprovider", "-p", "no:shardviz"]
-    with _environ({"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}, without=("PYTEST_ADDOPTS", "PYTEST_PLUGINS")):
+    with with_environment({"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": None, "PYTEST_PLUGINS": None}):
         return compat.make_config(args)
-
-
-@contextmanager
-def _environ(changed: dict[str, str], without: tuple[str, ...]) -> Iterator[None]:
-    before = dict(os.environ)
-    os.environ.update(changed)
-    for name in without:
-        os.environ.pop(name, None)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)

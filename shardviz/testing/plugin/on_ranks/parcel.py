@@ -8,7 +8,8 @@ collected is bound on the ranks before the test runs there.
 from __future__ import annotations
 
 import pickle
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from shardviz.errors import ShardvizError
 from shardviz.testing.plugin import compat
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     import pytest
@@ -202,28 +203,17 @@ def _cannot_send(name: str, value: object, error: Exception) -> FixtureError:
     )
 
 
-Bindings = dict[str, bytes]
-"""Pickled values by name."""
-
-
-@dataclass(frozen=True, slots=True)
-class CollectedNames:
-    """The names in test modules and classes when collection ended.
-
-    Attributes:
-        names: By module or class, its names and values.
-    """
-
-    names: Mapping[object, Mapping[str, Any]] = field(default_factory=dict)
+CollectedNames = Mapping[object, Mapping[str, Any]]
+"""The names in test modules and classes when collection ended, with their values, by module or class."""
 
 
 def collected(items: Iterable[pytest.Item]) -> CollectedNames:
     """Note the names in the modules and classes of tests."""
     places = {place for item in items for place in (getattr(item, "module", None), getattr(item, "cls", None))}
-    return CollectedNames({place: dict(vars(place)) for place in places if place is not None})
+    return {place: dict(vars(place)) for place in places if place is not None}
 
 
-def pack_bound(place: object, before: CollectedNames) -> Bindings:
+def pack_bound(place: object, before: CollectedNames) -> dict[str, bytes]:
     """Pickle the names bound in a module or class since it was collected.
 
     What cannot be sent is left out of a module, because other tests bind names there too.
@@ -231,7 +221,7 @@ def pack_bound(place: object, before: CollectedNames) -> Bindings:
     Raises:
         FixtureError: Something that was bound in a class cannot be sent.
     """
-    bindings: Bindings = {}
+    bindings: dict[str, bytes] = {}
     for name, value in _names_bound_since(place, before):
         try:
             bindings[name] = pickle.dumps(value)
@@ -250,7 +240,7 @@ def bind(sent: Parcel, module: ModuleType) -> None:
 
 
 def _names_bound_since(place: object, before: CollectedNames) -> Iterator[tuple[str, Any]]:
-    names_before = before.names.get(place)
+    names_before = before.get(place)
     if names_before is None:
         return
     for name, value in vars(place).items():

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import pickle
-import random
 import sys
 import warnings
 from contextlib import ExitStack, contextmanager
@@ -16,12 +15,11 @@ from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
-import torch
 from torch.distributed.device_mesh import init_device_mesh
 
 from shardviz.live.world.failures.exceptions import pickled
+from shardviz.live.world.group import seed
 from shardviz.testing.assertions import current_test
 from shardviz.testing.plugin import compat, debugging, outcome
 from shardviz.testing.plugin.on_ranks import modules, parcel
@@ -83,13 +81,6 @@ def device_mesh(mesh: Mesh, device_type: str) -> DeviceMesh:
     return torch_mesh
 
 
-def seed(number: int) -> None:
-    """Seed torch, numpy and random."""
-    random.seed(number)
-    np.random.seed(number)
-    torch.manual_seed(number)
-
-
 def _function(sent: Parcel, module: Any) -> Callable[..., Any]:
     owner = parcel.owner_of(sent, module)
     target = pickle.loads(sent.instance) if sent.instance else owner
@@ -122,7 +113,9 @@ def _own_fixtures(names: Collection[str], config: pytest.Config, log_level: int 
     """
     with ExitStack() as stack:
         node = compat.catch_logs(stack, log_level)
-        request = SimpleNamespace(config=config, node=node, fixturename="", raiseerror=_refuse)
+        request = SimpleNamespace(
+            config=config, node=node, fixturename="", raiseerror=partial(pytest.fail, pytrace=False)
+        )
         yield {name: stack.enter_context(_fixture_value(name, request)) for name in names}
 
 
@@ -134,7 +127,3 @@ def _fixture_value(name: str, request: SimpleNamespace) -> Iterator[Any]:
     steps = function(request) if takes_request else function()
     yield next(steps)
     next(steps, None)
-
-
-def _refuse(message: str) -> None:
-    pytest.fail(message, pytrace=False)

@@ -1,10 +1,13 @@
-"""Megatron-core's layers: plain weights born sharded, with `partition_dim` on each.
+"""Megatron-core: experts, and plain weights born sharded, with `partition_dim` on each.
 
 The mesh is what `parallel_state` says. Its axes are `pp`, `dp`, `cp` and `tp`; axes of one rank are left out.
 
 `sharded_state_dict()` says where in the global tensor each rank's part is saved. It is what a checkpoint is made of, so
 that it goes before the attributes of a weight where they differ. A factory has several parts of one weight: gate and up
 of a gated MLP, each split by itself.
+
+Each expert-parallel rank has other experts, which it numbers from 0. They are distinguished by their global numbers, as
+in a checkpoint of a model without expert parallel. Copies are on the ranks of the expert's own data-parallel group.
 """
 
 from __future__ import annotations
@@ -25,8 +28,6 @@ from shardviz.live.compat import clean_name
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from torch import nn
-
     from shardviz.dump.records.base import Role
     from shardviz.live.capture.meshes import Claim
 
@@ -41,8 +42,12 @@ AXES = {
 
 
 def of_tensor(name: str, role: Role, tensor: torch.Tensor, mesh: Mesh | None) -> Local | None:
-    """Return a weight of a Megatron layer; None for others, Megatron's replicas among them."""
-    if not is_up() or not getattr(tensor, "tensor_model_parallel", False):
+    """Return a weight of a Megatron layer or expert; None for others, Megatron's replicas among them."""
+    if not is_up():
+        return None
+    if (expert := _of_expert(name, role, tensor)) is not None:
+        return expert
+    if not getattr(tensor, "tensor_model_parallel", False):
         return None
     marked: Any = tensor
     return _split(name, role, tensor, int(marked.partition_dim), int(marked.partition_stride), mesh)
@@ -209,3 +214,46 @@ def _cut(parts: Sequence[Any]) -> Cut | None:
     index = places[0]
     is_even = places == [number * count + index for number in range(len(parts))]
     return Cut(dim if count > 1 else -1, len(parts), index, count) if is_even else None
+
+
+EXPERTS = ".local_experts."
+
+
+def names(model: nn.Module) -> dict[str, str]:
+    """Return the names of experts' weights with the experts' global numbers, by their own names."""
+    global_names: dict[str, str] = {}
+    for prefix, module in model.named_modules() if is_up() else ():
+        numbers = getattr(module, "local_expert_indices", None)
+        experts = getattr(getattr(module, "experts", None), "local_experts", None)
+        if numbers is not None and isinstance(experts, nn.ModuleList) and len(numbers) == len(experts):
+            before = clean_name(f"{prefix}.experts{EXPERTS}").lstrip(".")
+            for local_number, (number, expert) in enumerate(zip(numbers, experts, strict=True)):
+                tensors = (*expert.named_parameters(remove_duplicate=False), *expert.named_buffers())
+                global_names |= {
+                    f"{before}{local_number}.{clean_name(name)}": f"{before}{number}.{name}" for name, _ in tensors
+                }
+    return global_names
+
+
+def _of_expert(name: str, role: Role, tensor: torch.Tensor) -> Local | None:
+    """Return an expert's weight; None for other tensors, or if all ranks have all experts."""
+    if getattr(tensor, "allreduce", True) is not False:
+        return None
+    if len(ranks_of("get_expert_model_parallel_group")) == 1:
+        return None
+    if EXPERTS not in name:
+        why = "its elements: megatron-core has several experts in it, and expert-parallel ranks have other experts"
+        return not_understood(name, role, tensor, why)
+    copies, parts = ranks_of("get_expert_data_parallel_group"), ranks_of("get_expert_tensor_parallel_group")
+    is_split = bool(getattr(tensor, "tensor_model_parallel", False)) and len(parts) > 1
+    if len(parts) > 1 and len(copies) > 1:
+        why = "its layout: it is an expert's weight in megatron-core, under expert tensor and data parallel at once"
+        return not_understood(name, role, tensor, why)
+    local, shape = plain(name, role, tensor), list(tensor.shape)
+    placement: Placement = Replicate()
+    if is_split:
+        dim, stride = int(tensor.partition_dim), int(tensor.partition_stride)  # type: ignore[attr-defined]
+        placement = Shard(dim) if stride == 1 else StridedShard(dim, stride)
+        shape[dim] *= len(parts)
+    on = Mesh(("etp",), (len(parts),), parts) if len(parts) > 1 else Mesh(("edp",), (len(copies),), copies)
+    return Local(name, role, tuple(shape), local.values, (on, (placement,)), grad=local.grad)

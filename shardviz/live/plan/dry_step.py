@@ -17,6 +17,7 @@ from shardviz.live.compat import (
     ddp_alone,
     fake_mode,
     flat_params_without_memory,
+    followed,
     futures_answered,
     held_back,
     is_made_in_first_step,
@@ -25,14 +26,13 @@ from shardviz.live.compat import (
     pipelines_alone,
     quiet_redistribution,
     real_tensors,
-    replaced,
     without_pinned_memory,
 )
+from shardviz.live.plan.choices import OF_VALUES, Choices
 from shardviz.live.plan.forks import one_line, where
+from shardviz.live.plan.memory import Watched
 from shardviz.live.plan.optimizers import dtype_of
-from shardviz.live.plan.step.answers import NoOperator, Refusal
-from shardviz.live.plan.step.choices import OF_VALUES, Choices
-from shardviz.live.plan.step.memory import Watched
+from shardviz.live.plan.reads import NoOperator, Refusal
 from shardviz.live.step.batch import as_written, batch_axes, own_batch, whole_batch, whole_parts
 from shardviz.live.step.observe import observed
 from shardviz.live.step.running import tensors_in
@@ -47,9 +47,9 @@ if TYPE_CHECKING:
 
     from shardviz.dump.records.plan import StepFails
     from shardviz.dump.records.step import StageRecord
-    from shardviz.live.plan.building import Built
     from shardviz.live.plan.planning import PlanJob
-    from shardviz.live.plan.step.answers import Answers
+    from shardviz.live.plan.rank import Built
+    from shardviz.live.plan.reads import Answers
     from shardviz.live.step.batch import Batch
     from shardviz.live.step.comms import Comms
 
@@ -137,20 +137,6 @@ def _silence() -> Iterator[None]:
         logging.disable(before)
 
 
-@contextlib.contextmanager
-def _saved_on_cpu() -> Iterator[list[bool]]:
-    """Note whether a step uses `save_on_cpu`, which does nothing to tensors on a CPU."""
-    uses: list[bool] = []
-    before: Any = torch.autograd.graph.save_on_cpu.__init__
-
-    def note_made(self: Any, *args: Any, **kwargs: Any) -> None:
-        uses.append(True)
-        before(self, *args, **kwargs)
-
-    with replaced(torch.autograd.graph.save_on_cpu, "__init__", note_made):
-        yield uses
-
-
 def _failed(built: Built, error: BaseException) -> PlannedStep:
     how = "with values" if built.means == "values" else "without values"
     if type(error).__name__ in OF_VALUES:
@@ -171,9 +157,10 @@ def _run_step(job: PlanJob, probe: ModuleType, built: Built, device_mesh: Device
     torch.manual_seed(2)
     buckets = ddp_alone(model)
     choices = None if built.means == "values" else Choices()
+    saved_on_cpu: list[bool] = []
     with (
         _single_rank(has_values=built.means == "values"),
-        _saved_on_cpu() as saved_on_cpu,
+        followed(torch.autograd.graph.save_on_cpu, "__init__", lambda *_, **__: saved_on_cpu.append(True)),
         observed(model, stages, values=False) as observation,
         Watched(
             unwrapped(model), stages.values() or [unwrapped(model)], observation.comms, buckets, choices

@@ -12,7 +12,7 @@ import weakref
 from collections import Counter
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache, wraps
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from shardviz.live.plan.step.choices import Choices
+    from shardviz.live.plan.choices import Choices
     from shardviz.live.step.comms import Comms
 
 
@@ -206,17 +206,6 @@ class Log:
         return any(made.in_backward for made, _ in filter(None, self.events))
 
 
-@lru_cache(maxsize=4096)
-def _waits(func: Any) -> bool:
-    """Whether an operator waits for a collective."""
-    return "wait_tensor" in str(func)
-
-
-@lru_cache(maxsize=256)
-def _has_dtensor(types: tuple[type, ...]) -> bool:
-    return any(issubclass(kind, DTensor) for kind in types)
-
-
 class Watched(UnwrappedMode):
     """Follows storages while a model runs, records collectives, and works out choices.
 
@@ -280,7 +269,7 @@ class Watched(UnwrappedMode):
         """Run an operator, and see what it sends, chooses and makes."""
         if (answer := answered_alone(func, args)) is not None:
             return answer
-        if _has_dtensor(tuple(types)):
+        if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # then its operators on plain tensors come by, one after the other
         kwargs = kwargs or {}
         if self._only_shapes():
@@ -288,7 +277,7 @@ class Watched(UnwrappedMode):
         self._refuse_freed(func, args)
         self._refuse_dtypes(func, args)
         self._comms.note(func, args, kwargs)
-        if _waits(func):
+        if func.__name__.startswith("wait_tensor"):
             return args[0]  # without values a new tensor is returned, with values the same one
         returned = func(*args, **kwargs) if self._choices is None else self._choices.run(func, args, kwargs)
         self._follow(func, args, kwargs, returned)
