@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from shardviz.check.diff import Change, Difference, compare
-from shardviz.check.step.runs.departure import StepDifference
+from shardviz.check.step.runs.departure import Departure, StepDifference
 from shardviz.cli import main
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
@@ -85,6 +85,23 @@ def test_layers_whose_values_differ_are_folded_and_hashes_are_compared(tmp_path)
         "  second  different values on ranks 0-1, as their hashes show",
         "",
         "≠ 6 changes",
+    ]
+
+
+def test_a_cause_that_many_gradients_of_a_step_have_is_printed_once():
+    names = ["0.b", *(f"layers.{number}.w" for number in range(15))]
+    departures = [Departure("sharded", name, "", f"{name} is scaled", "Each rank clips.") for name in names]
+    step = StepDifference((*departures, Departure("sharded", "head", "", "head is twice as large", "")))
+    assert [line.plain for line in difference_lines(Difference((), (), (), (), 0, step), Terminal())] == [
+        "≠ step  0.b",
+        "  differs 0.b is scaled",
+        "  why     Each rank clips.",
+        "  also    layers.[0-14].w: the same cause",
+        "",
+        "≠ step  head",
+        "  differs head is twice as large",
+        "",
+        "≠ 17 differences of the step",
     ]
 
 

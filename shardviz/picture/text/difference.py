@@ -12,7 +12,7 @@ from shardviz.picture.text.findings import findings_lines
 from shardviz.picture.text.step import heat_lines, tree_lines
 from shardviz.picture.text.table import table
 from shardviz.picture.text.terminal import BAD, DIM, GOOD, WARNING, line, wrapped
-from shardviz.text import counted, fold, named_ranks, printable
+from shardviz.text import counted, fold, folded_names, named_ranks, printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from shardviz.picture.text.terminal import Terminal
     from shardviz.plan.alternatives import Size
     from shardviz.text import Fold
+
+MOST_NAMES = 8
+"""Places of one cause whose names are written out, identical layers counted as one."""
 
 
 def difference_lines(difference: Difference, terminal: Terminal) -> list[Text]:
@@ -81,9 +84,10 @@ def _size_lines(sizes: Sequence[Size]) -> list[Text]:
 def _step_lines(step: StepDifference, terminal: Terminal) -> list[Text]:
     """Return in what the steps differ, causes first, and at how much of them they agree."""
     lines: list[Text] = []
-    for departure in step.departures:
+    for _, group in groupby(step.departures, key=lambda departure: departure.why or departure):
+        departure, *others = group  # one cause, with the numbers of the first
         sign = (terminal.glyphs.unknown, WARNING) if departure.is_expected else (terminal.glyphs.differs, BAD)
-        where = ", ".join(filter(None, (departure.direction, departure.module or "the model itself")))
+        where = ", ".join(filter(None, (departure.direction, departure.place)))
         lines.append(line((f"{sign[0]} step", sign[1]), (f"  {printable(where)}", "bold")))
         lines += _row("differs", departure.sentence, terminal)
         lines += _row("why", departure.why, terminal)
@@ -96,6 +100,9 @@ def _step_lines(step: StepDifference, terminal: Terminal) -> list[Text]:
             )
         if departure.look:
             lines += _row("look", departure.look, terminal)
+        if others:
+            names = folded_names((departure.place for departure in others), MOST_NAMES)
+            lines += _row("also", f"{names}: the same cause", terminal)
         lines.append(line(""))
     lines += _picture_lines(step, terminal)
     if step.num_compared:
