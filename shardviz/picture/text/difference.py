@@ -90,7 +90,8 @@ def _step_lines(step: StepDifference, terminal: Terminal) -> list[Text]:
         where = ", ".join(filter(None, (departure.direction, departure.place)))
         lines.append(line((f"{sign[0]} step", sign[1]), (f"  {printable(where)}", "bold")))
         lines += _row("differs", departure.sentence, terminal)
-        lines += _row("why", departure.why, terminal)
+        if departure.why:
+            lines += _row("why", departure.why, terminal)
         if departure.explanation is not None:
             lines += _row("see", departure.explanation.page_command, terminal)
         if departure.following > 0:
