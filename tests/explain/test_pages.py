@@ -90,7 +90,7 @@ def test_what_cannot_be_explained_gets_one_line(args, words, capsys):
         ("held", "by its id or its value"),
         ("order 1: view(3, 4, 2).transpose(0, 1)", "w.unflatten(1, (3, 4, 2)).transpose(1, 2).flatten(1, 3)"),
         ("order 0: 2 0 1", "cut into 3 equal blocks"),
-        ("[*/tp] order 0: 1 0", "expect = {'w': '[*/tp] order 0: 1 0'}"),
+        ("[*/tp] order 0: 1 0", "come in the order 1, 0"),
     ],
 )
 def test_what_stands_in_a_finding_can_be_explained(word, text, capsys):
