@@ -114,7 +114,7 @@ def test_layouts_of_two_jobs_whose_steps_agree_are_shown_and_change_nothing():
     assert [line.plain for line in difference_lines(difference, Terminal())] == [
         "✓ step: the jobs agree at 3 places, exactly",
         "  layouts differ, as two jobs' may: w [8/tp] on (tp=2) and [8/tp] on (tp=4), and 1 other layout",
-        "✓ the jobs agree",
+        "✓ the jobs agree up to this step's gradients; to compare its update, trace the next step too",
     ]
     assert [found["tensor"] for found in difference.to_json()["relaid"]] == ["w", "layers.0.b", "layers.1.b"]
 

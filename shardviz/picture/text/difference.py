@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from shardviz.plan.alternatives import Size
     from shardviz.text import Fold
 
+JOBS_AGREE = "the jobs agree up to this step's gradients; to compare its update, trace the next step too"
 MOST_NAMES = 8
 """Places of one cause whose names are written out, identical layers counted as one."""
 
@@ -147,7 +148,7 @@ def _verdict(difference: Difference, terminal: Terminal) -> Text:
     if not difference and but:
         return line((f"{terminal.glyphs.unknown} no changes found; {but}", WARNING))
     if not difference:
-        text = "the jobs agree" if difference.step.is_of_jobs else "nothing changed"
+        text = JOBS_AGREE if difference.step.is_of_jobs else "nothing changed"
         return line((f"{terminal.glyphs.good} {text}", GOOD))
     changes = (
         (len(difference.changes), "change", ""),
