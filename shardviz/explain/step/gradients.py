@@ -190,8 +190,8 @@ class RepeatedBackwardSum(Cause):
 class ScaledOnTheWayBack(Cause):
     """A gradient is multiplied by a number on its way back from one module to another.
 
-    Both modules are right. Code between them, such as a torch.autograd.Function that gathers in forward, sums or divides
-    in backward. Forward is right.
+    Both modules are right. The fault is in code between them, such as a torch.autograd.Function that gathers in forward
+    and sums or divides in backward. Forward is right.
 
     Attributes:
         module: The module whose output gets the wrong gradient.
