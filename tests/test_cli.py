@@ -125,7 +125,8 @@ ERRORS = {
         "no_such does not exist: no dump and no checkpoint is there\nHint: shardviz probe tp_fsdp --mesh 2,4 writes one"
     ),
     "show d.shardviz laiers.0.w": "the dump has no tensor 'laiers.0.w'\nHint: did you mean layers.0.w?",
-    "show d.shardviz w": "2 tensors end in 'w': layers.0.w, layers.1.w\nHint: name one, or all of them as '*.w'",
+    "show d.shardviz w": "2 tensors end in 'w': layers.[0-1].w\n"
+    "Hint: write more of the name, as in layers.0.w, or '*.w' for all of them",
     "show d.shardviz layers": "the dump has no tensor 'layers'\nHint: did you mean layers.0.w?",
     "show d.shardviz z*": "the dump has no tensor 'z*'\nHint: it has layers.0.w, layers.1.w",
     "show d.shardviz layers.0.w -o no/such/file": (

@@ -6,7 +6,8 @@ costs. Write it in shardviz's notation, "[12/tp/fsdp, 12]", or in torch's,
 
 For a kind of finding, such as misordered: its causes. For a cause, such as
 same-shard: what happens, why nothing raises, and how to fix it. Also for the
-words in tables and findings: plain, output, not-checked, =tp, +tp.
+words in tables and findings: plain, output, not-checked, =tp, +tp, and for
+the order of a dim: "order 0: view(3, 4, 2).transpose(0, 1)".
 
 examples:
   shardviz explain misordered

@@ -6,12 +6,15 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from shardviz.errors import ShardvizError
-from shardviz.text import nearest, printable, starred
+from shardviz.text import folded_names, nearest, printable, starred
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from shardviz.dump.dump import Dump, Tensor
+
+MOST_CANDIDATES = 5
+"""Names with one end that are written out."""
 
 
 def find_tensors(dump: Dump, pattern: str) -> list[tuple[str, Tensor]]:
@@ -29,20 +32,37 @@ def find_tensors(dump: Dump, pattern: str) -> list[tuple[str, Tensor]]:
         find_tensors(dump, "layers.*.bias")
     """
     by_name = dump.first_captured
-    if pattern in by_name:
-        return [(pattern, by_name[pattern])]
+    return [(name, by_name[name]) for name in find_names(by_name, pattern, "the dump")]
+
+
+def find_names(names: Collection[str], pattern: str, where: str) -> list[str]:
+    """Find names as `find_tensors` does.
+
+    Args:
+        names: All names.
+        pattern: A whole name, a pattern with `*`, or the end of a name.
+        where: What has them, for the error.
+
+    Raises:
+        ShardvizError: No name fits, or the end of a name fits several.
+    """
+    if pattern in names:
+        return [pattern]
     if is_pattern(pattern):
-        names = [name for name in by_name if matches_pattern(name, pattern)]
+        matching = [name for name in names if matches_pattern(name, pattern)]
     else:
-        names = [name for name in by_name if name.endswith(f".{pattern}")]
-        if len(names) > 1:
-            raise ShardvizError(
-                f"{len(names)} tensors end in {pattern!r}: {_some_names(names)}",
-                f"name one, or all of them as '*.{pattern}'",
-            )
-    if not names:
-        raise ShardvizError(f"the dump has no tensor {pattern!r}", hint_at_name(pattern, list(by_name)))
-    return [(name, by_name[name]) for name in names]
+        matching = [name for name in names if name.endswith(f".{pattern}")]
+        if len(matching) > 1:
+            hint = f"write more of the name, as in {printable(matching[0])}, or '*.{pattern}' for all of them"
+            raise ShardvizError(ambiguity(matching, pattern), hint)
+    if not matching:
+        raise ShardvizError(f"{where} has no tensor {pattern!r}", hint_at_name(pattern, list(names)))
+    return matching
+
+
+def ambiguity(names: Sequence[str], end: str) -> str:
+    """Say which names end alike, identical layers as one."""
+    return f"{len(names):,} tensors end in {end!r}: {printable(folded_names(names, MOST_CANDIDATES))}"
 
 
 def hint_at_name(name: str, names: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ from shardviz.errors import ShardvizError
 from shardviz.explain.catalogue import CATALOGUE
 from shardviz.explain.kinds import KINDS
 from shardviz.explain.templates import page_texts, pair_templates
+from shardviz.layout.intended import ORDER, split_order
 from shardviz.text import did_you_mean, listed
 
 if TYPE_CHECKING:
@@ -18,12 +19,16 @@ if TYPE_CHECKING:
 
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Kind
+    from shardviz.layout.intended import DimOrder
 
 
 MOST_WITH_WORD = 12
 """So many causes are listed that have a word in their names."""
 
 WORDS = {
+    "claimed": "where the placements say that each element is, in the notation",
+    "held": "where each element really is, by its id or its value",
+    "intended": "where the author wants each element: a probe's `expect`, or `intended=` of shardviz.capture",
     "plain": "the tensor is not a DTensor: nothing says which part of the whole a rank holds",
     "output": "a result of the training step, in float64: what the model returns, compared with the unsharded model's",
     "not-checked": "shardviz couldn't look at this, so it is neither right nor wrong; the line says why",
@@ -57,20 +62,23 @@ class Page:
 
 
 def is_name(text: str) -> bool:
-    """Whether a text can be the name of a page or an issue, even misspelled; a layout has brackets."""
-    return _NAME.fullmatch(text) is not None
+    """Whether a text can be the name of a page or an issue, even misspelled, or an order; a layout has brackets."""
+    return _NAME.fullmatch(text) is not None or ORDER.fullmatch(f" {text}") is not None
 
 
 def page_of(name: str) -> Page:
-    """Return the page of a kind, a cause, an issue or a word of the tables.
+    """Return the page of a kind, a cause, an issue, a word of the tables or the order of a dim.
 
     Raises:
-        ShardvizError: Nothing has that name.
+        ShardvizError: Nothing has that name, or the order cannot be read.
 
     Example:
         >>> page_of("misordered").title
         'each element is held once, but not where the placements claim'
     """
+    layout, order = split_order(f" {name}")
+    if order is not None:
+        return _of_order(name, layout.strip(), order)
     if "#" in name:
         return _of_issue(name)
     word = re.sub(r"(?<=:)\w+", "avg", re.sub(r"(?<=[=+])\w+", "axis", name))
@@ -88,6 +96,25 @@ def page_of(name: str) -> Page:
     hint = hint or did_you_mean(name, [*KINDS, *CATALOGUE])
     kinds = f"the kinds are {', '.join(KINDS)}; a kind's page lists its causes"
     raise ShardvizError(f"{name!r} is neither a kind of finding nor a cause", hint or kinds)
+
+
+def _of_order(name: str, layout: str, order: DimOrder) -> Page:
+    dim, sizes = order.dim, ", ".join(map(str, order.shape))
+    if order.swapped is not None:
+        first, second = order.swapped
+        how = f"dim {dim} is viewed as {sizes}, and dims {first} and {second} of that view are exchanged"
+        last = dim + len(order.shape) - 1
+        in_torch = f"w.unflatten({dim}, ({sizes})).transpose({dim + first}, {dim + second}).flatten({dim}, {last})"
+    else:
+        blocks = listed(order.blocks, MOST_WITH_WORD)
+        how = f"dim {dim} is cut into {len(order.blocks)} equal blocks, which come in the order {blocks}"
+        in_torch = f"torch.cat([w.chunk({len(order.blocks)}, {dim})[block] for block in ({blocks})], {dim})"
+    intended = f"{layout or '[*/tp, *]'} order {name.rpartition('order ')[2]}"
+    rows = (
+        ("torch", in_torch),
+        ("meant", f"if the model has this order on purpose, give it to the probe: expect = {{'w': '{intended}'}}"),
+    )
+    return Page(name, f"{how}; the unsharded model has the dim in its plain order", (), rows)
 
 
 def _of_issue(issue: str) -> Page:

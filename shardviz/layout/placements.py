@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Replicate:
     """Every rank along the axis holds an equal copy."""
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return "Replicate()"
 
 
@@ -27,7 +27,7 @@ class Shard:
 
     dim: int
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return f"Shard({self.dim})"
 
 
@@ -38,7 +38,7 @@ class StridedShard:
     dim: int
     split_factor: int
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return f"_StridedShard({self.dim}, split_factor={self.split_factor})"
 
 
@@ -48,7 +48,7 @@ class Partial:
 
     op: str = "sum"
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return "Partial()" if self.op == "sum" else f"Partial({self.op!r})"
 
 

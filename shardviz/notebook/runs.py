@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from shardviz.dump.find import hint_at_name
+from shardviz.dump.find import ambiguity, hint_at_name
 from shardviz.errors import ShardvizError
 from shardviz.notebook.tracebacks import concise
 from shardviz.picture.display import HTML, Drawable, framed
@@ -72,8 +72,7 @@ class Tensors(Mapping[str, T]):
         if len(ends) == 1:
             return ends[0]
         if ends:
-            some = listed(map(printable, ends), MOST_NAMED)
-            raise UnknownTensorError(f"{len(ends):,} tensors end in {name!r}: {some}", "give more of its name")
+            raise UnknownTensorError(ambiguity(ends, name), f"write more of the name, as in {printable(ends[0])}")
         raise UnknownTensorError(f"{self._where} has no tensor {name!r}", hint_at_name(str(name), list(self._tensors)))
 
     def __contains__(self, name: object) -> bool:

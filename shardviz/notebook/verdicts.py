@@ -47,6 +47,14 @@ class ReportOfRun(Drawable):
         """Whether something was checked and nothing is wrong: exit code 0 of `shardviz check`."""
         return not self.findings and not self.why_not
 
+    def __bool__(self) -> bool:
+        """Refuse: a reader expects either that a clean report is true, or that one with findings is.
+
+        Raises:
+            TypeError: Always.
+        """
+        raise TypeError("a report is neither true nor false: write `if report.clean:` or `if report.findings:`")
+
     @property
     def not_checked(self) -> tuple[NotChecked, ...]:
         """What could not be looked at, each with its reason."""
@@ -124,7 +132,11 @@ class FindingOfRun(Drawable):
 
     @property
     def relation(self) -> Related | None:
-        """How actual arrays relate to expected ones (`shardviz.relate.relations`), or None."""
+        """How actual arrays relate to expected ones, or None if the finding isn't about that.
+
+        `relation.chain` has the relations that explain all ranks (`shardviz.relate.relations`). It is None if no single
+        chain explains all of them: `relation.groups` then has the chain of each group of ranks.
+        """
         first = self._first
         return first.related if first is not None else None
 

@@ -188,7 +188,7 @@ class Related:
 
     @property
     def chain(self) -> Chain | None:
-        """The chain of all ranks; None if there are several groups, or none explains them."""
+        """The chain that explains all ranks; None if no single chain does, and `groups` has what there is."""
         return self.groups[0].chain if len(self.groups) == 1 else None
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from shardviz.check.diff import Change, Difference, compare
-from shardviz.check.step.runs.departure import StepDifference
+from shardviz.check.step.runs.departure import Departure, StepDifference
 from shardviz.cli import main
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
@@ -88,6 +88,23 @@ def test_layers_whose_values_differ_are_folded_and_hashes_are_compared(tmp_path)
     ]
 
 
+def test_a_cause_that_many_gradients_of_a_step_have_is_printed_once():
+    names = ["0.b", *(f"layers.{number}.w" for number in range(15))]
+    departures = [Departure("sharded", name, "", f"{name} is scaled", "Each rank clips.") for name in names]
+    step = StepDifference((*departures, Departure("sharded", "head", "", "head is twice as large", "")))
+    assert [line.plain for line in difference_lines(Difference((), (), (), (), 0, step), Terminal())] == [
+        "≠ step  0.b",
+        "  differs 0.b is scaled",
+        "  why     Each rank clips.",
+        "  also    layers.[0-14].w: the same cause",
+        "",
+        "≠ step  head",
+        "  differs head is twice as large",
+        "",
+        "≠ 17 differences of the step",
+    ]
+
+
 def test_layouts_of_two_jobs_whose_steps_agree_are_shown_and_change_nothing():
     change = Change("w", "claimed", "[8/tp] on (tp=2)", "[8/tp] on (tp=4)")
     others = [replace(change, tensor=name, before="[8] on (tp=2)") for name in ("layers.0.b", "layers.1.b")]
@@ -97,7 +114,7 @@ def test_layouts_of_two_jobs_whose_steps_agree_are_shown_and_change_nothing():
     assert [line.plain for line in difference_lines(difference, Terminal())] == [
         "✓ step: the jobs agree at 3 places, exactly",
         "  layouts differ, as two jobs' may: w [8/tp] on (tp=2) and [8/tp] on (tp=4), and 1 other layout",
-        "✓ the jobs agree",
+        "✓ the jobs agree up to this step's gradients; to compare its update, trace the next step too",
     ]
     assert [found["tensor"] for found in difference.to_json()["relaid"]] == ["w", "layers.0.b", "layers.1.b"]
 

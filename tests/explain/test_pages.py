@@ -65,6 +65,7 @@ def test_the_page_of_every_cause_has_its_kinds_and_no_field_left_open(capsys):
         (["misordered", "--mesh", "tp=2"], ["'misordered'", "mesh", "leave it out"]),
         (["[12/tp, 12]"], ["--mesh tp=2"]),
         (["[12/tp/dp, 12]", "--mesh", "2,4"], ["names axes, and --mesh 2,4 doesn't", "--mesh tp=2,dp=2"]),
+        (["order 0: 1 1"], ["'1 1' does not name every block from 0 once", "order 0: 2 0 3 1"]),
         (["pytorch#1"], ["no cause refers to pytorch#1", "a kind of finding or a cause"]),
     ],
 )
@@ -86,6 +87,10 @@ def test_what_cannot_be_explained_gets_one_line(args, words, capsys):
         ("+tp", "their sum"),
         ("+dp_2:avg", "their mean"),
         ("pytorch#129229", "cut-inner-first"),
+        ("held", "by its id or its value"),
+        ("order 1: view(3, 4, 2).transpose(0, 1)", "w.unflatten(1, (3, 4, 2)).transpose(1, 2).flatten(1, 3)"),
+        ("order 0: 2 0 1", "cut into 3 equal blocks"),
+        ("[*/tp] order 0: 1 0", "come in the order 1, 0"),
     ],
 )
 def test_what_stands_in_a_finding_can_be_explained(word, text, capsys):

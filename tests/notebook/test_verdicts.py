@@ -29,6 +29,9 @@ def test_a_report_is_clean_if_something_was_checked_and_nothing_is_wrong(tmp_pat
     assert (right.clean, right.findings) == (True, ())
     empty = shardviz.load(make_dump(tmp_path / "empty.shardviz", MESH, {})).check()
     assert (empty.clean, empty.why_not) == (False, "nothing was checked: the dump has no tensors")
+    for report in (right, empty):
+        with pytest.raises(TypeError, match=r"if report\.clean"):
+            bool(report)
 
 
 def test_a_finding_says_what_the_command_says(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
@@ -55,6 +56,16 @@ ODD = replace(swapped(WEIRD), sentence=f"6 of 8 ranks hold rows of {WEIRD} other
 
 def report(*findings: Finding, not_checked: tuple[NotChecked, ...] = (), num_tensors: int = 12) -> Report:
     return Report(8, num_tensors, tuple(grouped(findings)), not_checked)
+
+
+def test_a_cause_of_neighboring_findings_is_printed_once() -> None:
+    others = [replace(swapped(f"layers.{number}.w"), sentence=f"{number} ranks hold other rows") for number in (2, 3)]
+    text = TERMINAL.render(findings_lines([swapped("w"), *others, LATE, LATE], TERMINAL))
+    assert text.count("FSDP2 split") == text.count("fix ") == text.count("pytorch#129229") == 1
+    assert (
+        re.findall(r"\d ranks hold other rows\n(?:  (?:claimed|held|intended) .*\n)+  cause +(.*)", text)
+        == ["as above"] * 2
+    )
 
 
 def dump(tmp_path: Path, tensors: dict[str, Made | str]) -> Dump:

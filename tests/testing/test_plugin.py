@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from shardviz.errors import MeshError
+from shardviz.layout.mesh import parse_mesh
+from shardviz.testing import spmd
 from tests.lanes import at_night, nightly
 from tests.live.worlds import PATIENCE
 from tests.testing.sessions import HEAD, ROOT, Run, execute, run, run_alone
@@ -159,6 +162,13 @@ def test_a_mistake_in_a_test_is_shown_on_its_own_line(failing: Run) -> None:
 
 def test_a_marker_without_axes_says_how_to_write_one(failing: Run) -> None:
     assert failing.text.count("write pytest.mark.mesh(fsdp=2, tp=4)") == 1
+
+
+def test_a_mesh_of_sizes_alone_has_axes_called_as_on_the_command_line() -> None:
+    (mark,) = spmd((2, 4)).mark.args
+    assert mark.mesh == parse_mesh("2,4")
+    with pytest.raises(MeshError, match=r"names no axes\n.*fsdp=2,tp=4"):
+        spmd([])
 
 
 def test_a_failed_tests_dump_is_kept_and_how_to_view_it_is_shown(failing: Run) -> None:

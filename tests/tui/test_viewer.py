@@ -6,17 +6,19 @@ import asyncio
 import os
 import re
 import shutil
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from shardviz.check import run as check_run
 from shardviz.tui import viewer
 from shardviz.tui.app import ShardvizApp
 from shardviz.tui.colors import SAME, plain
 from shardviz.tui.export import remember_theme, remembered_theme, screen_text
 from shardviz.tui.loading import stamps_of
-from tests.tui.driving import rest, settle, until, walk
+from tests.tui.driving import PATIENCE, Driven, rest, settle, until, walk
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,6 +92,28 @@ def test_a_dump_that_nobody_changes_is_left_alone_and_r_reads_it_again(
     assert (same, still) == (True, False)
     assert "changed" not in text.splitlines()[0]
     assert "up.bias  float32[24/tp/fsdp]" in text
+
+
+def test_while_a_check_runs_its_seconds_are_counted_and_n_says_that_it_runs(
+    even_bug: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(viewer, "LOOK_AGAIN", 0.5)
+    is_checked, report_on = threading.Event(), check_run.report_on
+    monkeypatch.setattr(check_run, "report_on", lambda dump: is_checked.wait(PATIENCE) and report_on(dump))
+
+    async def during_and_after() -> tuple[list[str], str, str]:
+        app = Driven(even_bug)
+        async with app.run_test(size=(120, 40)) as pilot:
+            await until(pilot, lambda: "checking · 1 s" in screen_text(app))
+            during = screen_text(app)
+            await pilot.press("n")
+            is_checked.set()
+            return app.notes, during, await settle(pilot)
+
+    notes, during, after = asyncio.run(during_and_after())
+    assert notes == ["The check is still running"]
+    assert "n Next finding" in during
+    assert after.startswith(" even_bug  ✗ 1 finding · 8 ranks")
 
 
 def test_every_file_of_a_folder_counts_and_unfinished_ones_do_not(tmp_path: Path) -> None:

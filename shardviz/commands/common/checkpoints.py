@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Literal
 
 from shardviz.checkpoint.live_job.job import Job
@@ -11,7 +10,7 @@ from shardviz.checkpoint.records import Checkpoint
 from shardviz.commands.common.dumps import terminal_for, write_answer, write_json
 from shardviz.commands.common.progress import Count, progress
 from shardviz.commands.common.streams import reader_may_leave, talk
-from shardviz.dump.find import hint_at_name
+from shardviz.dump.find import find_names
 from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, EXIT_USAGE, ShardvizError
 from shardviz.text import counted, listed, nearest, printable
 
@@ -248,22 +247,8 @@ def _compared(
 
 def _tensors_by_name(checkpoint: Checkpoint, pattern: str) -> list[StoredTensor]:
     """Find tensors by name, by the end of a name that one alone has, or by a pattern with `*`."""
-    tensors = checkpoint.tensors
-    if pattern in tensors:
-        return [tensors[pattern]]
-    has_stars = any(char in pattern for char in "*?[")
-    fits = [
-        stored
-        for name, stored in tensors.items()
-        if (fnmatchcase(name, pattern) if has_stars else name.endswith(f".{pattern}"))
-    ]
-    if not fits:
-        raise ShardvizError(f"{checkpoint.path}: it has no tensor {pattern!r}", hint_at_name(pattern, list(tensors)))
-    if len(fits) > 1 and not has_stars:
-        some = listed((printable(stored.name) for stored in fits), 3)
-        what = f"{counted(len(fits), 'tensor')} end in {pattern!r}: {some}"
-        raise ShardvizError(f"{checkpoint.path}: {what}", f"name one, or all of them as '*.{pattern}'")
-    return fits
+    names = find_names(checkpoint.tensors, pattern, str(checkpoint.path))
+    return [checkpoint.tensors[name] for name in names]
 
 
 def refuse_for_checkpoint(path: Path, what: str) -> None:

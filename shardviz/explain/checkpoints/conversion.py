@@ -69,7 +69,7 @@ class SummedReplicas(Cause):
     ranks: int
     side: str
     kinds = ("wrong-value",)
-    why = "The merge of {ranks} ranks that made the {side} sums a tensor that every rank holds whole"
+    why = "The merge of {ranks} ranks into the {side} sums a tensor that every rank holds whole"
     how = "take it from one rank"
 
 
@@ -375,10 +375,7 @@ class AdaptersPiledUp(Cause):
     high: int
     base: str
     kinds = ("wrong-value",)
-    why = (
-        "The {side} has the other side's adapter and other adapters besides: those that were merged before are still "
-        "in its weights"
-    )
+    why = "The {side} has the other side's adapter and more: adapters that were merged before are still in its weights"
     how = "merge each adapter into the weights of {base}, or take the earlier adapter out before the next is merged"
 
 
@@ -435,8 +432,8 @@ class RenamedInPart(Cause):
     is_wrapper: bool = False
     kinds = ("incomplete",)
     why = (
-        "{is_wrapper:?A wrapper's own state_dict was saved, as of DDP (module.) or torch.compile (_orig_mod.)|The "
-        "save or the model calls a part of its tensors by other names}"
+        "{is_wrapper:?The state_dict of a wrapper was saved, such as DDP's (module.) or torch.compile's (_orig_mod.)|"
+        "The save or the model renames some of its tensors}"
     )
     how = (
         "{is_wrapper:?save the state_dict of the model within the wrapper, or take {words} out of these names|rename "
@@ -448,7 +445,7 @@ class RowsUnderOtherNames(Cause):
     """Tensors of one module have each other's rows, and each row is there once.
 
     Queries, keys and values of one attention, or gate and up, were joined in one tensor and cut apart by a different
-    rule: group by group on one way, part after part on the other. The sizes are right, so every shape is.
+    rule: group by group when joined, part after part when cut. The sizes are right, so every shape is.
     """
 
     kinds = ("misordered",)

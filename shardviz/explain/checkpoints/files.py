@@ -109,7 +109,7 @@ class UnknownPickledType(Cause):
     """A part of a tensor was pickled as a type that torch.distributed.checkpoint does not write.
 
     A pickle may run any code when it is loaded. shardviz reads a list of known types as data and runs nothing, so it
-    does not know what else is in there.
+    does not know what this part holds.
     """
 
     kinds = ("incomplete",)

@@ -443,7 +443,7 @@ class LostMoments(Cause):
 
     kinds = ("wrong-value",)
     why = (
-        "The moments were looked up under names that they don't have, as those of a cut or renamed weight, and zeros "
+        "The moments were looked up under names that they don't have, because a weight was cut or renamed, and zeros "
         "took their place",
         "These weights had no gradient in any step",
     )

@@ -22,7 +22,7 @@ class LeftAsMade(Cause):
     equal: int
     kinds = ("write-not-applied",)
     why = (
-        "Nothing sent or loaded these tensors: the {side} has {number} everywhere, as they are made, and {equal} "
+        "Nothing sent or loaded these tensors: the {side} has {number} everywhere, their initial value, and {equal} "
         "others are equal. Buffers are not in named_parameters()",
         "The code sets them to {number}",
     )
@@ -33,7 +33,7 @@ class LeftAsMade(Cause):
 
 
 class ShardsOfOneRank(Cause):
-    """Tensors differ in one of several equal parts, which is one rank's shard of each.
+    """Each of these tensors differs in one of several equal parts: the shard of one rank.
 
     Code that only one rank runs, as `if rank == 0`, is right for replicas. Once tensors are sharded it updates, loads
     or saves that rank's shards alone.
@@ -51,7 +51,7 @@ class ShardsOfOneRank(Cause):
     why = (
         "The part that differs is rank {number}'s shard of each tensor if {parts} ranks share them: {initial:?the "
         "{initial} has initial values there, so that rank never updated, loaded or sent its shards|that rank updated, "
-        "loaded or saved its shards otherwise than the rest}"
+        "loaded or saved its shards differently from the rest}"
     )
     how = (
         "run the update, the load and the save on every rank: code under `if rank == 0` reaches that rank's shards only"

@@ -302,8 +302,9 @@ class AnotherCheckpoint(Disorder):
     )
     how = (
         (
-            "load this weight from {reference}, not into a copy, as FSDP's summon_full_params(writeback=False) gives, "
-            "and after the last draw; or pass the checkpoint that the model was loaded from"
+            "load this weight from {reference}, not into a copy, such as that of FSDP's "
+            "summon_full_params(writeback=False), and after the last draw; or pass the checkpoint that the model was "
+            "loaded from"
         ),
         "compare before the first step, or pass the checkpoint that was saved since",
     )
@@ -340,7 +341,7 @@ class LeftOutOfLoad(Disorder):
 class KeyOfAnotherPrefix(Disorder):
     """A load with strict=False skipped a weight whose key has a different prefix.
 
-    The checkpoint's key is the name of no parameter, so the weight keeps its initial values on all ranks, while
+    No parameter has the checkpoint's key as its name, so the weight keeps its initial values on all ranks, while
     others are loaded. load_state_dict only returns the key, in unexpected_keys, and the weight's name, in
     missing_keys.
     """
@@ -359,8 +360,8 @@ class KeyOfAWrapper(Disorder):
     """A load with strict=False skipped a weight whose key names a wrapper around its module.
 
     The checkpoint was saved while activation checkpointing, torch.compile or a data-parallel wrapper was around the
-    module, and its words stand in the key, not only before it. The key is the name of no parameter, so the weight keeps
-    its initial values on all ranks, while weights outside the wrapped modules are loaded.
+    module, and its name stands inside the key, not only in front. No parameter has that key as its name, so the weight
+    keeps its initial values on all ranks, while weights outside the wrapped modules are loaded.
 
     Attributes:
         words: The wrapper's words, with their dots, as in the longer of both names.

@@ -180,7 +180,7 @@ class OneShard(Disorder):
 class PermutedDim(Disorder):
     """The indices of a dim are in an order that no simple rule gives.
 
-    An index or a gather reordered the whole dim before it was split. All elements are there once and all shapes are
+    An index or a gather reordered the whole dim before it was split. Each element is held once and all shapes are
     right, so nothing raises.
     """
 

@@ -84,7 +84,7 @@ class Segments(Mislabel):
     """Each segment of a fused weight was split, but the placements say one split of the dim.
 
     A rank then holds a part of q, of k and of v, as its attention needs. A gather by the placements joins these parts
-    as if each rank had one stretch of rows. Where every split weight has this order, ranks were given every other part
+    as if each rank had one stretch of rows. If every split weight has this order, ranks were given every other part
     of a finer split, such as the files of more ranks.
 
     Attributes:

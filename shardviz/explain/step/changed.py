@@ -84,10 +84,10 @@ class ScaleOfPart(Cause):
 
 
 class UnlikeScale(Cause):
-    """Ranks cast a tensor to float8 with another scale than the unsharded model's.
+    """Ranks cast a tensor to float8 with a different scale than the unsharded model's.
 
-    The largest magnitude of the whole is the maximum of the ranks' largest. A sum of them, which `all_reduce` takes
-    unless it is told otherwise, is larger, so that the scale leaves most numbers of float8 unused.
+    The largest magnitude of the whole is the maximum of the ranks' largest. Their sum, the default of
+    `all_reduce`, is larger, so the scale leaves most numbers of float8 unused.
 
     Attributes:
         modules: The modules that cast so.

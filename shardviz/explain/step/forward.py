@@ -137,8 +137,8 @@ class MisplacedOperand(Cause):
         "number is wrong"
     )
     how = (
-        "compute the part's number in {place} from the rank's coordinate; if several ranks share a part, neighbors do: "
-        "coordinate // (ranks for each part), not the remainder"
+        "compute the part's number in {place} from the rank's coordinate; ranks that share a part are neighbors: "
+        "use coordinate // (ranks per part), not the remainder"
     )
 
 

@@ -27,7 +27,7 @@ class ReductionSwitchedOff(Cause):
     """FSDP still holds gradients back after the last micro-batch.
 
     Gradient accumulation switches the reduction off for all micro-batches but the last. If it stays off, `.grad` is
-    None, and an optimizer skips such parameters without a word. If it was on for an earlier micro-batch only, `.grad`
+    None, and an optimizer silently skips such parameters. If it was on for an earlier micro-batch only, `.grad`
     lacks the later ones.
     """
 
@@ -188,10 +188,10 @@ class RepeatedBackwardSum(Cause):
 
 
 class ScaledOnTheWayBack(Cause):
-    """A gradient is multiplied by a number on its way from one module back to another one.
+    """A gradient is multiplied by a number on its way back from one module to another.
 
-    Both modules are right. What stands between them in the code around, such as a torch.autograd.Function that gathers
-    in forward, sums or divides in backward. Forward is right.
+    Both modules are right. The fault is in code between them, such as a torch.autograd.Function that gathers in forward
+    and sums or divides in backward. Forward is right.
 
     Attributes:
         module: The module whose output gets the wrong gradient.

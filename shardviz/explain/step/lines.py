@@ -78,10 +78,10 @@ class WrongLine(Cause):
 
 
 class SegmentsOfPart(Cause):
-    """A line takes a dim apart into segments, of which a rank has one contiguous part.
+    """A line takes a dim apart into segments, but a rank has one contiguous part of the dim.
 
     The gates of an LSTM, or queries, keys and values, stand one after the other along a dim. An axis splits the dim as
-    one block, so that a rank has all of some segments and nothing of others. It takes its part apart into as many
+    one block, so a rank has all of some segments and nothing of others. It takes its part apart into as many
     segments as the whole has. Shapes are right.
 
     Attributes:

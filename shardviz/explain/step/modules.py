@@ -192,7 +192,7 @@ class UnexplainedModuleBackward(Cause):
 
 
 class ScaledByMicroBatches(Cause):
-    """What stages send each other is scaled by the number of micro-batches, as the loss is.
+    """Stages scale what they send each other by the number of micro-batches, like the loss.
 
     Accumulation needs one division by the number of micro-batches, in the loss. A second one in the activations or
     gradients changes nothing but their size.

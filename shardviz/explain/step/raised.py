@@ -13,7 +13,7 @@ class ShardedModelRaises(Cause):
     """
 
     kinds = ("raised",)
-    why = "Code that only the sharded step runs, or torch with this sharding, raises. Training on this mesh would, too"
+    why = "Code that only the sharded step runs, or torch with this sharding, raises. So would training on this mesh"
     how = "read the exception and its line"
 
 

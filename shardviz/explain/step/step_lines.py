@@ -145,7 +145,7 @@ class ReductionNotStored(Cause):
     """The training loop reduces a copy of a gradient, and the optimizer reads the gradient.
 
     Gradients are reduced in a flat bucket and copied back. `reshape(-1)` and `flatten()` return a copy if a gradient
-    isn't contiguous, as of a transposed weight, and what is written into that copy is lost.
+    isn't contiguous, such as a transposed weight's, and what is written into that copy is lost.
 
     Attributes:
         place: The line that reduces the copy, as `train.py:41`.

@@ -162,8 +162,8 @@ class NarrowSum(Cause):
 class UnreducedSharedPart(Cause):
     """Ranks that share a part of a weight keep different gradients of it.
 
-    With fewer key and value heads than ranks, several ranks hold the same heads. They are no axis of the mesh, so no
-    wrapper reduces over them.
+    With fewer key and value heads than ranks, several ranks hold the same heads. These ranks aren't an axis of the
+    mesh, so no wrapper reduces over them.
 
     Attributes:
         num_parts: How many parts the weight has.

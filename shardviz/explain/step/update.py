@@ -92,8 +92,8 @@ class AnotherLearningRate(Cause):
 class AnotherGroup(Cause):
     """The sharded optimizer has a weight in another parameter group than the unsharded one.
 
-    Groups that are chosen by name, or by what a module is, come out otherwise if a wrapper adds to the names or stands
-    in a module's place. The weight is then stepped with another group's learning rate or weight decay.
+    Groups that are chosen by name, or by a module's type, change if a wrapper adds to the names or takes the module's
+    place. The weight is then stepped with another group's learning rate or weight decay.
 
     Attributes:
         options: What differs: `lr 0.01 instead of 0.001`.
@@ -239,8 +239,8 @@ class UnexplainedWeight(Cause):
             "times}"
         ),
         (
-            "{only_split:?|{split_over:?The optimizer's rule uses the whole matrix, as its norm or its singular "
-            "vectors, and gets each rank's part over {split_over}}}"
+            "{only_split:?|{split_over:?The optimizer's rule uses the whole matrix, such as its norm or its "
+            "singular vectors, and gets each rank's part over {split_over}}}"
         ),
     )
     how = (

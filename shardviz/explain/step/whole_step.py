@@ -294,7 +294,7 @@ class DifferentWeights(Cause):
 
 
 class EarlierStepsDiffer(Cause):
-    """Weights of two jobs are apart before the traced step, and close: an earlier step differs.
+    """Weights of two jobs differ a little before the traced step: an earlier step differs.
 
     Matrices of jobs with other seeds or checkpoints have nothing in common. These are equal or close, so that a step
     before the traced one differs: by its rows, its gradients, or by what the optimizer does with them.
@@ -310,7 +310,7 @@ class EarlierStepsDiffer(Cause):
     why = (
         "{steps:1?The optimizer step|The {steps} optimizer steps} before the traced one moved the weights differently "
         "in the two jobs: by other gradients, or by another learning rate{rate:? in those steps (in the traced one it "
-        "is {rate} in both)|, as of a scheduler that is stepped once for each process}"
+        "is {rate} in both)|, for example if each process steps the scheduler}"
     )
     how = (
         "trace the first step, which --trace-step 1 does: if the jobs agree there, compare the learning rate and the "
@@ -452,7 +452,7 @@ class RowsOfPeers(Cause):
 
     Tensor-parallel ranks must be given the same rows: each computes a part of the features, and a later sum joins the
     parts. With rows of their own the sum adds features of different rows. Shapes fit, and the loss still falls. A
-    DistributedSampler numbers all ranks unless it is told the data-parallel ones.
+    DistributedSampler numbers all ranks unless it is given the data-parallel ones.
 
     Attributes:
         module: The first module whose weights the ranks share.

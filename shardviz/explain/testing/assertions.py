@@ -28,7 +28,7 @@ class CopiesDrifted(Cause):
     axis: str
     kinds = ("unreplicated",)
     why = (
-        "The copies are near each other: they were equal once, and ranks along {axis} have stepped apart since, by "
+        "The copies are near each other: they were equal once, and ranks along {axis} have drifted since, by "
         "gradients that nothing reduces over {axis}",
         "An average of the weights over {axis} did not run, or leaves this one out",
     )
@@ -248,7 +248,7 @@ class FewElementsChanged(Cause):
 
     kinds = ("wrong-value",)
     why = "Some code wrote or changed only these elements: most others match the reference"
-    how = "look for an assignment to a slice or an index, for padding, and for a step of some rows of an embedding"
+    how = "look for an assignment to a slice or an index, for padding, or for a step on some rows of an embedding"
 
 
 class UnexplainedDifference(Cause):
@@ -326,7 +326,7 @@ class ExchangedCoordinate(Cause):
     kinds = ("wrong-value",)
     why = (
         "Code that writes or changes this weight chooses a rank's part by the coordinate along {instead}, not {axis}: "
-        "exactly the ranks where the two differ are wrong"
+        "the wrong ranks are exactly those whose two coordinates differ"
     )
     how = "choose the part by mesh.get_local_rank({axis!r})"
 
@@ -370,8 +370,7 @@ class TiedWeightChangedTwice(Cause):
     is_scaled: bool
     kinds = ("wrong-scale", "wrong-value")
     why = (
-        "Code that goes through the weights by name, as state_dict() lists them, changes this one {times} times: once "
-        "for each of its names",
+        "Code that goes through the names of state_dict() changes this one {times} times: once for each of its names",
         "{is_scaled:?|Its gradient lacks that of one of its uses}",
     )
     how = (

@@ -13,6 +13,7 @@ from shardviz.check.step.rules.factors import Unreduced
 from shardviz.explain.step.sums import RepeatedTerm, TermLeftOut
 from shardviz.layout.region import index_of
 from shardviz.picture.exhibits.exhibit import MOST_CELLS, MOST_ROWS, Cell, Exhibit, Row, exhibit, plain, title_of
+from shardviz.picture.model.step import equal_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -166,10 +167,7 @@ def _results(finding: Finding) -> list[Compared]:
 
 def _rows(result: Compared, name: str = "") -> list[Row]:
     """Return a row for each set of ranks with equal values, wrong ones first."""
-    groups: dict[tuple[object, bytes], list[int]] = {}
-    for rank, values in result.reduced.items():
-        groups.setdefault((result.regions[rank], (values + 0.0).tobytes()), []).append(rank)
-    order = sorted(groups.values(), key=lambda ranks: ranks[0] not in result.wrong)
+    order = sorted(equal_ranks(result), key=lambda ranks: ranks[0] not in result.wrong)
     return [_row(result, ranks, name) for ranks in order if result.reduced[ranks[0]].size]
 
 

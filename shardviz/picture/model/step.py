@@ -338,11 +338,16 @@ def heats_of(evidence: Evidence) -> list[StepHeat]:
 
 
 def _heats(result: Compared) -> list[StepHeat]:
+    wrong_first = sorted(equal_ranks(result), key=lambda ranks: (ranks[0] not in result.wrong, ranks[0]))
+    return [_heat(result, tuple(ranks)) for ranks in wrong_first[:MOST_RANKS] if result.reduced[ranks[0]].size]
+
+
+def equal_ranks(result: Compared) -> list[list[int]]:
+    """Group ranks that have equal values of the same part."""
     groups: dict[tuple[object, bytes], list[int]] = {}
     for rank, values in result.reduced.items():
         groups.setdefault((result.regions[rank], (values + 0.0).tobytes()), []).append(rank)
-    wrong_first = sorted(groups.values(), key=lambda ranks: (ranks[0] not in result.wrong, ranks[0]))
-    return [_heat(result, tuple(ranks)) for ranks in wrong_first[:MOST_RANKS] if result.reduced[ranks[0]].size]
+    return list(groups.values())
 
 
 def _heat(result: Compared, ranks: tuple[int, ...]) -> StepHeat:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from functools import lru_cache
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from shardviz.checkpoint.comparing.outcome import counts_text
@@ -138,8 +139,9 @@ def comparison_lines(comparison: Comparison, terminal: Terminal) -> list[Text]:
         lines.append(line("tensors matched by their values; --save-map FILE keeps this map:"))
         lines += [line(f"  {printable(one)}") for one in comparison.map]
     groups: list[Text] = []
-    for group in group_outcomes(comparison):
-        groups += _group_lines(group, terminal)
+    for _, alike in groupby(group_outcomes(comparison), key=lambda group: (group[0].cause, group[0].fix)):
+        for number, group in enumerate(alike):
+            groups += _group_lines(group, terminal, is_as_above=number > 0)
     lines += [*([line("")] if lines and groups else []), *groups]
     for note in comparison.notes:
         lines += wrapped(printable(note), terminal.width, line((f"{terminal.glyphs.unknown} ", DIM)), 4)
@@ -162,7 +164,7 @@ def group_outcomes(comparison: Comparison) -> list[list[Outcome]]:
     return list(groups.values())
 
 
-def _group_lines(group: list[Outcome], terminal: Terminal) -> list[Text]:
+def _group_lines(group: list[Outcome], terminal: Terminal, *, is_as_above: bool) -> list[Text]:
     first = min(group, key=lambda one: natural_key(one.name))
     good = first.verdict in ("tied", "not-compared")
     glyph = terminal.glyphs.unknown if good else terminal.glyphs.differs
@@ -170,7 +172,8 @@ def _group_lines(group: list[Outcome], terminal: Terminal) -> list[Text]:
     names = folded_names(sorted((one.name for one in group), key=natural_key), MOST_NAMES)
     lines = wrapped(printable(names), terminal.width, head, 2)
     lines += wrapped(printable(f"{why_all(first, group)}{_distance_text(group)}"), terminal.width, line("  "), 2)
-    for word, text in (("cause", first.cause), ("fix", first.fix)):
+    advice = (("cause", "as above"),) if is_as_above and first.cause else (("cause", first.cause), ("fix", first.fix))
+    for word, text in advice:
         lines += wrapped(printable(text), terminal.width, line(f"  {word:<5}  "), 9) if text else []
     return lines
 

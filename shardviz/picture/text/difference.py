@@ -12,7 +12,7 @@ from shardviz.picture.text.findings import findings_lines
 from shardviz.picture.text.step import heat_lines, tree_lines
 from shardviz.picture.text.table import table
 from shardviz.picture.text.terminal import BAD, DIM, GOOD, WARNING, line, wrapped
-from shardviz.text import counted, fold, named_ranks, printable
+from shardviz.text import counted, fold, folded_names, named_ranks, printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from shardviz.picture.text.terminal import Terminal
     from shardviz.plan.alternatives import Size
     from shardviz.text import Fold
+
+JOBS_AGREE = "the jobs agree up to this step's gradients; to compare its update, trace the next step too"
+MOST_NAMES = 8
+"""Places of one cause whose names are written out, identical layers counted as one."""
 
 
 def difference_lines(difference: Difference, terminal: Terminal) -> list[Text]:
@@ -81,12 +85,14 @@ def _size_lines(sizes: Sequence[Size]) -> list[Text]:
 def _step_lines(step: StepDifference, terminal: Terminal) -> list[Text]:
     """Return in what the steps differ, causes first, and at how much of them they agree."""
     lines: list[Text] = []
-    for departure in step.departures:
+    for _, group in groupby(step.departures, key=lambda departure: departure.why or departure):
+        departure, *others = group  # one cause, with the numbers of the first
         sign = (terminal.glyphs.unknown, WARNING) if departure.is_expected else (terminal.glyphs.differs, BAD)
-        where = ", ".join(filter(None, (departure.direction, departure.module or "the model itself")))
+        where = ", ".join(filter(None, (departure.direction, departure.place)))
         lines.append(line((f"{sign[0]} step", sign[1]), (f"  {printable(where)}", "bold")))
         lines += _row("differs", departure.sentence, terminal)
-        lines += _row("why", departure.why, terminal)
+        if departure.why:
+            lines += _row("why", departure.why, terminal)
         if departure.explanation is not None:
             lines += _row("see", departure.explanation.page_command, terminal)
         if departure.following > 0:
@@ -96,6 +102,9 @@ def _step_lines(step: StepDifference, terminal: Terminal) -> list[Text]:
             )
         if departure.look:
             lines += _row("look", departure.look, terminal)
+        if others:
+            names = folded_names((departure.place for departure in others), MOST_NAMES)
+            lines += _row("also", f"{names}: the same cause", terminal)
         lines.append(line(""))
     lines += _picture_lines(step, terminal)
     if step.num_compared:
@@ -139,7 +148,7 @@ def _verdict(difference: Difference, terminal: Terminal) -> Text:
     if not difference and but:
         return line((f"{terminal.glyphs.unknown} no changes found; {but}", WARNING))
     if not difference:
-        text = "the jobs agree" if difference.step.is_of_jobs else "nothing changed"
+        text = JOBS_AGREE if difference.step.is_of_jobs else "nothing changed"
         return line((f"{terminal.glyphs.good} {text}", GOOD))
     changes = (
         (len(difference.changes), "change", ""),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
@@ -29,10 +30,13 @@ SHORT = 8
 
 
 def findings_lines(findings: Sequence[Finding], terminal: Terminal) -> list[Text]:
-    """Return every finding; one that many tensors have is printed once, with their names."""
+    """Return every finding; one that many tensors have is printed once, with their names, and so is a cause."""
     lines: list[Text] = []
-    for finding in findings:
-        lines += [*([line("")] if lines else []), *_finding_lines(finding, terminal)]
+    for advice, group in groupby(findings, key=lambda finding: finding.advice):
+        first, *others = group
+        as_above = [("cause", "as above")] if len(advice) > 1 else advice
+        for finding, rows in ((first, advice), *((other, as_above) for other in others)):
+            lines += [*([line("")] if lines else []), *_finding_lines(finding, rows, terminal)]
     return lines
 
 
@@ -61,7 +65,7 @@ def _wrapped_head(finding: Finding, head: Text, terminal: Terminal) -> list[Text
     return [*rows[:-1], *(last if ranks else rows[-1:])]
 
 
-def _finding_lines(finding: Finding, terminal: Terminal) -> list[Text]:
+def _finding_lines(finding: Finding, advice: Sequence[tuple[str, str]], terminal: Terminal) -> list[Text]:
     lines = headline(finding, terminal)
     names: list[Text] = []
     for title, text in finding.layouts:
@@ -72,7 +76,7 @@ def _finding_lines(finding: Finding, terminal: Terminal) -> list[Text]:
             (names if is_long else lines).extend(rows)
         else:  # layouts are copied, so no line breaks inside
             lines.append(line(start, (printable(text), "bold")))
-    for title, text in finding.advice:
+    for title, text in advice:
         start = line((f"  {title:<{INDENT - 2}}", DIM))
         lines += wrapped(printable(text), terminal.width, start, INDENT)
     return [*lines, *names]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shardviz.errors import MeshError
-from shardviz.layout.mesh import Mesh, parse_mesh
+from shardviz.layout.mesh import Mesh, parse_mesh, unnamed_axes
 from shardviz.text import counted
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class SpmdMark:
 
 
 def spmd(
-    mesh: Mapping[str, int] | str,
+    mesh: Mapping[str, int] | Sequence[int] | str,
     *,
     timeout: float | None = None,
     launch: Method | None = None,
@@ -48,7 +48,8 @@ def spmd(
     are sent to every rank. The same as `pytest.mark.mesh(fsdp=2, tp=4)`, with room for more than the mesh.
 
     Args:
-        mesh: Sizes by axis, outermost first: `{"fsdp": 2, "tp": 4}` or `"fsdp=2,tp=4"`.
+        mesh: Sizes by axis, outermost first: `{"fsdp": 2, "tp": 4}` or `"fsdp=2,tp=4"`. The axes of `(2, 4)` are
+            called `dim0` and `dim1`.
         timeout: Seconds that the test may take on the ranks.
         launch: "fork" or "spawn".
         backend: "gloo", "nccl", ...
@@ -81,6 +82,8 @@ def spmd_of(item: pytest.Item) -> SpmdMark | None:
 def _mesh(argument: Any) -> Mesh:
     if isinstance(argument, str):
         return parse_mesh(argument)
+    if isinstance(argument, Sequence) and argument and all(isinstance(size, int) for size in argument):
+        return Mesh(unnamed_axes(len(argument)), tuple(argument))
     if not isinstance(argument, Mapping) or not all(isinstance(size, int) for size in argument.values()):
         raise MeshError(f"the mesh {argument!r} names no axes", 'write {"fsdp": 2, "tp": 4} or "fsdp=2,tp=4"')
     return Mesh(tuple(argument), tuple(argument.values()))

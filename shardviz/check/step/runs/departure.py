@@ -43,6 +43,11 @@ class Departure:
     look: str = ""
 
     @property
+    def place(self) -> str:
+        """What to call the module."""
+        return self.module or "the model itself"
+
+    @property
     def is_expected(self) -> bool:
         """Whether it comes of the runs' meshes, and no step is at fault."""
         return self.kind == "drawn"
