@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from shardviz.checkpoint.comparing.compare import compare_checkpoints
 from shardviz.checkpoint.open import open_checkpoint
 from shardviz.cli import main
-from tests.checkpoint.maps import KV, LAYERS, SETTINGS, both, meta, permuted, save, to_hf, weight
+from tests.checkpoint.maps import KV, LAYERS, both, meta, permuted, save, to_hf, weight
 from tests.lanes import cases
 from tests.picture.golden import check_golden
 
@@ -97,24 +96,6 @@ def test_what_is_all_ones_is_which_only_where_nothing_else_is(tmp_path, capsys):
     assert "# a.0.first: which tensor it is: it is all 1" in (tmp_path / "my.map").read_text()
 
 
-def test_twins_are_told_apart_by_what_they_are_and_else_are_ambiguous(tmp_path):
-    twins = {"tok_embeddings.weight": weight(16, 8), "output.weight": weight(16, 8)}
-    again = {"m.wte.weight": weight(16, 8), "m.lm_head.weight": weight(16, 8)}
-    found = difference(tmp_path / "embeddings", twins, again)
-    assert {line.partition("  #")[0] for line in found.map} == {
-        "tok_embeddings.weight = m.wte.weight",
-        "output.weight = m.lm_head.weight",
-    }
-    rest = {"w": weight(4, 8, seed=3)}, {"u": weight(4, 8, seed=3)}
-    found = difference(
-        tmp_path / "any",
-        {"a": weight(8, 8), "b": weight(8, 8), **rest[0]},
-        {"x": weight(8, 8), "y": weight(8, 8), **rest[1]},
-    )
-    assert found.map == ("w = u",)
-    assert verdicts(found) == dict.fromkeys("abxy", "not-compared")
-
-
 def test_tensors_of_one_shape_and_other_values_are_not_taken_for_each_other(tmp_path, capsys):
     other = {name: weight(*one.shape, seed=500 + at) for at, (name, one) in enumerate(renamed(meta()).items())}
     paths = both(tmp_path, meta(), other)
@@ -176,33 +157,6 @@ def test_whatever_was_renamed_and_joined_is_found_and_one_wrong_tensor_is_named(
     assert bool(wrong) == (change != "none"), (found.map, wrong)
     assert len({each.split(".")[1] for each in wrong}) <= 1, (found.map, wrong)
     assert not {"missing", "added"} & set(wrong.values()), (found.map, wrong)
-
-
-def of_one_letter(found):
-    """Return a checkpoint with its projections called as in Hugging Face's, by names that no map knows."""
-    words = {"layers.": "h.", "attention.w": "attn.w_", "feed_forward.": "ff."}
-    for word, new in words.items():
-        found = {name.replace(word, new): one for name, one in found.items()}
-    return found
-
-
-@pytest.mark.parametrize("groups", [1, KV, 4 * KV])
-@pytest.mark.parametrize("has_settings", [False, True])
-def test_groups_of_heads_are_as_many_as_the_settings_say(tmp_path, groups, has_settings):
-    made = fused(meta())
-    for at in range(LAYERS):
-        name = f"transformer.h.{at}.attn.qkv.weight"
-        parts = [part.chunk(groups) for part in made[name].split((64, 16, 16))]
-        made[name] = torch.cat([block for group in zip(*parts, strict=True) for block in group])
-    one = save(tmp_path / "one", of_one_letter(meta()), SETTINGS if has_settings else None)
-    found = compare_checkpoints(open_checkpoint(one), open_checkpoint(save(tmp_path / "other", made)))
-    if has_settings and groups == 4 * KV:
-        assert verdicts(found) == {f"transformer.h.{at}.attn.qkv.weight": "permuted" for at in range(LAYERS)}
-        assert {one.cause_id for one in found.outcomes if one.verdict == "permuted"} == {"wrong-map-number"}
-    else:
-        assert verdicts(found) == {}
-    is_sure = has_settings and groups > 1
-    assert set(found.guessed) == {"cat", "transpose", *([] if is_sure or groups == 1 else ["interleave"])}
 
 
 def test_equality_under_a_map_of_the_values_alone_is_said_to_be_that(tmp_path, capsys):
