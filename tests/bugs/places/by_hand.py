@@ -122,10 +122,6 @@ def spoil(layer, mesh):
 )
 
 BY_HAND_TP = Program("transformer, TP by hand + DP", "dp=2,tp=2", TEXT)
-ATTENTION_LEFT = "return self.left(self.o(attend(q, k, v)))"
-MLP_LEFT = "        return self.left(x) + self.down.bias"
-MLP_ENTERED = "        x = self.entered(x)\n        x = functional"
-ATTENTION_ENTERED = "        x = self.entered(x)\n        q,"
 
 
 FAULTS = (
