@@ -96,6 +96,24 @@ def test_what_is_all_ones_is_which_only_where_nothing_else_is(tmp_path, capsys):
     assert "# a.0.first: which tensor it is: it is all 1" in (tmp_path / "my.map").read_text()
 
 
+def test_twins_are_told_apart_by_what_they_are_and_else_are_ambiguous(tmp_path):
+    twins = {"tok_embeddings.weight": weight(16, 8), "output.weight": weight(16, 8)}
+    again = {"m.wte.weight": weight(16, 8), "m.lm_head.weight": weight(16, 8)}
+    found = difference(tmp_path / "embeddings", twins, again)
+    assert {line.partition("  #")[0] for line in found.map} == {
+        "tok_embeddings.weight = m.wte.weight",
+        "output.weight = m.lm_head.weight",
+    }
+    rest = {"w": weight(4, 8, seed=3)}, {"u": weight(4, 8, seed=3)}
+    found = difference(
+        tmp_path / "any",
+        {"a": weight(8, 8), "b": weight(8, 8), **rest[0]},
+        {"x": weight(8, 8), "y": weight(8, 8), **rest[1]},
+    )
+    assert found.map == ("w = u",)
+    assert verdicts(found) == dict.fromkeys("abxy", "not-compared")
+
+
 def test_tensors_of_one_shape_and_other_values_are_not_taken_for_each_other(tmp_path, capsys):
     other = {name: weight(*one.shape, seed=500 + at) for at, (name, one) in enumerate(renamed(meta()).items())}
     paths = both(tmp_path, meta(), other)
