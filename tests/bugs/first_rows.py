@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.bugs.attention_parts import CAUSAL
 from tests.bugs.case import Bug, Healthy
+from tests.bugs.models import ENTER
 
 MASK = "out = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)"
 IS_CAUSAL = "out = functional.scaled_dot_product_attention(q, k, v, is_causal=True)"
@@ -94,33 +95,10 @@ def whole_output(output, mesh):
 
 """
 
-LOOP = """
+LOOP = (
+    ENTER.replace("Enter", "ToRanks").replace("Leave", "FromRanks")
+    + """
 EXPERTS, TOP = 8, 2
-
-
-class ToRanks(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        grad = grad.contiguous().clone()
-        distributed.all_reduce(grad, group=ctx.group)
-        return grad, None
-
-
-class FromRanks(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        x = x.clone()
-        distributed.all_reduce(x, group=group)
-        return x
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
 
 
 class Experts(nn.Module):
@@ -159,6 +137,7 @@ def batch():
     return torch.randn(28, 8)
 
 """
+)
 
 DENSE = LOOP.replace(
     "        weights, ids = self.gate(x).topk(TOP, -1)\n        weights = weights.softmax(-1)\n",

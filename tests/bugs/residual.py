@@ -3,30 +3,11 @@
 from __future__ import annotations
 
 from tests.bugs.case import Bug
-from tests.bugs.models import ENTER
+from tests.bugs.models import BLOCK_BY_HAND
 
 BLOCK = (
-    ENTER
+    BLOCK_BY_HAND
     + """
-class Block(nn.Module):
-    group = None
-
-    def __init__(self):
-        super().__init__()
-        self.norm = nn.LayerNorm(8)
-        self.up = nn.Linear(8, 12)
-        self.down = nn.Linear(12, 8, bias=False)
-
-    def forward(self, x):
-        h = self.norm(x)
-        if self.group is not None:
-            h = Enter.apply(h, self.group)
-        h = functional.silu(self.up(h))
-        h = self.down(h)
-        if self.group is not None:
-            h = Leave.apply(h, self.group)
-        return x + h
-
 
 def build():
     return BLOCKS

@@ -3,33 +3,11 @@
 from __future__ import annotations
 
 from tests.bugs.case import Bug
+from tests.bugs.models import ENTER
 
-BY_HAND = '''
-class Copy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        grad = grad.clone()
-        distributed.all_reduce(grad, group=ctx.group)
-        return grad, None
-
-
-class Sum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        x = x.clone()
-        distributed.all_reduce(x, group=group)
-        return x
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
+BY_HAND = (
+    ENTER.replace("Enter", "Copy").replace("Leave", "Sum")
+    + '''
 class Gather(torch.autograd.Function):
     """All parts of a dim; backward sums what the ranks want of this part."""
 
@@ -53,6 +31,7 @@ def sum_out(x, group): return x if group is None else Sum.apply(x, group)
 def gather(x, dim, group): return x if group is None else Gather.apply(x, dim, group)
 def part_of(group): return 0 if group is None else distributed.get_rank(group)
 '''
+)
 
 IMAGES = (
     BY_HAND

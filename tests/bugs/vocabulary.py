@@ -66,66 +66,18 @@ def loss(model, batch):
 )
 
 MASKED = (
-    ENTER
-    + """
-WORDS = 13
-
-
-class Net(nn.Module):
-    group = None
-
-    def __init__(self):
-        super().__init__()
-        self.embed = nn.Embedding(WORDS, 8)
-        self.body = nn.Linear(8, 8)
-        self.head = nn.Linear(8, WORDS, bias=False)
-        self.head.weight = self.embed.weight
-
-    def forward(self, ids):
-        if self.group is None:
-            return self.head(torch.tanh(self.body(self.embed(ids))))
-        per = self.embed.weight.shape[0]
-        local = ids - distributed.get_rank(self.group) * per
-        outside = (local < 0) | (local >= per)
-        h = self.embed(local.masked_fill(outside, 0)).masked_fill(outside[..., None], 0.0)
-        h = torch.tanh(self.body(Leave.apply(h, self.group)))
-        return self.head(Enter.apply(h, self.group))
-
-
-def build():
-    return Net()
-
-
-def parallelize(model, mesh):
-    rank, size = mesh["tp"].get_local_rank(), mesh["tp"].size()
-    whole = functional.pad(model.embed.weight.detach(), (0, 0, 0, -WORDS % size))
-    part = nn.Parameter(whole.chunk(size)[rank].clone())
-    model.embed.weight = model.head.weight = part
-    model.group = mesh.get_group("tp")
-
-
-def batch():
-    return torch.randint(WORDS, (3, 7)), torch.randint(WORDS, (3, 7))
-
-
-def loss(model, batch):
-    ids, targets = batch
-    logits = model(ids)
-    if model.group is None:
-        return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
-    per = logits.shape[-1]
-    real = torch.arange(per) + distributed.get_rank(model.group) * per < WORDS
-    logits = logits.masked_fill(~real, -1e30)
-    largest = logits.detach().amax(-1, keepdim=True)
-    distributed.all_reduce(largest, op=distributed.ReduceOp.MAX, group=model.group)
-    shifted = logits - largest
-    total = Leave.apply(shifted.exp().sum(-1), model.group)
-    local = targets - distributed.get_rank(model.group) * per
-    outside = (local < 0) | (local >= per)
-    picked = shifted.gather(-1, local.masked_fill(outside, 0)[..., None])[..., 0].masked_fill(outside, 0.0)
-    return (total.log() - Leave.apply(picked, model.group)).mean()
-
-"""
+    EMBEDDED.replace("WORDS = 16", "WORDS = 13")
+    .replace(
+        "    part = nn.Parameter(model.embed.weight.detach().chunk",
+        "    whole = functional.pad(model.embed.weight.detach(), (0, 0, 0, -WORDS % size))\n"
+        "    part = nn.Parameter(whole.chunk",
+    )
+    .replace(
+        "    per = logits.shape[-1]\n",
+        "    per = logits.shape[-1]\n"
+        "    real = torch.arange(per) + distributed.get_rank(model.group) * per < WORDS\n"
+        "    logits = logits.masked_fill(~real, -1e30)\n",
+    )
 )
 
 GATHERED = (

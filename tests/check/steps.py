@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from msgspec import structs
 
 from shardviz.check.report import NotChecked
 from shardviz.check.step.run import check_step
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.dump.records.files import RankRecord, RunRecord
-from shardviz.dump.records.step import StageRecord, WrapperRecord
-from shardviz.dump.records.tensors import Body, LayoutRecord, MeshRecord, Stamp, TensorRecord
+from shardviz.dump.records.tensors import Body, LayoutRecord, MeshRecord, TensorRecord
 from shardviz.dump.write import prepare_folder, write_rank, write_run
 from shardviz.explain.finding import Finding
 from shardviz.layout.mesh import Mesh
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
 MESH = Mesh(("dp", "tp"), (2, 2))
 WANTED = np.array([[1.5, -2.0, 0.25, 3.0], [0.5, 1.0, -1.25, 2.0], [-0.75, 4.0, 1.0, 0.125], [2.5, -1.0, 3.5, 0.25]])
 COPIES = ("Replicate()", "Replicate()")
-ROWS_OVER_TP = ("Replicate()", "Shard(0)")
 
 Values = dict[int, Any]
 Told = tuple[list[Finding], list[NotChecked]]
@@ -41,9 +38,6 @@ class Step:
         self.bodies: dict[int, list[Body]] = {rank: [] for rank in MESH.ranks}
         self.names: dict[int, list[str]] = {rank: [] for rank in MESH.ranks}
         self.layouts: list[LayoutRecord] = []
-        self.stamps: list[Stamp] = []
-        self.stages: Mapping[int, tuple[int, ...]] = {}
-        self.wrappers: dict[int, list[WrapperRecord]] = {}
 
     def add(
         self, name: str, role: Any, values: Mapping[int, Any], wanted: Any = WANTED, claim: tuple[str, ...] = COPIES
@@ -55,43 +49,8 @@ class Step:
         self._put(0, name, role, "reference", whole, None, whole.shape)
         return self
 
-    def return_plain(self, values: Mapping[int, Any], wanted: Any = WANTED) -> Step:
-        """Return a plain output, which claims nothing: it should be whole on every rank."""
-        for rank, held in values.items():
-            shape = np.asarray(held).shape
-            self.layouts.append(LayoutRecord(0, COPIES, shape))
-            self._put(rank, "output", "output", "step", held, len(self.layouts) - 1, shape)
-            self.bodies[rank][-1] = structs.replace(self.bodies[rank][-1], assumed=True)
-        self._put(0, "output", "output", "reference", np.asarray(wanted, np.float64), None, np.shape(wanted))
-        return self
-
-    def hold_rows(self, name: str, role: Any, parts: Mapping[int, Any], whole: tuple[int, ...]) -> Step:
-        """Hold the rows that tp gives each rank after the step."""
-        self.layouts.append(LayoutRecord(0, ROWS_OVER_TP, whole))
-        for rank, held in parts.items():
-            self._put(rank, name, role, "step", held, len(self.layouts) - 1, whole)
-        return self
-
     def put(self, rank: int, name: str, role: Any, stage: Any, held: Any, shape: Any = None) -> Step:
         self._put(rank, name, role, stage, held, None, shape or np.asarray(held).shape)
-        return self
-
-    def reduce(self, rank: int, ranks: tuple[int, ...], names: tuple[str, ...], divides_by: float | None) -> Step:
-        """Let FSDP reduce the gradients of some parameters on a rank."""
-        self.wrappers.setdefault(rank, []).append(WrapperRecord("fsdp", ranks, names, divides_by))
-        return self
-
-    def stamp(self, name: str, shape: tuple[int, ...], tied_to: str = "") -> Step:
-        first = next((one.first for one in self.stamps if one.name == tied_to), 1 + 1000 * len(self.stamps))
-        self.stamps.append(Stamp(name, first, shape, tied_to=tied_to))
-        return self
-
-    def hold(self, rank: int, name: str, shape: tuple[int, ...], *spans: tuple[int, int]) -> Step:
-        """Say which part of a stamped plain tensor a rank was seen to hold: a span a dim."""
-        local = tuple(stop - start for start, stop in spans)
-        held = tuple((span,) for span in spans)
-        self.bodies[rank].append(Body("param", "stamped", shape, local, "float64", held=held))
-        self.names[rank].append(name)
         return self
 
     def _put(self, rank: int, name: str, role: Any, stage: Any, held: Any, layout: int | None, shape: Any) -> None:
@@ -108,7 +67,7 @@ class Step:
     def dump(self) -> Dump:
         record = MeshRecord(MESH.axes, MESH.shape, MESH.ranks)
         folder = prepare_folder(self.path / "step")
-        write_run(folder, RunRecord(1, "test", "none", MESH.size, mesh=record, stamps=tuple(self.stamps)))
+        write_run(folder, RunRecord(1, "test", "none", MESH.size, mesh=record))
         for rank in MESH.ranks:
             tensors = tuple(TensorRecord(name, index) for index, name in enumerate(self.names[rank]))
             write_rank(
@@ -122,8 +81,6 @@ class Step:
                     layouts=tuple(self.layouts),
                     bodies=tuple(self.bodies[rank]),
                     tensors=tensors,
-                    wrappers=tuple(self.wrappers.get(rank, ())) if self.wrappers else None,
-                    schedule=tuple(StageRecord(stage, 0) for stage in self.stages.get(rank, ())),
                 ),
             )
         return dump_of(read_files(folder))

@@ -9,9 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardviz.checkpoint.comparing.compare import compare_checkpoints
 from shardviz.checkpoint.comparing.series import siblings
-from shardviz.checkpoint.open import open_checkpoint
 from shardviz.cli import main
 from tests.checkpoint.maps import (
     SETTINGS,
@@ -51,38 +49,6 @@ def test_without_a_map_the_one_that_knows_the_names_is_used(tmp_path, source, ca
     assert "k_proj.weight" in told
 
 
-# Experts
-
-
-def stacked_experts(transposed, size):
-    """Return single experts of three layers by Qwen's names, and the same stacked, transposed in some layers."""
-    single, stacked = {}, {}
-    for layer in range(3):
-        own = f"model.layers.{layer}.mlp.experts."
-        parts = {
-            kind: [weight(*shape, seed=100 * layer + 10 * at + which) for at in range(4)]
-            for which, (kind, shape) in enumerate({"gate": size, "up": size, "down": size[::-1]}.items())
-        }
-        single |= {f"{own}{at}.{kind}_proj.weight": one for kind, some in parts.items() for at, one in enumerate(some)}
-        both_kinds = [torch.cat(pair) for pair in zip(parts["gate"], parts["up"], strict=True)]
-        for name, some in (("gate_up_proj", both_kinds), ("down_proj", parts["down"])):
-            is_turned = layer in transposed
-            stacked[f"{own}{name}"] = torch.stack(some).transpose(1, 2) if is_turned else torch.stack(some)
-    return single, stacked
-
-
-@pytest.mark.parametrize("turned", [False, True], ids=["forth", "back"])
-@pytest.mark.parametrize("size", [(8, 8), (8, 16)], ids=["square", "wide"])
-@pytest.mark.parametrize(("transposed", "odd"), [((), []), ((0, 1, 2), []), ((0, 2), [1]), ((1,), [1])])
-def test_experts_are_transposed_as_in_most_layers(tmp_path, transposed, odd, size, turned, capsys):
-    paths = both(tmp_path, *stacked_experts(transposed, size)[:: -1 if turned else 1])
-    assert main(["diff", *map(str, paths)]) == bool(odd)
-    out = capsys.readouterr().out
-    assert ("most layers have experts transposed" in out) == (len(transposed) > 1)
-    assert out.count("permuted  ") == 2 * len(odd)
-    assert all(f"model.layers.{layer}.mlp.experts.down_proj\n" in out for layer in odd)
-
-
 def test_a_matrix_that_all_layers_have_transposed_is_a_difference(tmp_path):
     found = {name: one.t() if "o_proj" in name else one for name, one in to_hf(meta()).items()}
     assert main(["diff", *map(str, both(tmp_path, meta(), found))]) == 1
@@ -101,33 +67,6 @@ def test_parts_in_any_order_are_named_or_quiet(tmp_path_factory, order, dim, see
         assert found == {}
     else:
         assert found["w"][0] == "permuted"
-
-
-# Merges of ranks
-
-
-@pytest.mark.parametrize("turned", [False, True], ids=["forth", "back"])
-@pytest.mark.parametrize(
-    ("what", "ranks", "cause"),
-    [
-        ("norm", 2, "summed-replicas"),
-        ("norm", 8, "summed-replicas"),
-        ("norm", 1.5, "forgotten-factor"),
-        ("", 2, "forgotten-factor"),
-        ("layers.1.ffn_norm", 2, "forgotten-factor"),
-    ],
-    ids=str,
-)
-def test_a_merge_that_sums_replicas_is_told_from_a_factor(tmp_path, what, ranks, cause, turned):
-    merged = {name: one * ranks if what in name else one for name, one in meta().items()}
-    found = compare_checkpoints(*map(open_checkpoint, both(tmp_path, *(meta(), merged)[:: -1 if turned else 1])))
-    assert {one.cause_id for one in found.outcomes if one.verdict != "equal"} == {cause}
-    if cause == "summed-replicas":
-        told = next(one for one in found.outcomes if one.cause_id == cause)
-        side = "first" if turned else "second"
-        assert told.cause == (
-            f"The merge of {ranks} ranks that made the {side} sums a tensor that every rank holds whole"
-        )
 
 
 # Steps

@@ -161,37 +161,6 @@ def test_a_difference_is_named_in_the_memory_of_two_tensors(tmp_path, change, te
     assert peak < 2 * own.numel() * own.element_size()
 
 
-@pytest.mark.parametrize("is_trained", [False, True])
-def test_a_step_with_the_values_of_an_earlier_step_is_stale_if_training_changes_them(tmp_path, is_trained):
-    """Steps 1 and 3 have the same. If step 0 has other values, step 3 is the wrong one; else step 2 may be."""
-    up = [weight(8, 8, seed=at) for at in (0 if is_trained else 1, 1, 2, 1)]
-    for step in range(4):
-        (tmp_path / f"step-{step}").mkdir()
-        tensors = {"up": up[step], "down": weight(8, 8, seed=10 + step)}
-        save_file(tensors, tmp_path / f"step-{step}" / "model.safetensors")
-    found = compare_checkpoints(open_checkpoint(tmp_path / "step-2"), open_checkpoint(tmp_path / "step-3"))
-    (outcome,) = [one for one in found.outcomes if one.name == "up"]
-    if is_trained:
-        assert (outcome.verdict, outcome.cause_id) == ("stale", "values-of-another-step")
-        assert "step-1" in outcome.cause
-    else:
-        assert outcome.cause_id == "outlier-checkpoint"
-        assert "take it from step-0" in outcome.fix or "take it from step-1" in outcome.fix
-
-
-@pytest.mark.parametrize("num", [1, 2])
-def test_only_layers_in_a_row_were_counted_from_0(tmp_path, num):
-    before = {f"layers.{at}.{name}": weight(4, 4, seed=10 * at + len(name)) for at in range(4) for name in ("q", "up")}
-    after = dict(before)
-    for at in range(num):
-        for name in ("q", "up"):
-            after[f"layers.{4 - num + at}.{name}"] = before[f"layers.{at}.{name}"].clone()
-    found = compare_checkpoints(*map(open_checkpoint, files(tmp_path, before, after)))
-    moved = [one for one in found.outcomes if one.verdict == "moved"]
-    assert len(moved) == 2 * num
-    assert {one.cause_id for one in moved} == {"local-numbering" if num > 1 else ""}
-
-
 @pytest.mark.parametrize(
     ("change", "text", "is_unrelated"),
     [

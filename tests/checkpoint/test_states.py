@@ -7,9 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from msgspec import structs
-from torch.distributed import checkpoint as dcp
 
-from shardviz.checkpoint.comparing.compare import compare_checkpoints
 from shardviz.checkpoint.open import open_checkpoint
 from shardviz.checkpoint.optimizer import check_states
 
@@ -42,19 +40,3 @@ def test_a_step_whose_first_part_is_empty_is_not_read(copied):
     parted = structs.replace(step, shape=(1,), chunks=(empty, structs.replace(whole, offsets=(0,), sizes=(1,))))
     tensors = {**checkpoint.tensors, name: parted}
     assert not list(check_states(replace(checkpoint, tensors=tensors)))
-
-
-@pytest.mark.parametrize(
-    ("order", "numbered", "differing"),
-    [("bca", False, []), ("bca", True, ["optim.param_groups.0.param_names"]), ("ab", False, ["params"])],
-)
-def test_the_order_of_names_in_a_group_is_no_difference(order, numbered, differing, tmp_path):
-    for folder, names in (("first", "abc"), ("second", order)):
-        params = list(range(len(names))) if numbered else list(names)
-        group = {"params": params, "param_names": list(names), "lr": 0.1}
-        state = {number if numbered else name: {"exp_avg": torch.ones(2)} for number, name in enumerate(names)}
-        dcp.save({"optim": {"state": state, "param_groups": [group]}}, checkpoint_id=tmp_path / folder, no_dist=True)
-    comparison = compare_checkpoints(*(open_checkpoint(tmp_path / folder) for folder in ("first", "second")))
-    wrong = [outcome.name for outcome in comparison.outcomes if outcome.verdict == "other"]
-    assert bool(wrong) == bool(differing)
-    assert all(any(part in name for name in wrong) for part in differing)

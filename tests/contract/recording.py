@@ -13,14 +13,14 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 import shardviz.checkpoint.maps.language as language
 from shardviz.errors import ShardvizError
 from tests.contract.store import RECORDED, Room, files_of, load, read_verdicts, rooms, write_verdicts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-
-    import pytest
 
     from tests.contract.judge import Rows
 
@@ -58,6 +58,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     global room
     if config.getoption("--contract"):
+        if config.getoption("collectonly") or config.getoption("keyword"):
+            raise pytest.UsageError("--contract replaces a whole room: give it neither --collect-only nor -k")
         room = Room(config.getoption("--contract"))
 
 

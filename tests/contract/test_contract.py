@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.contract import __main__ as contract
-from tests.contract import mutants, store, vary
+from tests.contract import mutants, recording, store, vary
 from tests.contract.judge import judge_room
 from tests.contract.store import DamagedError, Room
 from tests.contract.varied import variant
@@ -117,6 +118,13 @@ def test_what_is_compared_live_is_not_written_over(recorded, monkeypatch, capsys
     assert contract.main(["compare", "--live", "--room", "dumps"]) == 1
     assert "ranks [0, 3]" in capsys.readouterr().out
     assert (recorded / "verdicts" / "dumps.json").read_text() == before
+
+
+@pytest.mark.parametrize("option", [{"collectonly": True}, {"keyword": "tied"}])
+def test_a_part_of_its_tests_replaces_no_room(option):
+    config = SimpleNamespace(getoption=({"--contract": "dumps", "collectonly": False, "keyword": ""} | option).get)
+    with pytest.raises(pytest.UsageError, match="replaces a whole room"):
+        recording.pytest_configure(config)
 
 
 def test_a_variant_is_the_same_every_time_and_differs_from_its_case(recorded):

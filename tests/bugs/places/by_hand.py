@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.bugs.models import ATTENTION, BY_HAND
-from tests.bugs.places.fault import OTHER_RANK, Fault, Program
+from tests.bugs.places.fault import MEAN_OVER_DP, OTHER_RANK, Fault, Program, spoiled
 
 TEXT = (
     BY_HAND
@@ -117,50 +117,32 @@ def parallelize(model, mesh):
 def spoil(layer, mesh):
     """Leave everything as it is."""
 
-
-def step(model, rows, mesh):
-    loss = model(rows).square().mean()
-    loss.backward()
-    for parameter in [one for one in model.parameters() if one.grad is not None]:
-        distributed.all_reduce(parameter.grad, group=mesh.get_group("dp"))
-        parameter.grad /= mesh["dp"].size()
-    return loss.detach()
-
 '''
+    + MEAN_OVER_DP
 )
 
 BY_HAND_TP = Program("transformer, TP by hand + DP", "dp=2,tp=2", TEXT)
-NOTHING = '    """Leave everything as it is."""\n'
-ATTENTION_LEFT = "return self.left(self.o(attend(q, k, v)))"
-MLP_LEFT = "        return self.left(x) + self.down.bias"
-MLP_ENTERED = "        x = self.entered(x)\n        x = functional"
-ATTENTION_ENTERED = "        x = self.entered(x)\n        q,"
-
-
-def _spoiled(call: str) -> tuple[tuple[str, str], ...]:
-    """Give the second layer another function for one of its own."""
-    return ((NOTHING, f"    {call}\n"),)
 
 
 FAULTS = (
     Fault(
         "a row-parallel sum left out",
         BY_HAND_TP,
-        _spoiled("layer.attn.left = lambda x: x"),
+        spoiled("layer.attn.left = lambda x: x"),
         ("layers.1.attn", "layers.1.attn.o"),
         ("tp", "not summed|all_reduce"),
     ),
     Fault(
         "a row-parallel sum taken twice",
         BY_HAND_TP,
-        _spoiled("left = layer.mlp.left; layer.mlp.left = lambda x: left(left(x))"),
+        spoiled("left = layer.mlp.left; layer.mlp.left = lambda x: left(left(x))"),
         ("layers.1.mlp",),
         ("2 times|twice|once more", "tp"),
     ),
     Fault(
         "a row-parallel bias on every rank",
         BY_HAND_TP,
-        _spoiled(
+        spoiled(
             "left = layer.mlp.left; layer.mlp.left = lambda x: left(x + layer.mlp.down.bias) - layer.mlp.down.bias"
         ),
         ("layers.1.mlp",),
@@ -169,35 +151,35 @@ FAULTS = (
     Fault(
         "no sum in backward before column-parallel layers",
         BY_HAND_TP,
-        _spoiled("layer.attn.entered = lambda x: x"),
+        spoiled("layer.attn.entered = lambda x: x"),
         ("layers.1.attn",),
         ("tp", "sum"),
     ),
     Fault(
         "a sum that is taken again in backward",
         BY_HAND_TP,
-        _spoiled("layer.mlp.left = lambda x: all_reduce(x, group=layer.mlp.group)"),
+        spoiled("layer.mlp.left = lambda x: all_reduce(x, group=layer.mlp.group)"),
         ("layers.1.mlp",),
         ("2 times", "tp", "backward"),
     ),
     Fault(
         "a sum that nothing flows back through",
         BY_HAND_TP,
-        _spoiled("left = layer.attn.left; layer.attn.left = lambda x: left(x.detach())"),
+        spoiled("left = layer.attn.left; layer.attn.left = lambda x: left(x.detach())"),
         ("layers.1.attn",),
         ("cut|detach|nothing flows back",),
     ),
     Fault(
         "a norm over a rank's own features",
         BY_HAND_TP,
-        _spoiled("layer.attn.norm.forward = lambda x: x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt()"),
+        spoiled("layer.attn.norm.forward = lambda x: x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt()"),
         ("layers.1.attn.norm",),
         ("own",),
     ),
     Fault(
         "values of another rank's heads",
         BY_HAND_TP,
-        _spoiled(
+        spoiled(
             "layer.attn.v.register_forward_hook(lambda module, inputs, output: Other.apply(output, layer.attn.group))"
         ),
         ("layers.1.attn.v",),
@@ -206,14 +188,14 @@ FAULTS = (
     Fault(
         "sharing by the size of the world in place of tp",
         BY_HAND_TP,
-        _spoiled("left = layer.mlp.left; layer.mlp.left = lambda x: left(x) / 4"),
+        spoiled("left = layer.mlp.left; layer.mlp.left = lambda x: left(x) / 4"),
         ("layers.1.mlp",),
         ("1/4|divided|averaged",),
     ),
     Fault(
         "a reduction over the wrong group",
         BY_HAND_TP,
-        _spoiled("layer.attn.left = lambda x: Sum.apply(x, mesh.get_group('dp'))"),
+        spoiled("layer.attn.left = lambda x: Sum.apply(x, mesh.get_group('dp'))"),
         ("layers.1.attn", "layers.1.attn.o"),
         ("dp|tp",),
     ),

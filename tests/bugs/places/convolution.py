@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.bugs.places.fault import Fault, Program
+from tests.bugs.places.fault import Fault, Program, spoiled
 
 TEXT = '''
 BATCH_AXES = ("replicate", "shard")
@@ -78,46 +78,41 @@ def spoil(layer, mesh):
 '''
 
 CONVOLUTION = Program("convolution, HSDP", "replicate=2,shard=2", TEXT)
-NOTHING = '    """Leave everything as it is."""\n'
-
-
-def _spoiled(call: str) -> tuple[tuple[str, str], ...]:
-    return ((NOTHING, f"    {call}\n"),)
 
 
 FAULTS = (
     Fault(
         "batch statistics of each rank's own images",
         CONVOLUTION,
-        _spoiled("layer.norm.group = None"),
+        spoiled("layer.norm.group = None"),
         ("layers.1.norm",),
         ("own",),
     ),
     Fault(
         "batch statistics over one axis of two",
         CONVOLUTION,
-        _spoiled("layer.norm.group = mesh.get_group('shard')"),
+        spoiled("layer.norm.group = mesh.get_group('shard')"),
         ("layers.1.norm",),
         ("own|replicate",),
     ),
     Fault(
         "a variance around each rank's own mean",
         CONVOLUTION,
-        _spoiled("layer.norm.variance = lambda x, mean: layer.norm.averaged(x.var((0, 2, 3), correction=0))"),
+        spoiled("layer.norm.variance = lambda x, mean: layer.norm.averaged(x.var((0, 2, 3), correction=0))"),
         ("layers.1.norm",),
         ("norm",),
     ),
     Fault(
         "batch statistics that nothing flows back through",
         CONVOLUTION,
-        _spoiled("averaged = layer.norm.averaged; layer.norm.averaged = lambda x: averaged(x.detach())"),
+        spoiled("averaged = layer.norm.averaged; layer.norm.averaged = lambda x: averaged(x.detach())"),
         ("layers.1.norm",),
         ("backward",),
     ),
     Fault(
         "a channel lost on one rank",
         CONVOLUTION,
-        _spoiled(
+        spoiled(
             "layer.conv.register_forward_hook(lambda module, inputs, output: "
             "output * (torch.arange(6)[:, None, None] != distributed.get_rank()))"
         ),

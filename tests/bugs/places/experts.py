@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.bugs.models import EXCHANGE
-from tests.bugs.places.fault import Fault, Program
+from tests.bugs.places.fault import NOTHING, Fault, Program, spoiled
 
 TEXT = (
     EXCHANGE
@@ -127,32 +127,27 @@ def finish(experts, name, mesh):
 )
 
 EXPERTS = Program("experts, EP + FSDP2", "fsdp=2,ep=2", TEXT)
-NOTHING = '    """Leave everything as it is."""\n'
-
-
-def _spoiled(call: str) -> tuple[tuple[str, str], ...]:
-    return ((NOTHING, f"    {call}\n"),)
 
 
 FAULTS = (
     Fault(
         "tokens put back in another order",
         EXPERTS,
-        _spoiled("moe.put_back = lambda tokens, order: tokens[order]"),
+        spoiled("moe.put_back = lambda tokens, order: tokens[order]"),
         ("layers.1.moe",),
         ("order",),
     ),
     Fault(
         "weights of the router in another order than tokens",
         EXPERTS,
-        _spoiled("moe.weighted = lambda tokens, gate, order: tokens * gate[:, None]"),
+        spoiled("moe.weighted = lambda tokens, gate, order: tokens * gate[:, None]"),
         ("layers.1.moe",),
         ("moe",),
     ),
     Fault(
         "tokens sent to another expert of the rank",
         EXPERTS,
-        _spoiled("moe.local = lambda numbers, size: (numbers + 1) % (EXPERTS // size)"),
+        spoiled("moe.local = lambda numbers, size: (numbers + 1) % (EXPERTS // size)"),
         ("layers.1.moe.experts", "layers.1.moe"),
         ("expert",),
     ),
@@ -173,7 +168,7 @@ FAULTS = (
     Fault(
         "tokens beyond a rank's capacity dropped",
         EXPERTS,
-        _spoiled(
+        spoiled(
             "moe.weighted = lambda tokens, gate, order: "
             "tokens * gate[order, None] * (torch.arange(len(tokens))[:, None] < 8)"
         ),

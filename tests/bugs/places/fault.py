@@ -52,6 +52,47 @@ class Other(torch.autograd.Function):
 '''
 """Exchanges activations between two ranks, for faults that have those of another one."""
 
+LAYERS_AND_HEAD = """
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
+        self.head = nn.Linear(FEATURES, 5)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+def build():
+    return Model()
+
+"""
+"""A model of `LAYERS` times `Layer`."""
+
+MEAN_OVER_DP = """
+
+def step(model, rows, mesh):
+    loss = model(rows).square().mean()
+    loss.backward()
+    for parameter in [one for one in model.parameters() if one.grad is not None]:
+        distributed.all_reduce(parameter.grad, group=mesh.get_group("dp"))
+        parameter.grad /= mesh["dp"].size()
+    return loss.detach()
+
+"""
+"""A step after which gradients are averaged over dp by hand."""
+
+NOTHING = '    """Leave everything as it is."""\n'
+"""What a right program's `spoil` does."""
+
+
+def spoiled(call: str) -> tuple[tuple[str, str], ...]:
+    """Return the edit after which `spoil` does something."""
+    return ((NOTHING, f"    {call}\n"),)
+
 
 @dataclass(frozen=True)
 class Program:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.bugs.models import BY_HAND
-from tests.bugs.places.fault import Fault, Program
+from tests.bugs.places.fault import LAYERS_AND_HEAD, Fault, Program, spoiled
 
 TEXT = (
     BY_HAND
@@ -76,22 +76,9 @@ class Layer(nn.Module):
         x = x + self.attn(self.norm(x))
         return x + torch.tanh(self.mlp(x))
 
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
-        self.head = nn.Linear(FEATURES, 5)
-
-    def forward(self, x):
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(x)
-
-
-def build():
-    return Model()
-
+'''
+    + LAYERS_AND_HEAD
+    + '''
 
 def batch():
     return torch.randn(4, TOKENS, FEATURES)
@@ -125,11 +112,6 @@ def reduce(name, grad, mesh):
 )
 
 SEQUENCE = Program("attention, CP + DP", "dp=2,cp=2", TEXT)
-NOTHING = '    """Leave everything as it is."""\n'
-
-
-def _spoiled(call: str) -> tuple[tuple[str, str], ...]:
-    return ((NOTHING, f"    {call}\n"),)
 
 
 OWN_ONLY = """class Own(Gather):
@@ -151,36 +133,36 @@ FAULTS = (
     Fault(
         "a mask of positions within the rank",
         SEQUENCE,
-        _spoiled("layer.attn.first = lambda x: 0"),
+        spoiled("layer.attn.first = lambda x: 0"),
         ("layers.1.attn",),
         ("cp", "mask|position"),
     ),
     Fault(
         "positions that begin again on every rank of cp",
         SEQUENCE,
-        _spoiled("layer.pos.first = 0"),
+        spoiled("layer.pos.first = 0"),
         ("layers.1.pos",),
         ("position|again",),
     ),
     Fault(
         "keys of the rank's own tokens only",
         SEQUENCE,
-        _spoiled("layer.attn.keys = lambda k: k; layer.attn.values = lambda v: v; layer.attn.first = lambda x: 0"),
+        spoiled("layer.attn.keys = lambda k: k; layer.attn.values = lambda v: v; layer.attn.first = lambda x: 0"),
         ("layers.1.attn",),
         ("cp", "gather"),
     ),
-    Fault("values gathered in another order than keys", SEQUENCE, _spoiled(SWAPPED), ("layers.1.attn",), ("cp|order",)),
+    Fault("values gathered in another order than keys", SEQUENCE, spoiled(SWAPPED), ("layers.1.attn",), ("cp|order",)),
     Fault(
         "a gather whose backward does not sum",
         SEQUENCE,
-        _spoiled(OWN_ONLY),
+        spoiled(OWN_ONLY),
         ("layers.1.attn", "layers.1.attn.v"),
         ("backward",),
     ),
     Fault(
         "a gather without a backward",
         SEQUENCE,
-        _spoiled(NO_BACKWARD),
+        spoiled(NO_BACKWARD),
         ("layers.1.attn", "layers.1.attn.v"),
         ("cut|detach|nothing flows back|no backward|without a backward",),
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.bugs.pipeline import MICRO
-from tests.bugs.places.fault import Fault, Program
+from tests.bugs.places.fault import NOTHING, Fault, Program
 
 PIPELINE = Program(
     "blocks, PP with micro-batches",
@@ -25,7 +25,6 @@ def spoil(layer, mesh):
 
 ''',
 )
-NOTHING = '    """Leave everything as it is."""\n'
 
 FAULTS = (
     Fault(

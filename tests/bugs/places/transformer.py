@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.bugs.models import ATTENTION
-from tests.bugs.places.fault import OTHER_RANK, Fault, Program
+from tests.bugs.places.fault import NOTHING, OTHER_RANK, Fault, Program
 
 TEXT = (
     ATTENTION
@@ -121,7 +121,6 @@ def spoil(layer, mesh):
 )
 
 TRANSFORMER = Program("transformer, FSDP2 + TP + SP", "fsdp=2,tp=2", TEXT)
-NOTHING = '    """Leave everything as it is."""\n'
 
 
 def _hooked(module: str, output: str) -> tuple[tuple[str, str], ...]:

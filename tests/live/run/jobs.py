@@ -16,6 +16,7 @@ from torch import nn
 from torch.distributed import checkpoint as dcp
 
 from shardviz.check.run import check_dump
+from tests.live.run import ranks
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -86,8 +87,13 @@ def by_hand(read, skipped=-1):
 """
 """A model without values, for a checkpoint to be loaded; `save_weights` writes one."""
 
+STEP = "model(torch.randn(4, 16)).pow(2).sum().backward()\n"
+"""A step without the optimizer, which imports dynamo on each rank for a second."""
+
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
 ON_FOUR = (*TORCHRUN[:-1], "4")
+RANKS = (sys.executable, ranks.__file__, *TORCHRUN[-2:])
+"""The same ranks as torchrun's in two seconds less of the processor's time."""
 
 
 def save_weights(folder: Path) -> dict[str, torch.Tensor]:

@@ -1,32 +1,34 @@
-"""Two nodes of torchrun on this machine, each with a folder, a HOME and a TMPDIR that the other does not see."""
+"""Two nodes of a job on this machine, each with a folder, a HOME and a TMPDIR that the other does not see."""
 
 from __future__ import annotations
 
 import shutil
-import socket
 import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from tests.live.run.jobs import ABORTED, Ran, environment
+from tests.live.run.jobs import ABORTED, TORCHRUN, Ran, environment
+from tests.live.run.ranks import free_port
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 NODES = (0, 1)
-WATCHED = (sys.executable, "-m", "shardviz", "run", "--")
+RUN = (sys.executable, "-m", "shardviz", "run", "-o", "job.shardviz")
 HIDING = ("unshare", "--map-root-user", "--mount")
 """A command of its own mounts: in them, the other node's folder is empty."""
 
 
-def run_on_two(folder: Path, script: str, *words: str, before: tuple[str, ...] = WATCHED, ranks: int = 2) -> list[Ran]:
+def run_on_two(
+    folder: Path, script: str, *words: str, before: tuple[str, ...] = (*RUN, "--", *TORCHRUN), ranks: int = 2
+) -> list[Ran]:
     """Run a script on some ranks of each of two nodes; again if gloo aborted a rank at its exit.
 
     Args:
         folder: Where the nodes get a folder each.
         script: The script.
         words: Its arguments.
-        before: What stands before torchrun.
+        before: What starts a node's ranks, with the options of torchrun that follow.
         ranks: How many ranks a node has.
     """
     for _ in range(3):
@@ -38,9 +40,7 @@ def run_on_two(folder: Path, script: str, *words: str, before: tuple[str, ...] =
 
 
 def _run(folder: Path, script: str, words: tuple[str, ...], before: tuple[str, ...], ranks: int) -> list[Ran]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    meeting = ("--master-addr", "127.0.0.1", "--master-port", free_port())
     processes = []
     for node in NODES:
         place = folder / f"node_{node}"
@@ -50,9 +50,7 @@ def _run(folder: Path, script: str, words: tuple[str, ...], before: tuple[str, .
     for node in NODES:
         place = folder / f"node_{node}"
         nodes = ("--nnodes", "2", "--node-rank", str(node), "--nproc-per-node", str(ranks))
-        meeting = ("--master-addr", "127.0.0.1", "--master-port", port)
-        launcher = (sys.executable, "-m", "torch.distributed.run", *nodes, *meeting)
-        command = (*_alone(folder / f"node_{1 - node}", place), *before, *launcher, "job.py", *words)
+        command = (*_alone(folder / f"node_{1 - node}", place), *before, *nodes, *meeting, "job.py", *words)
         environ = environment() | {"HOME": str(place / "home"), "TMPDIR": str(place / "tmp")}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         processes.append(subprocess.Popen(command, cwd=place, env=environ, **pipes))

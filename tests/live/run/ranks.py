@@ -1,7 +1,8 @@
-"""Start a script's ranks as torchrun does, which itself takes two seconds to import torch: `ranks.py 2 train.py`."""
+"""Start a script's ranks as torchrun does, with options of its, without the two seconds in which it imports torch."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import socket
 import subprocess
@@ -10,15 +11,29 @@ import sys
 from shardviz.live.world.torchrun import variables
 
 
-def main(number: int, *script: str) -> int:
-    """Return the exit code of the first rank that fails; 0 if none does."""
+def free_port() -> str:
+    """Return a port of this machine that nothing listens to."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-    environments = [os.environ | meeting | variables(rank, number, number) for rank in range(number)]
-    ranks = [subprocess.Popen((sys.executable, *script), env=environ) for environ in environments]
+        return str(free.getsockname()[1])
+
+
+def main() -> int:
+    """Return the exit code of the first rank that fails; 0 if none does."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--nproc-per-node", type=int, default=1)
+    parser.add_argument("--nnodes", type=int, default=1)
+    parser.add_argument("--node-rank", type=int, default=0)
+    parser.add_argument("--master-addr", default="127.0.0.1")
+    parser.add_argument("--master-port", default=free_port())
+    parser.add_argument("script", nargs=argparse.REMAINDER)
+    job = parser.parse_args()
+    number, meeting = job.nproc_per_node, {"MASTER_ADDR": job.master_addr, "MASTER_PORT": job.master_port}
+    local = range(job.node_rank * number, (job.node_rank + 1) * number)
+    environments = [os.environ | variables(rank, job.nnodes * number, number) | meeting for rank in local]
+    ranks = [subprocess.Popen((sys.executable, *job.script), env=environ) for environ in environments]
     return next((code for rank in ranks if (code := rank.wait())), 0)
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), *sys.argv[2:]))
+    sys.exit(main())

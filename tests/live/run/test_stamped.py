@@ -6,13 +6,13 @@ from safetensors.torch import load_file, save_file
 
 from shardviz.cli import main
 from tests.lanes import at_night, nightly
-from tests.live.run.jobs import ON_META, run, save_weights
+from tests.live.run.jobs import ON_META, STEP, run, save_weights
 
-TRAIN_AND_SAVE = """
-train(model)
+SAVE = """
 if rank == 0:
     torch.save({"lost": torch.ones(3)}, "saved.pt")
 """
+TRAIN_AND_SAVE = "train(model)\n" + SAVE
 
 LOADERS = {
     "load_file": "whole = load_file('weights.safetensors')\nset_model_state_dict(model, whole, options=full)\n",
@@ -84,7 +84,7 @@ WRONG = {
 @pytest.mark.parametrize("bug", ["renamed", *at_night([name for name in WRONG if name != "renamed"])])
 def test_what_a_wrong_loader_does_is_named(tmp_path, weights, bug):
     body, tensors = WRONG[bug]
-    ran = run(tmp_path, ON_META + body + TRAIN_AND_SAVE, "--stamp")
+    ran = run(tmp_path, ON_META + body + STEP + SAVE, "--stamp")
     assert ran.code == 1, ran.err + ran.out
     assert {tensor for _, tensor in findings(ran)} == tensors
     assert ran.report().not_checked == ()

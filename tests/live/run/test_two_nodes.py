@@ -9,8 +9,8 @@ from shardviz.dump.gather import read_parts
 from shardviz.dump.read import read_run
 from tests.lanes import nightly
 from tests.live.lines.cases import CASES
-from tests.live.run.jobs import BEGIN, END, ON_FOUR, ON_TWO_RANKS, run
-from tests.live.run.nodes import WATCHED, run_on_two
+from tests.live.run.jobs import BEGIN, END, ON_FOUR, ON_TWO_RANKS, RANKS, STEP, TORCHRUN, run
+from tests.live.run.nodes import RUN, run_on_two
 
 ON_TWO_AXES = """
 mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("fsdp", "tp"))
@@ -67,8 +67,9 @@ def report_on_all(tmp_path, parts):
 
 
 def test_what_no_node_sees_alone_is_found_in_their_parts(tmp_path):
-    script = BEGIN + ON_TWO_RANKS + "exchange(model[0].weight)\n" + TRAIN + END
-    parts = parts_of(run_on_two(tmp_path / "two", script, ranks=1), "1 of 2 ranks", ("rank 1", "rank 0"))
+    script = BEGIN + ON_TWO_RANKS + "exchange(model[0].weight)\n" + STEP + END
+    ran = run_on_two(tmp_path / "two", script, before=(*RUN, "--", *RANKS), ranks=1)
+    parts = parts_of(ran, "1 of 2 ranks", ("rank 1", "rank 0"))
     (finding,) = report_on_all(tmp_path, parts).findings
     assert finding.kind == "misordered"
 
@@ -93,7 +94,7 @@ def test_parts_of_two_nodes_say_what_one_node_says(tmp_path, body, kinds):
 
 @nightly
 def test_a_traced_step_of_two_nodes_is_gathered_with_the_weights(tmp_path, capsys):
-    before = (*WATCHED[:-1], "--trace", "--")
+    before = (*RUN, "--trace", "--", *TORCHRUN)
     parts = parts_of(run_on_two(tmp_path / "two", BEGIN + ON_TWO_AXES + TRAIN + END, before=before))
     on_one = run(tmp_path, ON_TWO_AXES + TRAIN, "--trace", command=ON_FOUR)
     assert on_one.code == 0, on_one.err
@@ -115,7 +116,7 @@ def test_a_probe_on_two_nodes_says_what_one_node_says_once_it_is_gathered(tmp_pa
     program = tmp_path / "program.py"
     (case,) = [one for one in CASES if one.name == "sum over the wrong axis"]
     program.write_text(getattr(case, twin))
-    ran = run_on_two(tmp_path / "two", PROBING, str(program), before=())
+    ran = run_on_two(tmp_path / "two", PROBING, str(program), before=TORCHRUN)
     for one in ran:
         assert one.err.count("wrote job.shardviz with 2 of 4 ranks") == 1, one.err
     code = main(["probe", str(program), "--mesh", "dp=2,tp=2", "-o", str(tmp_path / "job.shardviz")])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.bugs.places.fault import Fault, Program
+from tests.bugs.places.fault import Fault, Program, spoiled
 
 TEXT = '''
 BATCH_AXES = {"dp": 0, "sp": 2}
@@ -121,7 +121,6 @@ def step(model, images, mesh):
 '''
 
 HALO = Program("convolution, stripes + DP", "dp=2,sp=2", TEXT)
-NOTHING = '    """Leave everything as it is."""\n'
 ALONE = """def gathered(x):
         parts = [torch.empty_like(x) for _ in range(2)]
         distributed.all_gather(parts, x.detach().contiguous(), group=layer.conv.group)
@@ -130,36 +129,32 @@ ALONE = """def gathered(x):
     layer.conv.gathered = gathered"""
 
 
-def _spoiled(call: str) -> tuple[tuple[str, str], ...]:
-    return ((NOTHING, f"    {call}\n"),)
-
-
 FAULTS = (
     Fault(
         "a halo of zeros",
         HALO,
-        _spoiled("layer.conv.padded = lambda x: functional.pad(x, (0, 0, 1, 1))"),
+        spoiled("layer.conv.padded = lambda x: functional.pad(x, (0, 0, 1, 1))"),
         ("layers.1.conv",),
         ("sp", "halo"),
     ),
     Fault(
         "a halo that begins a row too late",
         HALO,
-        _spoiled("layer.conv.first = lambda x: place_in(layer.conv.group) * (x.shape[2] - 1)"),
+        spoiled("layer.conv.first = lambda x: place_in(layer.conv.group) * (x.shape[2] - 1)"),
         ("layers.1.conv",),
         ("sp",),
     ),
     Fault(
         "a halo that nothing flows back through",
         HALO,
-        _spoiled(ALONE),
+        spoiled(ALONE),
         ("layers.1.conv",),
         ("backward",),
     ),
     Fault(
         "statistics of a rank's own stripe",
         HALO,
-        _spoiled("layer.norm.averaged = lambda x: x"),
+        spoiled("layer.norm.averaged = lambda x: x"),
         ("layers.1.norm",),
         ("own", "sp"),
     ),

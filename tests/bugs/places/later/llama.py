@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.bugs.pairs.llama import LLAMA
 from tests.bugs.places.by_hand import BY_HAND_TP
-from tests.bugs.places.fault import OTHER_RANK, Fault, Program
+from tests.bugs.places.fault import NOTHING, OTHER_RANK, Fault, Program
 
 TEXT = (
     OTHER_RANK
@@ -43,7 +43,6 @@ TEXT = TEXT.replace(
 )
 
 LLAMA_TP = Program("llama, FSDP2 + TP", "fsdp=2,tp=2", TEXT)
-NOTHING = '    """Leave everything as it is."""\n'
 
 
 def _hooked(module: str, output: str) -> tuple[tuple[str, str], ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.bugs.places.fault import Fault, Program
+from tests.bugs.places.fault import Fault, Program, spoiled
 from tests.bugs.places.sequence import TEXT as SEQUENCE
 
 OWN = SEQUENCE[SEQUENCE.index("    def forward(self, x):\n        q, k, v = self.q(x)") :]
@@ -27,18 +27,13 @@ RING = Program(
     "dp=1,cp=4",
     "BLOCKS = 4\n" + SEQUENCE.replace(OWN, BLOCKS).replace("randn(4, T", "randn(2, T"),
 )
-NOTHING = '    """Leave everything as it is."""\n'
-
-
-def _spoiled(call: str) -> tuple[tuple[str, str], ...]:
-    return ((NOTHING, f"    {call}\n"),)
 
 
 FAULTS = (
     Fault(
         "blocks averaged without their sums of exponents",
         RING,
-        _spoiled("layer.attn.merged = lambda found: torch.stack([one for one, _ in found]).mean(0)"),
+        spoiled("layer.attn.merged = lambda found: torch.stack([one for one, _ in found]).mean(0)"),
         ("layers.1.attn",),
         ("attn",),
         ("not summed",),
@@ -46,7 +41,7 @@ FAULTS = (
     Fault(
         "the last block left out",
         RING,
-        _spoiled("merged = layer.attn.merged; layer.attn.merged = lambda found: merged(found[:-1])"),
+        spoiled("merged = layer.attn.merged; layer.attn.merged = lambda found: merged(found[:-1])"),
         ("layers.1.attn",),
         ("attn",),
         ("not summed",),

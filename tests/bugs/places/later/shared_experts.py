@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.bugs.models import BY_HAND
-from tests.bugs.places.fault import Fault, Program
+from tests.bugs.places.fault import LAYERS_AND_HEAD, MEAN_OVER_DP, NOTHING, Fault, Program, spoiled
 
 TEXT = (
     BY_HAND
@@ -54,22 +54,9 @@ class Layer(nn.Module):
         x = x + torch.tanh(self.mix(x))
         return x + self.moe(self.norm(x))
 
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
-        self.head = nn.Linear(FEATURES, 5)
-
-    def forward(self, x):
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(x)
-
-
-def build():
-    return Model()
-
+'''
+    + LAYERS_AND_HEAD
+    + '''
 
 def batch():
     return torch.randn(24, FEATURES)
@@ -86,24 +73,11 @@ def parallelize(model, mesh):
 def spoil(moe, mesh):
     """Leave everything as it is."""
 
-
-def step(model, rows, mesh):
-    loss = model(rows).square().mean()
-    loss.backward()
-    for parameter in [one for one in model.parameters() if one.grad is not None]:
-        distributed.all_reduce(parameter.grad, group=mesh.get_group("dp"))
-        parameter.grad /= mesh["dp"].size()
-    return loss.detach()
-
 '''
+    + MEAN_OVER_DP
 )
 
 SHARED = Program("experts beside a shared one, EP + DP", "dp=2,ep=2", TEXT)
-NOTHING = '    """Leave everything as it is."""\n'
-
-
-def _spoiled(call: str) -> tuple[tuple[str, str], ...]:
-    return ((NOTHING, f"    {call}\n"),)
 
 
 FAULTS = (
@@ -126,14 +100,14 @@ FAULTS = (
     Fault(
         "gates that do not sum to 1",
         SHARED,
-        _spoiled("gates = moe.gates; moe.weighed = lambda x: moe.entered(x * (1 + moe.first) / 2)"),
+        spoiled("gates = moe.gates; moe.weighed = lambda x: moe.entered(x * (1 + moe.first) / 2)"),
         ("layers.1.moe",),
         ("moe",),
     ),
     Fault(
         "gates whose gradient is each rank's own",
         SHARED,
-        _spoiled("moe.weighed = lambda gates: gates"),
+        spoiled("moe.weighed = lambda gates: gates"),
         ("layers.1.moe", "layers.1.moe.router"),
         ("ep", "sum"),
     ),

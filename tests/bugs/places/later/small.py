@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from tests.bugs.places.by_hand import BY_HAND_TP
-from tests.bugs.places.fault import Fault
+from tests.bugs.places.fault import NOTHING, Fault
 from tests.bugs.places.later.halo import HALO
-
-NOTHING = '    """Leave everything as it is."""\n'
 
 
 def _times(weight: str) -> tuple[tuple[str, str], ...]:

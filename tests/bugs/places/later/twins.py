@@ -6,8 +6,6 @@ from tests.bugs.places.by_hand import BY_HAND_TP
 from tests.bugs.places.fault import Program
 from tests.bugs.places.later.llama import LLAMA_TP
 
-SOME_LAYERS = "        for layer in self.layers:\n            x = layer(x)"
-
 
 def _llama(name: str, *edits: tuple[str, str]) -> Program:
     return Program(f"llama, {name}", "fsdp=2,tp=2", LLAMA_TP.source(edits))

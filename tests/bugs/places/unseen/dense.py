@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from tests.bugs.places.by_hand import BY_HAND_TP
-from tests.bugs.places.fault import Fault, Program
+from tests.bugs.places.fault import NOTHING, Fault, Program
 from tests.bugs.places.later.llama import LLAMA_TP
 from tests.bugs.places.transformer import TRANSFORMER
-
-NOTHING = '    """Leave everything as it is."""\n'
 
 
 def _spoiled(

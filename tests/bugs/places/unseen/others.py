@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from tests.bugs.places.convolution import CONVOLUTION
 from tests.bugs.places.experts import EXPERTS
-from tests.bugs.places.fault import Fault, Program
+from tests.bugs.places.fault import NOTHING, Fault, Program
 from tests.bugs.places.later.shared_experts import SHARED
 from tests.bugs.places.later.stages import STAGES_DP
 from tests.bugs.places.sequence import SEQUENCE
 from tests.bugs.places.stages import PIPELINE
-
-NOTHING = '    """Leave everything as it is."""\n'
 
 
 def _spoiled(name: str, program: Program, call: str, place: str | tuple[str, ...], *words: str) -> Fault:

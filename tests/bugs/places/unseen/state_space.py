@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.bugs.models import BY_HAND
-from tests.bugs.places.fault import Fault, Program
+from tests.bugs.places.fault import LAYERS_AND_HEAD, NOTHING, Fault, Program
 
 TEXT = (
     BY_HAND
@@ -72,22 +72,9 @@ class Layer(nn.Module):
     def forward(self, x):
         return x + self.mixer(self.norm(x))
 
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
-        self.head = nn.Linear(FEATURES, 5)
-
-    def forward(self, x):
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(x)
-
-
-def build():
-    return Model()
-
+'''
+    + LAYERS_AND_HEAD
+    + '''
 
 def batch():
     return torch.randn(4, TOKENS, FEATURES)
@@ -121,7 +108,6 @@ def step(model, rows, mesh):
 )
 
 STATE_SPACE = Program("state space, TP by hand + DP", "dp=2,tp=2", TEXT)
-NOTHING = '    """Leave everything as it is."""\n'
 
 
 def _spoiled(name: str, call: str, words: tuple[str, ...], *places: str) -> Fault:

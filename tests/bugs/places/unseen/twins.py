@@ -5,14 +5,12 @@ from __future__ import annotations
 from tests.bugs.places.by_hand import BY_HAND_TP
 from tests.bugs.places.convolution import CONVOLUTION
 from tests.bugs.places.experts import EXPERTS
-from tests.bugs.places.fault import Program
+from tests.bugs.places.fault import NOTHING, Program
 from tests.bugs.places.later.llama import LLAMA_TP
 from tests.bugs.places.later.shared_experts import SHARED
 from tests.bugs.places.sequence import SEQUENCE
 from tests.bugs.places.stages import PIPELINE
 from tests.bugs.places.unseen.state_space import STATE_SPACE
-
-NOTHING = '    """Leave everything as it is."""\n'
 
 
 def _twin(program: Program, name: str, *edits: tuple[str, str]) -> Program:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
+from shardviz.cli import main
 from tests.lanes import nightly
-from tests.live.run import ranks
-from tests.live.run.jobs import environment
+from tests.live.run.jobs import RANKS, environment
 
 SCRIPT = """
 import os, sys
@@ -62,7 +61,6 @@ torch.save(whole.state_dict(), f"{does}-{rank}.pt")
 if size > 1:
     dist.destroy_process_group()
 """
-RANKS = (sys.executable, str(Path(ranks.__file__)), "2")
 
 
 def run(folder, name, *job, traced=("--trace", "lines=1")):
@@ -75,11 +73,9 @@ def run(folder, name, *job, traced=("--trace", "lines=1")):
     return folder / name
 
 
-def first_difference(one, other):
-    command = (sys.executable, "-m", "shardviz", "diff", "--format", "json", str(one), str(other))
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode in (0, 1), done.stderr
-    return next(iter(json.loads(done.stdout)["step"]["departures"]), None)
+def first_difference(capsys, one, other):
+    assert main(["diff", "--format", "json", str(one), str(other)]) in (0, 1)
+    return next(iter(json.loads(capsys.readouterr().out)["step"]["departures"]), None)
 
 
 @pytest.fixture(scope="module")
@@ -101,14 +97,14 @@ def line_of(text):
         pytest.param("mixer", "            hidden = hidden - hidden.mean(0)", marks=nightly),
     ],
 )
-def test_a_line_around_the_model_is_named_and_one_in_a_module(folder, does, text):
-    first = first_difference(folder / "one", run(folder, does, *RANKS, "train.py", does))
+def test_a_line_around_the_model_is_named_and_one_in_a_module(capsys, folder, does, text):
+    first = first_difference(capsys, folder / "one", run(folder, does, *RANKS, "train.py", does))
     assert line_of(text) in first["sentence"], first
 
 
 @nightly
-def test_a_right_job_agrees_and_computes_what_it_computes_without(folder):
-    assert first_difference(folder / "one", run(folder, "two", *RANKS, "train.py", "right")) is None
+def test_a_right_job_agrees_and_computes_what_it_computes_without(capsys, folder):
+    assert first_difference(capsys, folder / "one", run(folder, "two", *RANKS, "train.py", "right")) is None
     watched = torch.load(folder / "right-1.pt", weights_only=True)
     run(folder, "plain", *RANKS, "train.py", "right", traced=())
     plain = torch.load(folder / "right-1.pt", weights_only=True)
@@ -116,8 +112,8 @@ def test_a_right_job_agrees_and_computes_what_it_computes_without(folder):
 
 
 @nightly
-def test_without_lines_the_run_that_shows_them_is_named(folder):
+def test_without_lines_the_run_that_shows_them_is_named(capsys, folder):
     one = run(folder, "one_again", sys.executable, "train.py", "right", traced=("--trace",))
     two = run(folder, "mixer_again", *RANKS, "train.py", "mixer", traced=("--trace",))
-    first = first_difference(one, two)
+    first = first_difference(capsys, one, two)
     assert first["look"] == "to see the line, run both jobs again with --trace lines=1"
