@@ -100,33 +100,35 @@ def explain_repeats(
 
 def explain_shift(outcome: Outcome, mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]) -> Outcome | None:
     """Explain that one side lacks slices of a dim, and has those that follow at earlier or later places."""
-    for dim, first, second in _tables(mine, theirs):
+    if mine.ndim != theirs.ndim or not mine.size or not theirs.size:
+        return None
+    (long, long_name), (short, short_name) = sorted(
+        zip((mine, theirs), names, strict=True), key=lambda one: -one[0].size
+    )
+    for dim, first, second in _tables(long, short):
         places = _places_in(first, second)
         kept = np.flatnonzero(places >= 0)
         offsets = places[kept] - kept
         if len(kept) < max(FEWEST_KEPT, len(second) / 2) or not offsets.any() or (np.diff(places[kept]) <= 0).any():
             continue
-        lost = np.setdiff1d(np.arange(len(first)), places[kept])
-        new = np.flatnonzero(places < 0)
+        lost, new = np.setdiff1d(np.arange(len(first)), places[kept]), np.flatnonzero(places < 0)
         parts = [
-            f"{opposite} lacks index {join_numbers(odd.tolist())} of {side}"
-            for odd, side, opposite in ((lost, *names), (new, *names[::-1]))
+            f"{side} lacks {'index' if len(odd) == 1 else 'indices'} {join_numbers(odd.tolist())} of {opposite}"
+            for odd, side, opposite in ((lost, short_name, long_name), (new, long_name, short_name))
             if len(odd)
         ]
         why = f"of dim {dim}, {', '.join(parts)}; the others are in the same order, at other places"
-        return outcome.became("other", why, LostSlices(dim))
+        return outcome.became("other", why, LostSlices(dim, _num_shards(places, len(first))))
     return None
 
 
-def _tables(mine: NDArray[Any], theirs: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any], NDArray[Any]]]:
+def _tables(long: NDArray[Any], short: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any], NDArray[Any]]]:
     """Yield both sides as tables of one row for each index of a dim, for each dim that alone may differ in length."""
-    if mine.ndim != theirs.ndim or not mine.size or not theirs.size:
-        return
-    odd = [dim for dim in range(mine.ndim) if mine.shape[dim] != theirs.shape[dim]]
-    for dim in odd or range(mine.ndim) if len(odd) < 2 else ():
-        starts = [side[tuple(slice(None) if at == dim else 0 for at in range(side.ndim))] for side in (mine, theirs)]
-        if np.isin(starts[1], starts[0]).sum() >= max(FEWEST_KEPT, theirs.shape[dim] / 2):
-            first, second = (np.moveaxis(side, dim, 0).reshape(side.shape[dim], -1) for side in (mine, theirs))
+    odd = [dim for dim in range(long.ndim) if long.shape[dim] != short.shape[dim]]
+    for dim in odd or range(long.ndim) if len(odd) < 2 else ():
+        starts = [side[tuple(slice(None) if at == dim else 0 for at in range(side.ndim))] for side in (long, short)]
+        if np.isin(starts[1], starts[0]).sum() >= max(FEWEST_KEPT, short.shape[dim] / 2):
+            first, second = (np.moveaxis(side, dim, 0).reshape(side.shape[dim], -1) for side in (long, short))
             yield dim, first, second
 
 
@@ -136,6 +138,12 @@ def _places_in(first: NDArray[Any], second: NDArray[Any]) -> NDArray[np.int64]:
     wanted = line_hashes(second)
     at = np.minimum(np.searchsorted(hashes, wanted), len(hashes) - 1)
     return np.where((hashes[at] == wanted) & (counts[at] == 1), indices[at], -1)
+
+
+def _num_shards(places: NDArray[np.int64], whole: int) -> int:
+    """Return how many shards of its length a whole has if a side is one of these; else 0."""
+    is_shard = len(places) < whole and whole % len(places) == 0 and places[0] % len(places) == 0
+    return whole // len(places) if is_shard and np.array_equal(places, places[0] + np.arange(len(places))) else 0
 
 
 def _times_text(block: int, dim: int, times: int) -> str:

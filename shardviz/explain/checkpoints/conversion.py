@@ -224,17 +224,20 @@ class LostSlices(Cause):
 
     Attributes:
         dim: The dim.
+        parts: How many shards of its length the whole has, if one side is one of these; else 0.
     """
 
     dim: int
+    parts: int = 0
     kinds = ("misordered",)
     why = (
-        "An offset or a length along dim {dim} is wrong: for example, padding that only the last part has was cut off "
-        "of every part",
+        "{parts:?One side is one of {parts} shards along dim {dim}, and the other is all of them|An offset or a length "
+        "along dim {dim} is wrong: for example, padding that only the last part has was cut off of every part}",
         "Indices were removed or inserted on purpose, such as tokens of a vocabulary",
     )
     how = (
-        "cut and join along dim {dim} where the parts end, and cut padding off the end of the whole",
+        "{parts:?join the shards of all ranks|cut and join along dim {dim} where the parts end, and cut padding off "
+        "the end of the whole}",
         "renumber what points at these indices",
     )
 
