@@ -63,3 +63,24 @@ def test_two_sizes_of_which_one_is_an_axis_times_the_other_are_those_of_a_part_a
     for rank in range(2):
         change_rank(tmp_path / "made.shardviz", rank, raised=raised)
     assert only(check_dump(tmp_path / "made.shardviz")).cause_id == cause
+
+
+@pytest.mark.parametrize(
+    ("error", "is_unequal"),
+    [
+        ("a and b must have same reduction dim, but got [6, 33] X [32, 16].", True),
+        ("The size of tensor a (11) must match the size of tensor b (10) at non-singleton dimension 1", True),
+        ("shape '[2, 6, -1, 8]' is invalid for input of size 132", True),
+        ("The size of tensor a (16) must match the size of tensor b (8) at non-singleton dimension 1", False),
+        ("shape '[2, 6, -1, 8]' is invalid for input of size 100", False),
+        ("index 11 is out of bounds", False),
+    ],
+)
+def test_sizes_of_parts_that_an_axis_does_not_divide_are_named(tmp_path: Path, error: str, is_unequal: bool) -> None:  # noqa: FBT001
+    check_made(tmp_path, "tp=3", {"o.weight": "[32/tp, 8]", "p.weight": "[24/tp, 8]"})
+    for rank in range(3):
+        change_rank(tmp_path / "made.shardviz", rank, raised=(("step", f"rank 0 raised RuntimeError: {error}"),))
+    finding = only(check_dump(tmp_path / "made.shardviz"))
+    assert (finding.cause_id == "unequal-parts") is is_unequal
+    if is_unequal:
+        assert "tp doesn't divide a dim of 32: its parts are 11, 11, 10" in finding.cause

@@ -25,6 +25,7 @@ from shardviz.explain.step.raised import (
     CollectiveOfDtensor,
     MixedDtensor,
     ShardedModelRaises,
+    UnequalParts,
     UnevenShapes,
     UnlikeSizes,
     UnlikeSplits,
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
 MAX_LISTED = 8
 MOST_WEIGHTS = 2
 """So many tensors of a module are named with their layouts."""
+MOST_RANKS_OR_DIMS = 4
+"""Smaller numbers in the text of an error are mostly dims or ranks."""
 MOST_ZERO = 4
 """Parameters that are named whose gradient is zero throughout."""
 
@@ -84,6 +87,7 @@ CAUSES: tuple[tuple[re.Pattern[str], type[ShardedModelRaises]], ...] = (
 )
 """The cause by what an exception speaks of; the first that fits counts."""
 
+VIEW = re.compile(r"shape '\[([-\d, ]+)\]' is invalid for input of size (\d+)")
 UNLIKE_SPLITS = re.compile(r", in module .*(same reduction dim|mat1 and mat2)")
 
 
@@ -103,11 +107,16 @@ UNLIKE_SIZES = tuple(
 """How torch says that two sizes differ."""
 
 
-def _cause_of_sizes(dump: Dump, error: str) -> ViewOfWhole | UnlikeSizes | None:
-    """Return the cause of sizes of which one is a mesh axis times the other; that of a module's own weight is known."""
-    view = re.search(r"shape '\[([\d, ]+)\]' is invalid for input of size (\d+)", error)
+def _cause_of_sizes(dump: Dump, error: str) -> UnequalParts | ViewOfWhole | UnlikeSizes | None:
+    """Return the cause of sizes of which one is a mesh axis times the other, or the part of a dim that none divides.
+
+    That of a module's own weight is known.
+    """
+    if (unequal := _unequal_parts(dump, error)) is not None:
+        return unequal
+    view = VIEW.search(error)
     match = next(filter(None, (words.search(error) for words in UNLIKE_SIZES)), None)
-    if view is not None:
+    if view is not None and "-1" not in view[1]:
         less, more = int(view[2]), math.prod(map(int, view[1].split(", ")))
     elif match is not None and not _is_of_weight(dump, error):
         less, more = sorted((int(match["first"]), int(match["second"])))
@@ -117,6 +126,24 @@ def _cause_of_sizes(dump: Dump, error: str) -> ViewOfWhole | UnlikeSizes | None:
     axes = " or ".join(axis for axis in mesh.axes if 0 < less < more == less * mesh.axis_size(axis))
     cause = ViewOfWhole if view is not None else UnlikeSizes
     return cause(less, more, more // less, axes) if axes else None
+
+
+def _unequal_parts(dump: Dump, error: str) -> UnequalParts | None:
+    """Return the dim whose unequal parts an error is about: it has the size of the first, or of as many of these."""
+    text = error.rpartition(": ")[2]
+    if re.search(r"size|shape|dim\b", text) is None:
+        return None
+    sizes, view = set(map(int, re.findall(r"\d+", text))), VIEW.search(error)
+    layouts = (tensor.claimed for tensor in dump.tensors if tensor.moment == "stamped" and tensor.claimed is not None)
+    for layout in layouts:
+        for length, chain in zip(layout.shape, layout.chains, strict=True):
+            ranks = dump.files.mesh.axis_size(str(chain[0])) if len(chain) == 1 else 1
+            first = -(-length // ranks)
+            is_meant = bool({first, ranks * first} & sizes) or (view is not None and int(view[2]) % first == 0)
+            if ranks * first != length and first > MOST_RANKS_OR_DIMS and is_meant:
+                parts = (max(min(first, length - first * rank), 0) for rank in range(ranks))
+                return UnequalParts(length, str(chain[0]), listed(parts, MAX_LISTED))
+    return None
 
 
 def _is_of_weight(dump: Dump, error: str) -> bool:

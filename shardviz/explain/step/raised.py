@@ -66,6 +66,25 @@ class UnevenShapes(ShardedModelRaises):
     )
 
 
+class UnequalParts(ShardedModelRaises):
+    """The sharded model raises because an axis does not divide a dim, and code takes its parts for equal ones.
+
+    torch gives the first ranks one element more, or the last ranks fewer. Code that computes the size of a part as the
+    whole's divided by the number of ranks, or gathers parts of one size, is wrong on such a mesh.
+
+    Attributes:
+        size: The length of the dim.
+        axis: The axis that splits it.
+        parts: The lengths of the parts.
+    """
+
+    size: int
+    axis: str
+    parts: str
+    why = "{axis} doesn't divide a dim of {size}: its parts are {parts}, and code takes them for equal"
+    how = "take a mesh whose {axis} divides {size}, or pad the dim; or read each part's own length from its tensor"
+
+
 class ViewOfWhole(ShardedModelRaises):
     """The sharded model raises because code views a rank's part with the whole tensor's sizes.
 
