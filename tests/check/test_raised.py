@@ -76,7 +76,7 @@ def test_two_sizes_of_which_one_is_an_axis_times_the_other_are_those_of_a_part_a
         ("index 11 is out of bounds", False),
     ],
 )
-def test_sizes_of_parts_that_an_axis_does_not_divide_are_named(tmp_path: Path, error: str, is_unequal: bool) -> None:  # noqa: FBT001
+def test_sizes_of_parts_that_an_axis_does_not_divide_are_named(tmp_path: Path, error: str, is_unequal: bool) -> None:
     check_made(tmp_path, "tp=3", {"o.weight": "[32/tp, 8]", "p.weight": "[24/tp, 8]"})
     for rank in range(3):
         change_rank(tmp_path / "made.shardviz", rank, raised=(("step", f"rank 0 raised RuntimeError: {error}"),))

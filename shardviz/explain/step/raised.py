@@ -67,7 +67,7 @@ class UnevenShapes(ShardedModelRaises):
 
 
 class UnequalParts(ShardedModelRaises):
-    """The sharded model raises because an axis does not divide a dim, and code takes its parts for equal ones.
+    """The sharded model raises because an axis does not divide a dim, and its parts are unequal.
 
     torch gives the first ranks one element more, or the last ranks fewer. Code that computes the size of a part as the
     whole's divided by the number of ranks, or gathers parts of one size, is wrong on such a mesh.
