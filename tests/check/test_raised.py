@@ -84,3 +84,23 @@ def test_sizes_of_parts_that_an_axis_does_not_divide_are_named(tmp_path: Path, e
     assert (finding.cause_id == "unequal-parts") is is_unequal
     if is_unequal:
         assert "tp doesn't divide a dim of 32: its parts are 11, 11, 10" in finding.cause
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        ("shape '[4, 10, -1, 8]' is invalid for input of size 160", "cut-heads"),
+        ("unflatten: Provided sizes [-1, 8] don't multiply up to the size of dim 2 (12) in the input", "cut-heads"),
+        ("shape '[4, 10, -1, 8]' is invalid for input of size 170", "uneven-shapes"),
+        ("shape '[-1, 4, 8]' is invalid for input of size 160", "uneven-shapes"),
+        ("shape '[-1]' is invalid for input of size 160", "uneven-shapes"),
+        (
+            "unflatten: Provided sizes [-1, 3, 8] don't multiply up to the size of dim 2 (32) in the input",
+            "uneven-shapes",
+        ),
+    ],
+)
+def test_a_rank_without_a_whole_number_of_heads_is_named(tmp_path: Path, error: str, cause: str) -> None:
+    check_made(tmp_path, "tp=4", {"o.weight": "[16/tp, 8]"})
+    change_rank(tmp_path / "made.shardviz", 0, raised=(("step", f"rank 0 raised RuntimeError: {error}"),))
+    assert only(check_dump(tmp_path / "made.shardviz")).cause_id == cause

@@ -23,6 +23,7 @@ from shardviz.explain.step.gradients import CutGraph, GradientOnSomeRanks, Reduc
 from shardviz.explain.step.losses import PaddingRead
 from shardviz.explain.step.raised import (
     CollectiveOfDtensor,
+    CutHeads,
     MixedDtensor,
     ShardedModelRaises,
     UnequalParts,
@@ -88,6 +89,8 @@ CAUSES: tuple[tuple[re.Pattern[str], type[ShardedModelRaises]], ...] = (
 """The cause by what an exception speaks of; the first that fits counts."""
 
 VIEW = re.compile(r"shape '\[([-\d, ]+)\]' is invalid for input of size (\d+)")
+HEADS = re.compile(r"([\d, ]+), -1, (\d+)")
+UNFLATTEN = re.compile(r"Provided sizes \[-1, (\d+)\] don't multiply up to the size of dim \d+ \((\d+)\)")
 UNLIKE_SPLITS = re.compile(r", in module .*(same reduction dim|mat1 and mat2)")
 
 
@@ -107,13 +110,15 @@ UNLIKE_SIZES = tuple(
 """How torch says that two sizes differ."""
 
 
-def _cause_of_sizes(dump: Dump, error: str) -> UnequalParts | ViewOfWhole | UnlikeSizes | None:
+def _cause_of_sizes(dump: Dump, error: str) -> ShardedModelRaises | None:
     """Return the cause of sizes of which one is a mesh axis times the other, or the part of a dim that none divides.
 
     That of a module's own weight is known.
     """
     if (unequal := _unequal_parts(dump, error)) is not None:
         return unequal
+    if (heads := _cut_heads(error)) is not None:
+        return heads
     view = VIEW.search(error)
     match = next(filter(None, (words.search(error) for words in UNLIKE_SIZES)), None)
     if view is not None and "-1" not in view[1]:
@@ -144,6 +149,18 @@ def _unequal_parts(dump: Dump, error: str) -> UnequalParts | None:
                 parts = (max(min(first, length - first * rank), 0) for rank in range(ranks))
                 return UnequalParts(length, str(chain[0]), listed(parts, MAX_LISTED))
     return None
+
+
+def _cut_heads(error: str) -> CutHeads | None:
+    """Return the size of heads, the last of a view's, of which a rank has no whole number."""
+    if match := UNFLATTEN.search(error):
+        size, held = map(int, match.groups())
+        return CutHeads(held, size)
+    if (view := VIEW.search(error)) is None or (match := HEADS.fullmatch(view[1])) is None:
+        return None
+    held, rest = divmod(int(view[2]), math.prod(map(int, match[1].split(", "))))
+    size = int(match[2])
+    return CutHeads(held, size) if not rest and held % size else None
 
 
 def _is_of_weight(dump: Dump, error: str) -> bool:

@@ -85,6 +85,26 @@ class UnequalParts(ShardedModelRaises):
     how = "take a mesh whose {axis} divides {size}, or pad the dim; or read each part's own length from its tensor"
 
 
+class CutHeads(ShardedModelRaises):
+    """The sharded model raises because a rank has no whole number of heads.
+
+    A view of attention's features as heads needs whole heads. With grouped queries there are fewer heads of k and v
+    than of q, and tensor parallelism over more ranks than these cuts heads apart.
+
+    Attributes:
+        held: How many features the rank has.
+        size: How many a head has.
+    """
+
+    held: int
+    size: int
+    why = "The rank has {held} features, and a head has {size}: the split cuts heads apart"
+    how = (
+        "split over a number of ranks that divides the number of heads, also that of k and v; or give ranks that share "
+        "a head of k and v a copy of it"
+    )
+
+
 class ViewOfWhole(ShardedModelRaises):
     """The sharded model raises because code views a rank's part with the whole tensor's sizes.
 
