@@ -196,7 +196,7 @@ class _Matcher:
         sources = [link for part in near if _may_be_part(whole, part) for link in links(whole, part)]
         votes: Counter[Recipe] = Counter()
         for numbers in whole.some if sources else ():
-            votes.update(set(recipes(whole.members[numbers], numbers, sources, self.strips)))
+            votes.update(dict.fromkeys(recipes(whole.members[numbers], numbers, sources, self.strips), 1))
         most = max(votes.values(), default=0)
         recipe_of: dict[frozenset[Family], Recipe] = {}
         for recipe in sorted(votes, key=lambda recipe: -votes[recipe]):
