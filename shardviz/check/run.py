@@ -45,14 +45,8 @@ from shardviz.check.step.lines.naming import with_lines, with_unread
 from shardviz.check.step.run import check_step, without_consequences_of_update
 from shardviz.check.step.update.compare import check_unsharded_update
 from shardviz.check.step.update.copies import check_update
-from shardviz.check.values.copies import (
-    check_copies,
-    check_identical_shards,
-    check_replaced,
-    check_ties,
-    check_unwritten,
-    check_writes,
-)
+from shardviz.check.values.copies import check_copies, check_identical_shards
+from shardviz.check.values.storage import check_replaced, check_ties, check_unwritten, check_writes
 from shardviz.check.verdicts import num_of_model
 from shardviz.dump.dump import dump_of
 from shardviz.dump.pause import collector_paused

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import msgspec
 from numpy.linalg import norm
 
-from shardviz.check.values.copies import check_copies, check_ties
+from shardviz.check.values.copies import check_copies
+from shardviz.check.values.storage import check_ties
 from shardviz.dump.dump import Dump, dump_of
 from shardviz.dump.find import hint_at_name
 from shardviz.dump.records.tensors import Stamp
