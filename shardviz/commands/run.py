@@ -449,7 +449,8 @@ def _why_nothing(notes: Sequence[Note], missed: Sequence[str]) -> str:
         return (
             f"no sharding call was seen: {len(ranks)} ranks joined a process group, none called fully_shard, "
             "parallelize_module, distribute_module or distribute_tensor, or made FSDP, DDP or a DeepSpeed engine\n"
-            "Hint: if your own code shards, call shardviz.capture(model, DUMP, mesh=mesh, reference=CKPT) in it"
+            "Hint: if your own code shards, call shardviz.capture(model, DUMP, mesh=mesh, reference=CKPT) in it; if it "
+            "only reduces gradients, run it and the job of one process with --trace, and compare their steps with diff"
         )
     unwatched = next((note.text for note in notes if note.kind == "not-watched"), "")
     if unwatched:
