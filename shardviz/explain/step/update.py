@@ -12,23 +12,23 @@ class RankDependentStep(Cause):
     points in the right direction, so the loss still falls.
 
     Attributes:
-        of_state: Whether the optimizer's state has these multiples, which no learning rate gives it.
+        state: The kind of the optimizer's state that has these multiples, if it isn't the weight: `exp_avg`.
     """
 
-    of_state: bool = False
+    state: str = ""
     kinds = ("wrong-value", "unreplicated")
     why = (
-        "{of_state:?|Each rank has a learning rate of its own}",
+        "{state:?|Each rank has a learning rate of its own}",
         (
-            "{of_state:?The gradients are right, and each rank's optimizer multiplies what it has by a number of its own, "
-            "such as a norm or a mean of its own part|Each rank divides or clips the gradients by a number of its own "
-            "before the step}"
+            "{state:?The gradients are right, and each rank's optimizer multiplies what it has by a number of its "
+            "own, such as a norm or a mean of its own part|Each rank divides or clips the gradients by a number of its "
+            "own before the step}"
         ),
     )
     how = (
-        "{of_state:?|print param_groups on two ranks, and set the same learning rate on all}",
+        "{state:?|print param_groups on two ranks, and set the same learning rate on all}",
         (
-            "{of_state:?compute the number from the whole: all_reduce sums and counts before a root or mean|clip with "
+            "{state:?compute the number from the whole: all_reduce sums and counts before a root or mean|clip with "
             "torch.nn.utils.clip_grad_norm_ on the DTensors, and divide by the same number on all ranks}"
         ),
     )

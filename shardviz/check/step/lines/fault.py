@@ -49,6 +49,7 @@ class Fault:
         summed: The collective that sums what it makes; empty if nothing does.
         reads: The function that gets what is right, if `function` is given what that makes of it.
         is_given: Whether it reads what its module is given, and that is no part of the unsharded model's.
+        by_terms: Whether it divides by one term of a sum.
     """
 
     line: FrameRecord
@@ -60,6 +61,7 @@ class Fault:
     summed: str = ""
     reads: str = ""
     is_given: bool = False
+    by_terms: bool = False
 
     @property
     def place(self) -> str:
@@ -248,6 +250,16 @@ def unsummed(act: Act, axis: str, operand: str = "", *, is_beside_whole: bool = 
     inside = (act.function, operand, "a tensor that needs no sum" if is_beside_whole else "") if operand else ("",) * 3
     reader, mean = act.place if act.given else "", "mean" if is_mean and not operand else ""
     return act.said(sentence, UnsummedLine(place_of(before), reader, axis, *inside, mean))
+
+
+def ratio_of_terms(act: Act, axis: str) -> Fault:
+    """Return the fault of a call that divides one term of a sum by one term of another."""
+    before = act.before or act.call.line
+    summed = f"{act.summed} sums the quotients" if act.summed else "nothing sums either before"
+    sentence = f"{reached(act.call)} divides one term of a sum over {axis} by one term of another; {summed}"
+    return replace(
+        act.said(sentence, UnsummedLine(act.place, act.place, axis, divisor=place_of(before))), by_terms=True
+    )
 
 
 PARTS = ("chunk", "tensor_split", "split", "unsafe_chunk", "glu")

@@ -213,11 +213,18 @@ def with_line_around(dump: Dump, finding: Finding, fault: Fault, *, are_gradient
         in_gradients = any(result.role == "grad" for other in placed.others for result in results_of(other))
         return placed.because(TermsAveraged(fault.place, axes, size) if in_gradients else fault.cause)
     is_mean_of_part = isinstance(finding.explanation, UnexplainedLoss) and fault.function in MEANS
-    is_explained = len(finding.explanation.ways) == 1 and not isinstance(finding.explanation, guesses)
+    cause = mean_of_means(dump) if is_mean_of_part and _is_of_result(fault) else _of_ratio(dump, fault)
+    is_explained = len(finding.explanation.ways) == 1 and not isinstance(finding.explanation, (*guesses, type(cause)))
     if is_explained and not isinstance(fault.cause, SURE):
         return placed
-    cause = mean_of_means(dump) if is_mean_of_part and _is_of_result(fault) else fault.cause
     return replace(placed, kind=finding.kind if finding.kind in cause.kinds else cause.kinds[0]).because(cause)
+
+
+def _of_ratio(dump: Dump, fault: Fault) -> Cause:
+    """Return a line's cause; if it divides by a rank's own sum, and losses are averaged, it makes a mean of means."""
+    means = mean_of_means(dump)
+    is_averaged = isinstance(fault.cause, UnsummedLine) and fault.cause.axis in means.axes.split(" and ")
+    return replace(means, place=fault.place) if fault.by_terms and is_averaged else fault.cause
 
 
 def _is_no_mean(fault: Fault) -> bool:

@@ -110,7 +110,7 @@ def _scaled_state(evidence: Evidence, state: Compared) -> Why | None:
         update = np.sqrt(np.abs(state.wanted)) if is_square else state.wanted
         sentence = f"ranks have other multiples of the unsharded model's state: {shown(factors)}"
         why = by_own_norms(evidence, state, update, of_gradient, sentence)
-        return why or Why(sentence, RankDependentStep(of_state=True))
+        return why or Why(sentence, RankDependentStep(state.name.rpartition(".")[2]))
     of = "the root of the optimizer's state" if is_square else "the optimizer's state"
     times = f"the optimizer's state is {first} times the unsharded model's on every rank"
     return by_norm_of_copies(list(evidence.gradients.values()), of_gradient, of) or Why(times, ScaledState())
