@@ -54,7 +54,7 @@ from shardviz.explain.step.modules import (
     UngatheredInput,
     UnsummedModule,
 )
-from shardviz.explain.step.own_rows import CausalMaskOfPart
+from shardviz.explain.step.own_rows import CausalMaskOfPart, MisplacedMask
 from shardviz.explain.step.step_lines import LeftOutOfReduction, LocalWeight, NarrowReduction, ReductionNotStored
 from shardviz.explain.step.sums import (
     GradientNotReduced,
@@ -94,6 +94,9 @@ GUESSES = (UnexplainedLoss, UnexplainedValue, PartialVocabularyLoss, Unexplained
 
 OF_REDUCTIONS = (CopiesSummedLine, RepeatedReductionLine, WrongReductionLine)
 """Causes of a reduction that gives something else."""
+
+OF_PARTS = (CausalMaskOfPart, MisplacedMask, MisplacedOperand, ShiftedPart, UnwrittenMemory)
+"""Causes of a part, a mask or memory that is wrong where all keys are there."""
 
 SURE = (LeftOutOfReduction, NarrowReduction, ReductionNotStored, LocalWeight, CopiesSummedLine)
 """Causes of a line that take the place of any other."""
@@ -247,8 +250,7 @@ def _tells_no_attention(fault: Fault) -> bool:
     if isinstance(fault.cause, MisplacedLine):
         return fault.cause.is_of_rank
     is_of_rows = _is_of_result(fault) and (fault.function.endswith("_norm") or fault.function in DRAWS)
-    is_of_part = isinstance(fault.cause, CausalMaskOfPart | MisplacedOperand | ShiftedPart | UnwrittenMemory)
-    return is_of_rows or is_of_part
+    return is_of_rows or isinstance(fault.cause, OF_PARTS)
 
 
 def _kind_of(cause: Cause, kind: Kind) -> Kind:
