@@ -334,6 +334,33 @@ class UnsummedLine(Cause):
     )
 
 
+class MislabeledPlacement(Cause):
+    """`DTensor.from_local` gets one term of a sum as Replicate() or Shard(), or the whole as Partial().
+
+    `from_local` believes its placements. A redistribute of what is called Replicate() has nothing to sum, one of what
+    is called Shard() puts terms side by side, and one of what is called Partial() sums copies.
+
+    Attributes:
+        place: The line that calls it, as `moe.py:83`.
+        label: The placements that it is given.
+        axis: The axis of the sum of which it gets terms; empty if it gets the whole.
+    """
+
+    place: str
+    label: str
+    axis: str
+    kinds = ("unreduced-output", "wrong-value", "wrong-scale")
+    why = (
+        "DTensor.from_local in {place} is given {label} for {axis:?what is one term of a sum over {axis}. Each rank's "
+        "term then counts as the whole or as a part of it, and no redistribute sums the terms|what every rank has "
+        "whole. A redistribute then sums the copies}"
+    )
+    how = (
+        "{axis:?pass from_local Partial() for {axis} in {place}, and redistribute to the placements that are "
+        "needed|pass from_local Replicate() in {place} instead of Partial()}"
+    )
+
+
 class UnaveragedLine(Cause):
     """A line takes the mean of each rank's own part, and nothing averages the means.
 

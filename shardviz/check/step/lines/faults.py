@@ -41,6 +41,7 @@ from shardviz.check.step.lines.fault import (
     ratio_of_terms,
     segments_of,
     unsummed,
+    with_label,
     wrong_number,
     wrong_reduction,
     wrong_result,
@@ -87,7 +88,7 @@ def fault_in(lines: Lines, states: States) -> Fault | None:
     if fault is None or isinstance(fault.cause, WrongLine | WrongLines):
         fault = own_rows_fault(lines, states) or fault
     fault = fault or exchange_backward(lines, states) or backward_fault(lines, states)
-    return None if fault is None or fault.is_torchs else fault
+    return with_label(lines, states, None if fault is None or fault.is_torchs else fault)
 
 
 def fault_of(lines: Lines, states: States, value: Value) -> Fault | None:

@@ -26,6 +26,7 @@ from shardviz.explain.step.gradients import UnsummedInputGradient
 from shardviz.explain.step.lines import (
     DRAWS,
     CopiesSummedLine,
+    MislabeledPlacement,
     MisplacedLine,
     RepeatedReductionLine,
     UnaveragedLine,
@@ -196,7 +197,7 @@ def with_line(finding: Finding, fault: Fault) -> Finding:
     if isinstance(finding.explanation, UnreducedBesideVector) and fault.summed:
         term = finding.explanation
         return replace(placed, kind="wrong-scale", held="").because(RepeatedTerm(term.vector, term.axis))
-    if not is_open:
+    if not (is_open or isinstance(fault.cause, MislabeledPlacement)):
         return placed
     return replace(placed, kind=_kind_of(fault.cause, placed.kind)).because(fault.cause)
 
