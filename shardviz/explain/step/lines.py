@@ -335,7 +335,7 @@ class UnsummedLine(Cause):
 
 
 class MislabeledPlacement(Cause):
-    """`DTensor.from_local` gets one term of a sum as Replicate() or Shard(), or the whole as Partial().
+    """`DTensor.from_local` is told that a term of a sum is the whole, or that the whole is a term.
 
     `from_local` believes its placements. A redistribute of what is called Replicate() has nothing to sum, one of what
     is called Shard() puts terms side by side, and one of what is called Partial() sums copies.
