@@ -335,7 +335,7 @@ class UnsummedLine(Cause):
 
 
 class MislabeledPlacement(Cause):
-    """`DTensor.from_local` is told that a term of a sum is the whole, or that the whole is a term.
+    """`DTensor.from_local` is told that one term of a sum is the whole, or the reverse.
 
     `from_local` believes its placements. A redistribute of what is called Replicate() has nothing to sum, one of what
     is called Shard() puts terms side by side, and one of what is called Partial() sums copies.
