@@ -256,7 +256,8 @@ def _tells_no_attention(fault: Fault) -> bool:
 
 def _kind_of(cause: Cause, kind: Kind) -> Kind:
     """Return the kind of a finding whose cause is a line: a sum that is missing has one name wherever it is found."""
-    if isinstance(cause, UnsummedLine | UnaveragedLine):
+    is_mislabeled = isinstance(cause, MislabeledPlacement) and bool(cause.axis)
+    if is_mislabeled or isinstance(cause, UnsummedLine | UnaveragedLine):
         return "unreduced-output"
     return kind if kind in cause.kinds else cause.kinds[0]
 
