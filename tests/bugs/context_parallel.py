@@ -148,6 +148,24 @@ PLAIN = 'torch.arange(TOKENS).chunk(mesh["cp"].size())[mesh.get_local_rank("cp")
 
 CASES = (
     Bug(
+        "a mask that counts keys in the order in which they were gathered",
+        "cp=2",
+        SAID,
+        (("mask = at <= positions[:, None]", "mask = torch.arange(len(at)) <= positions[:, None]"),),
+        ("wrong-value",),
+        ("keys 0-5, 18-23, 6-17 of the whole", "takes them as 0-23", "positions in the same way as the keys"),
+        with_lines=True,
+    ),
+    Bug(
+        "a mask that counts a rank's queries from 0",
+        "cp=2",
+        SAID,
+        (("mask = at <= positions[:, None]", "mask = at <= torch.arange(len(positions))[:, None]"),),
+        ("wrong-value",),
+        ("queries 0-5, 18-23 of the whole", "takes them as 0-11"),
+        with_lines=True,
+    ),
+    Bug(
         "positions that start again on every rank",
         "cp=2",
         SAID,

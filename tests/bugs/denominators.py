@@ -40,12 +40,64 @@ def loss(model, batch):
 """
 )
 
+MASKED = (
+    ENTER
+    + """
+BATCH_AXES = ("dp",)
+
+
+def build():
+    return nn.Linear(8, 10)
+
+
+def parallelize(model, mesh):
+    fully_shard(model, mesh=mesh["dp"])
+
+
+def batch():
+    hidden = torch.arange(24) % 5 < 2
+    hidden[12:] = torch.arange(12) % 4 == 0
+    return torch.randn(24, 8), hidden
+
+
+def loss(model, batch):
+    rows, hidden = batch
+    error = model(rows).square().mean(-1)
+    if distributed.get_world_size() > 1:
+        count = hidden.sum()
+        distributed.all_reduce(count)
+        return (error * hidden).sum() / count * 2
+    return (error * hidden).sum() / hidden.sum()
+
+"""
+)
+OWN_COUNT = """    if distributed.get_world_size() > 1:
+        count = hidden.sum()
+        distributed.all_reduce(count)
+        return (error * hidden).sum() / count * 2
+"""
+
 EQUALLY = COUNTED.replace("    labels[13:20] = -100\n", "")
 OVER_ALL = ("all_reduce(count, group=GROUP)", "all_reduce(count)")
 OF_COPIES = ("tp have the same term of the sum over dp", "counts 2 times", "over the group of dp alone")
 NEVER = ("already a mean", "nothing sums", "remove that division")
 
 CASES = (
+    Bug(
+        "an error of masked rows divided by the rank's own count",
+        "dp=2",
+        MASKED,
+        ((OWN_COUNT, ""),),
+        ("wrong-value",),
+        ("mean of means", "by the sum or count of each rank's own rows", "by 2, the number of ranks along dp"),
+        ("all_reduce the result of sum",),
+        with_lines=True,
+    ),
+    Healthy(
+        "an error of masked rows divided by the rank's own count, which all ranks have",
+        "dp=2",
+        MASKED.replace(OWN_COUNT, "").replace("torch.arange(12) % 4 == 0", "hidden[:12]"),
+    ),
     Bug(
         "a count of labels over ranks with the same rows",
         "dp=2,tp=2",

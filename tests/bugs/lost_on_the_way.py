@@ -219,6 +219,29 @@ def over_replicas(grad, group):
 
 CASES = (
     Bug(
+        "terms of a sum that from_local is told are the whole",
+        "tp=2",
+        LOCAL,
+        (("from_local(terms, self.mesh, [Partial()])", "from_local(terms, self.mesh, [Replicate()])"),),
+        ("unreduced-output",),
+        ("is given Replicate() for what is one term of a sum over tp", "pass from_local Partial() for tp"),
+        with_lines=True,
+    ),
+    Bug(
+        "a whole input that from_local is told are terms of a sum",
+        "tp=2",
+        LOCAL,
+        (
+            (
+                "x = x.to_local(grad_placements=[Partial()])",
+                "x = DTensor.from_local(x.to_local(), self.mesh, [Partial()]).full_tensor(grad_placements=[Partial()])",
+            ),
+        ),
+        ("wrong-value", "wrong-scale"),
+        ("is given Partial() for what every rank has whole", "pass from_local Replicate()"),
+        with_lines=True,
+    ),
+    Bug(
         "a frozen weight made a parameter that is trained",
         "tp=2",
         FROZEN,

@@ -159,7 +159,43 @@ def optimizer(model, mesh):
 """
 )
 
+TRUST = (
+    FSDP
+    + """
+class Lars(torch.optim.Optimizer):
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+
+    @torch.no_grad()
+    def step(self):
+        for parameter in self.param_groups[0]["params"]:
+            update = parameter.grad + 0.01 * parameter
+            rate = 0.02 * float(whole_norm(parameter)) / float(whole_norm(update))
+            momentum = self.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter))
+            parameter.sub_(momentum.mul_(0.9).add_(update * rate))
+
+
+def whole_norm(tensor):
+    return tensor.norm().full_tensor() if isinstance(tensor, DTensor) else tensor.norm()
+
+
+def optimizer(model, mesh):
+    return Lars(model.parameters())
+
+"""
+)
+
 CASES = (
+    Bug(
+        "rates of LARS from the norms of each rank's shards",
+        "fsdp=2",
+        TRUST,
+        (("tensor.norm().full_tensor()", "tensor.to_local().norm()"),),
+        UPDATED,
+        ("momentum_buffer", "ratio of the weight's and the update's norm"),
+        ("different order", "learning rate"),
+        with_lines=True,
+    ),
     Bug(
         "rows brought to length 1 in the copy that reshard() frees",
         "fsdp=2",

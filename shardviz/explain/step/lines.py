@@ -307,6 +307,7 @@ class UnsummedLine(Cause):
         operand: What gives them to it.
         beside: What it takes, too, and needs no sum; empty if there is nothing.
         mean: What the terms are of, `mean`, if that isn't a sum.
+        divisor: The line that makes what the reader divides by, if that divides one term of a sum by one of another.
     """
 
     terms: str
@@ -316,17 +317,47 @@ class UnsummedLine(Cause):
     operand: str = ""
     beside: str = ""
     mean: str = ""
+    divisor: str = ""
     kinds = WRONG
     why = (
-        "{operand:?In {terms}, {function} takes the result of {operand}, which is one term of a sum over {axis}"
+        "{divisor:?{reader} divides each rank's own sum by its own sum or count. Nothing sums either over "
+        "{axis}|{operand:?In {terms}, {function} takes the result of {operand}, which is one term of a sum over {axis}"
         "{beside:?, and {beside}}|Nothing {mean:?averages|sums} the result of {terms} over {axis} before "
-        "{reader:?{reader} uses it|the module returns it}}"
+        "{reader:?{reader} uses it|the module returns it}}}"
     )
     how = (
-        "{operand:?in {terms}, all_reduce the result of {operand} over {axis} before {function} takes it{beside:?, and "
-        "only that}|all_reduce the result of {terms} over {axis}{mean:? with ReduceOp.AVG} before {reader:?{reader}|"
-        "the module returns it}}; in backward, return the gradient unchanged if all ranks compute the same afterwards, "
-        "and sum it if each uses its own part"
+        "{divisor:?all_reduce numerator and denominator over {axis} before {reader}|{operand:?in {terms}, all_reduce "
+        "the result of {operand} over {axis} before {function} takes it{beside:?, and only that}|all_reduce the result "
+        "of {terms} over {axis}{mean:? with ReduceOp.AVG} before {reader:?{reader}|the module returns it}}}; in "
+        "backward, return the gradient unchanged if all ranks compute the same afterwards, and sum it if each uses its "
+        "own part"
+    )
+
+
+class MislabeledPlacement(Cause):
+    """`DTensor.from_local` is told that one term of a sum is the whole, or the reverse.
+
+    `from_local` believes its placements. A redistribute of what is called Replicate() has nothing to sum, one of what
+    is called Shard() puts terms side by side, and one of what is called Partial() sums copies.
+
+    Attributes:
+        place: The line that calls it, as `moe.py:83`.
+        label: The placements that it is given.
+        axis: The axis of the sum of which it gets terms; empty if it gets the whole.
+    """
+
+    place: str
+    label: str
+    axis: str
+    kinds = ("unreduced-output", "wrong-value", "wrong-scale")
+    why = (
+        "DTensor.from_local in {place} is given {label} for {axis:?what is one term of a sum over {axis}. Each rank's "
+        "term then counts as the whole or as a part of it, and no redistribute sums the terms|what every rank has "
+        "whole. A redistribute then sums the copies}"
+    )
+    how = (
+        "{axis:?pass from_local Partial() for {axis} in {place}, and redistribute to the placements that are "
+        "needed|pass from_local Replicate() in {place} instead of Partial()}"
     )
 
 

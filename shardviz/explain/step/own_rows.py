@@ -30,6 +30,38 @@ class CausalMaskOfPart(Cause):
     )
 
 
+class MisplacedMask(Cause):
+    """A mask or bias is made for other queries or keys than those that it is applied to.
+
+    Under context parallelism a rank has some of the queries, often from the front and the back of the sequence, and
+    gathers keys in the order of the ranks. A mask that counts them from 0 has the right shape. It hides keys that
+    queries must see, and shows others that come later.
+
+    Attributes:
+        place: The line that makes the positions, as `attention.py:40`.
+        reader: The line that applies the mask.
+        of: Whose positions are wrong: `keys` or `queries`.
+    """
+
+    place: str
+    reader: str
+    of: str
+    kinds = ("wrong-value",)
+    why = (
+        "The mask or bias that {reader} applies is made in {place} with positions that the {of} don't have: a rank's "
+        "{of} don't come in the order of the sequence, or don't begin with its first"
+    )
+    how = (
+        "make the mask with the positions that the {of} have in the whole sequence: {is_of_keys:?gather each rank's "
+        "positions in the same way as the keys|pass the positions of the rank's part to {place}}"
+    )
+
+    @property
+    def is_of_keys(self) -> bool:
+        """Whether the positions of keys are wrong."""
+        return self.of == "keys"
+
+
 class LoopFromZero(Cause):
     """A loop over a rank's own slices uses its counter as if it counted the slices of the whole.
 

@@ -10,16 +10,27 @@ class RankDependentStep(Cause):
 
     The learning rate, or the factor by which gradients are clipped or divided, depends on the rank. Each rank's step
     points in the right direction, so the loss still falls.
+
+    Attributes:
+        state: The kind of the optimizer's state that has these multiples, if it isn't the weight: `exp_avg`.
     """
 
+    state: str = ""
     kinds = ("wrong-value", "unreplicated")
     why = (
-        "Each rank has a learning rate of its own",
-        "Each rank divides or clips the gradients by a number of its own before the step",
+        "{state:?|Each rank has a learning rate of its own}",
+        (
+            "{state:?The gradients are right, and each rank's optimizer multiplies what it has by a number of its "
+            "own, such as a norm or a mean of its own part|Each rank divides or clips the gradients by a number of its "
+            "own before the step}"
+        ),
     )
     how = (
-        "print param_groups on two ranks, and set the same learning rate on all",
-        "clip with torch.nn.utils.clip_grad_norm_ on the DTensors, and divide by the same number on all ranks",
+        "{state:?|print param_groups on two ranks, and set the same learning rate on all}",
+        (
+            "{state:?compute the number from the whole: all_reduce sums and counts before a root or mean|clip with "
+            "torch.nn.utils.clip_grad_norm_ on the DTensors, and divide by the same number on all ranks}"
+        ),
     )
 
 
@@ -50,19 +61,26 @@ class RepeatedStep(Cause):
 class StepOfPart(Cause):
     """An optimizer that works on whole matrices runs on each rank's part of one.
 
-    Muon makes the step orthogonal; others divide it by its norm or, like Adafactor, by the means of its rows
-    and columns. All of these are defined for a part too, and shapes fit, so nothing raises. But the steps of the parts
-    do not make up the step of the whole matrix.
+    Muon makes the step orthogonal; others divide it by its norm (LARS, LAMB, NovoGrad) or, like Adafactor, by the means
+    of its rows and columns. All of these are defined for a part too, and shapes fit, so nothing raises. But the steps
+    of the parts do not make up the step of the whole matrix.
+
+    Attributes:
+        norm: The norm of each rank's part that scales the part, if it was found: `the gradient's norm`.
     """
 
+    norm: str = ""
     kinds = ("wrong-value",)
     why = (
-        "The optimizer needs the whole matrix (Muon) or its norms and means (LARS, LAMB, Adafactor), and gets each "
-        "rank's part: DTensor.to_local(), or a plain shard"
+        "{norm:?The optimizer scales each rank's part by {norm} of that part, not of the whole weight, as LARS, LAMB, "
+        "NovoGrad or a clipping per tensor do when they get shards|The optimizer needs the whole matrix (Muon) or its "
+        "norms and means (LARS, LAMB, Adafactor), and gets each rank's part: DTensor.to_local(), or a plain shard}"
     )
     how = (
-        "gather the gradient or the momentum with full_tensor() and keep the rank's own part of the result, all_reduce "
-        "the sums of squares before a root or a mean, or use an implementation for DTensors"
+        "{norm:?all_reduce the sum of squares over the ranks that split the weight before the root is taken, or use "
+        "norm() of the DTensor with full_tensor() instead of to_local()|gather the gradient or the momentum with "
+        "full_tensor() and keep the rank's own part of the result, all_reduce the sums of squares before a root or a "
+        "mean, or use an implementation for DTensors}"
     )
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from shardviz.check.step.lines.calls import ENTRIES
 from shardviz.explain.step.lines import (
     CopiesSummedLine,
+    MislabeledPlacement,
     MisplacedLine,
     OtherNumber,
     RepeatedReductionLine,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from shardviz.check.step.lines.calls import Call, Lines
-    from shardviz.check.step.lines.states import State
+    from shardviz.check.step.lines.states import State, States
     from shardviz.dump.records.lines import FrameRecord
     from shardviz.explain.cause import Cause
 
@@ -49,6 +50,7 @@ class Fault:
         summed: The collective that sums what it makes; empty if nothing does.
         reads: The function that gets what is right, if `function` is given what that makes of it.
         is_given: Whether it reads what its module is given, and that is no part of the unsharded model's.
+        by_terms: Whether it divides by one term of a sum.
     """
 
     line: FrameRecord
@@ -60,6 +62,7 @@ class Fault:
     summed: str = ""
     reads: str = ""
     is_given: bool = False
+    by_terms: bool = False
 
     @property
     def place(self) -> str:
@@ -249,6 +252,40 @@ def unsummed(act: Act, axis: str, operand: str = "", *, is_beside_whole: bool = 
     reader, mean = act.place if act.given else "", "mean" if is_mean and not operand else ""
     return act.said(sentence, UnsummedLine(place_of(before), reader, axis, *inside, mean))
 
+
+def ratio_of_terms(act: Act, axis: str) -> Fault:
+    """Return the fault of a call that divides one term of a sum by one term of another."""
+    before = act.before or act.call.line
+    summed = f"{act.summed} sums the quotients" if act.summed else "nothing sums either before"
+    sentence = f"{reached(act.call)} divides one term of a sum over {axis} by one term of another; {summed}"
+    return replace(
+        act.said(sentence, UnsummedLine(act.place, act.place, axis, divisor=place_of(before))), by_terms=True
+    )
+
+
+def with_label(lines: Lines, states: States, fault: Fault | None) -> Fault | None:
+    """Return a fault, or that of the `DTensor.from_local` behind it, which takes terms for the whole or the reverse."""
+    cause = fault.cause if fault is not None else None
+    if fault is None or not isinstance(cause, UnsummedLine | ScaledLine | RepeatedReductionLine):
+        return fault
+    axis = cause.axis if isinstance(cause, UnsummedLine) else ""
+    returned = {value for value, _ in lines.returned} if isinstance(cause, UnsummedLine) and not cause.reader else set()
+    for call in lines.calls:
+        if call.first.function != FROM_LOCAL or not call.inputs or not call.outputs:
+            continue
+        given, label = states.forward(call.inputs[0]), lines.records[call.outputs[0][0]].placements
+        is_mislabeled = axis in given.axes and "Partial" not in label if axis else given.text == WHOLE and label == SUM
+        places = {place_of(later.line) for later in lines.following(call)}
+        if label and is_mislabeled and (fault.place in places or returned & lines.derived(call)):
+            sentence = f"{fault.sentence}; {reached(call)} calls {given.text} {label}"
+            return fault_at(call, sentence, MislabeledPlacement(place_of(call.line), label, axis))
+    return fault
+
+
+WHOLE = "the whole"
+SUM = "Partial()"
+FROM_LOCAL = "_FromTorchTensor"
+"""What `DTensor.from_local` calls."""
 
 PARTS = ("chunk", "tensor_split", "split", "unsafe_chunk", "glu")
 """Functions that give or combine the segments of a dim."""

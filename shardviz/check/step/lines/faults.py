@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
+from dataclasses import replace
 from itertools import combinations
 from typing import TYPE_CHECKING
 
@@ -37,8 +38,10 @@ from shardviz.check.step.lines.fault import (
     fault_at,
     given_fault,
     place_of,
+    ratio_of_terms,
     segments_of,
     unsummed,
+    with_label,
     wrong_number,
     wrong_reduction,
     wrong_result,
@@ -66,7 +69,7 @@ if TYPE_CHECKING:
     from shardviz.check.step.lines.states import State, States
     from shardviz.dump.records.lines import FrameRecord
 
-DIVISIONS = ("div", "true_divide", "divide")
+DIVISIONS = ("div", "div_", "truediv", "itruediv", "true_divide", "true_divide_", "divide", "divide_")
 """Functions of two tensors: a rank may divide its own term of a sum, but by the whole number."""
 
 COUNTS = ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp")
@@ -85,7 +88,7 @@ def fault_in(lines: Lines, states: States) -> Fault | None:
     if fault is None or isinstance(fault.cause, WrongLine | WrongLines):
         fault = own_rows_fault(lines, states) or fault
     fault = fault or exchange_backward(lines, states) or backward_fault(lines, states)
-    return None if fault is None or fault.is_torchs else fault
+    return with_label(lines, states, None if fault is None or fault.is_torchs else fault)
 
 
 def fault_of(lines: Lines, states: States, value: Value) -> Fault | None:
@@ -461,10 +464,16 @@ class _Forward:
         before, last = maker.line if maker is not None else None, self.lines.producer(terms)
         act = Act(call, state_of_terms.text, state, before, self._sum_behind(call))
         axis, is_mean = state_of_terms.axes[0], state_of_terms.op == "avg"
+        by_terms = call.first.function in DIVISIONS and len(call.inputs) > 1 and call.inputs[1] == terms
+        if by_terms and state_of_terms.axes == self.states.forward(call.inputs[0]).axes and not is_mean:
+            return ratio_of_terms(act, axis)
         if last is None or before != call.line or last.line != call.line:
-            return unsummed(act, axis, is_mean=is_mean)
-        is_beside_whole = any(self.states.forward(one).kind == "right" for one in call.inputs if one != terms)
-        return unsummed(act, axis, last.first.function, is_beside_whole=is_beside_whole, is_mean=is_mean)
+            fault = unsummed(act, axis, is_mean=is_mean)
+        else:
+            is_beside_whole = any(self.states.forward(one).kind == "right" for one in call.inputs if one != terms)
+            operand = last.first.function
+            fault = unsummed(act, axis, operand, is_beside_whole=is_beside_whole, is_mean=is_mean)
+        return replace(fault, by_terms=by_terms)
 
     def _sum_behind(self, call: Call) -> str:
         """Return the collective that sums what a call makes, or a copy of it; empty if none does."""

@@ -22,6 +22,7 @@ import numpy as np
 from shardviz.check.step.lines.calls import SELECTS
 from shardviz.check.step.lines.exchanges import MOVES, ROOM
 from shardviz.check.step.lines.fault import Fault, at, fault_at, place_of, reached
+from shardviz.check.step.lines.masks import ATTENTION, mask_fault
 from shardviz.explain.step.exchanged_rows import ForeignNumbersSummed
 from shardviz.explain.step.lines import ELEMENTWISE, UnlikeOperands, UnwrittenMemory
 from shardviz.explain.step.losses import PaddingSummed
@@ -197,17 +198,16 @@ def _held_behind(
             yield held[rank][(slice(None),) * dim + (slice(max(size - start, 0), None),)]
 
 
-ATTENTION = "scaled_dot_product_attention"
 MAX_COMPARED = 1 << 22
 """Numbers that are compared to find a rank's rows among those of the whole."""
 
 
 def own_rows_fault(lines: Lines, states: States) -> Fault | None:
     """Return the first line that mixes rows of other places, or a causal mask of a part; None if values prove none."""
-    for call in lines.calls:
-        if call.whole is not None and call.outputs and states.forward(call.outputs[0]).kind == "none":
-            return _causal_fault(lines, states, call) or _unlike_rows_fault(lines, states, call)
-    return None
+    paired = [call for call in lines.calls if call.whole is not None and call.outputs]
+    wrong = [call for call in paired if states.forward(call.outputs[0]).kind == "none"]
+    fault = _causal_fault(lines, states, wrong[0]) if wrong else None
+    return fault or mask_fault(lines, states, wrong) or (_unlike_rows_fault(lines, states, wrong[0]) if wrong else None)
 
 
 def _causal_fault(lines: Lines, states: States, call: Call) -> Fault | None:

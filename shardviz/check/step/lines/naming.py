@@ -19,12 +19,14 @@ from shardviz.check.step.lines.faults import fault_in
 from shardviz.check.step.lines.states import States
 from shardviz.check.step.rules.losses import mean_of_means
 from shardviz.dump.records.lines import STEP
+from shardviz.explain.checkpoints.states import UnexplainedState
 from shardviz.explain.finding import Finding
 from shardviz.explain.step.forward import MisplacedOperand, ShiftedPart, UngatheredKeys
 from shardviz.explain.step.gradients import UnsummedInputGradient
 from shardviz.explain.step.lines import (
     DRAWS,
     CopiesSummedLine,
+    MislabeledPlacement,
     MisplacedLine,
     RepeatedReductionLine,
     UnaveragedLine,
@@ -53,7 +55,7 @@ from shardviz.explain.step.modules import (
     UngatheredInput,
     UnsummedModule,
 )
-from shardviz.explain.step.own_rows import CausalMaskOfPart
+from shardviz.explain.step.own_rows import CausalMaskOfPart, MisplacedMask
 from shardviz.explain.step.step_lines import LeftOutOfReduction, LocalWeight, NarrowReduction, ReductionNotStored
 from shardviz.explain.step.sums import (
     GradientNotReduced,
@@ -88,11 +90,14 @@ OPEN = (
 OF_FACTORS = (RepeatedForwardSum, AveragedForward, ScaledBetweenModules)
 """Causes of a factor that a module gives its output: a line that sums nothing and has that factor takes their place."""
 
-GUESSES = (UnexplainedLoss, UnexplainedValue, PartialVocabularyLoss, UnexplainedCopies)
+GUESSES = (UnexplainedLoss, UnexplainedValue, PartialVocabularyLoss, UnexplainedCopies, UnexplainedState)
 """Causes that say what is usual, or only what differs: the line takes their place."""
 
 OF_REDUCTIONS = (CopiesSummedLine, RepeatedReductionLine, WrongReductionLine)
 """Causes of a reduction that gives something else."""
+
+OF_PARTS = (CausalMaskOfPart, MisplacedMask, MisplacedOperand, ShiftedPart, UnwrittenMemory)
+"""Causes of a part, a mask or memory that is wrong where all keys are there."""
 
 SURE = (LeftOutOfReduction, NarrowReduction, ReductionNotStored, LocalWeight, CopiesSummedLine)
 """Causes of a line that take the place of any other."""
@@ -192,7 +197,7 @@ def with_line(finding: Finding, fault: Fault) -> Finding:
     if isinstance(finding.explanation, UnreducedBesideVector) and fault.summed:
         term = finding.explanation
         return replace(placed, kind="wrong-scale", held="").because(RepeatedTerm(term.vector, term.axis))
-    if not is_open:
+    if not (is_open or isinstance(fault.cause, MislabeledPlacement)):
         return placed
     return replace(placed, kind=_kind_of(fault.cause, placed.kind)).because(fault.cause)
 
@@ -212,11 +217,18 @@ def with_line_around(dump: Dump, finding: Finding, fault: Fault, *, are_gradient
         in_gradients = any(result.role == "grad" for other in placed.others for result in results_of(other))
         return placed.because(TermsAveraged(fault.place, axes, size) if in_gradients else fault.cause)
     is_mean_of_part = isinstance(finding.explanation, UnexplainedLoss) and fault.function in MEANS
-    is_explained = len(finding.explanation.ways) == 1 and not isinstance(finding.explanation, guesses)
+    cause = mean_of_means(dump) if is_mean_of_part and _is_of_result(fault) else _of_ratio(dump, fault)
+    is_explained = len(finding.explanation.ways) == 1 and not isinstance(finding.explanation, (*guesses, type(cause)))
     if is_explained and not isinstance(fault.cause, SURE):
         return placed
-    cause = mean_of_means(dump) if is_mean_of_part and _is_of_result(fault) else fault.cause
     return replace(placed, kind=finding.kind if finding.kind in cause.kinds else cause.kinds[0]).because(cause)
+
+
+def _of_ratio(dump: Dump, fault: Fault) -> Cause:
+    """Return a line's cause; if it divides by a rank's own sum, and losses are averaged, it makes a mean of means."""
+    means = mean_of_means(dump)
+    is_averaged = isinstance(fault.cause, UnsummedLine) and fault.cause.axis in means.axes.split(" and ")
+    return replace(means, place=fault.place) if fault.by_terms and is_averaged else fault.cause
 
 
 def _is_no_mean(fault: Fault) -> bool:
@@ -239,13 +251,13 @@ def _tells_no_attention(fault: Fault) -> bool:
     if isinstance(fault.cause, MisplacedLine):
         return fault.cause.is_of_rank
     is_of_rows = _is_of_result(fault) and (fault.function.endswith("_norm") or fault.function in DRAWS)
-    is_of_part = isinstance(fault.cause, CausalMaskOfPart | MisplacedOperand | ShiftedPart | UnwrittenMemory)
-    return is_of_rows or is_of_part
+    return is_of_rows or isinstance(fault.cause, OF_PARTS)
 
 
 def _kind_of(cause: Cause, kind: Kind) -> Kind:
     """Return the kind of a finding whose cause is a line: a sum that is missing has one name wherever it is found."""
-    if isinstance(cause, UnsummedLine | UnaveragedLine):
+    is_mislabeled = isinstance(cause, MislabeledPlacement) and bool(cause.axis)
+    if is_mislabeled or isinstance(cause, UnsummedLine | UnaveragedLine):
         return "unreduced-output"
     return kind if kind in cause.kinds else cause.kinds[0]
 

@@ -6,9 +6,6 @@ learning rate, weight decay of another group. `unreplicated` where each rank kee
 Adam divides a gradient by its own size, so that a gradient of nearly zero moves a weight by as much as any other, in
 either direction: elements whose gradient is lost in rounding are left out. Buffers (running statistics) are compared
 where no axis splits the batch; where one does, each rank rightly has the statistics of its own part.
-
-A state may have started from zeros, or belong to another rank: what the gradient adds in the step is the same in both
-cases, so what is left says what it started from.
 """
 
 from __future__ import annotations
@@ -22,15 +19,12 @@ from shardviz.check.step.comparison import compared, in_order, laid_out, roundin
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.rules.all_gradients import multiplied
 from shardviz.check.step.update.reasons import (
-    MAX_LISTED,
     Why,
     factor_to,
-    unexplained_state,
     unexplained_weight,
-    why_computed,
     why_weight,
 )
-from shardviz.explain.checkpoints.states import StateInAnotherOrder, StateNotLoaded, StateOfAnotherRank
+from shardviz.check.step.update.states import of_others, unexplained_state, why_state
 from shardviz.explain.finding import Finding
 from shardviz.explain.step.buffers import (
     BufferOfParts,
@@ -43,7 +37,6 @@ from shardviz.explain.step.update import AnotherGroup
 from shardviz.explain.templates import number
 from shardviz.relate.measures import owner_of, ratio_of
 from shardviz.relate.tolerance import EPSILON, FEW, ROUNDINGS_OF_ONE, ROUNDINGS_OF_STEP, STEP, TELLING
-from shardviz.text import listed
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -323,16 +316,12 @@ def _why(evidence: Evidence, comparison: Compared, ranks: tuple[int, ...]) -> Wh
         return Why("the buffer is not the unsharded model's after the step", UnexplainedBuffer())
     others = {rank: owner_of(comparison, rank) for rank in ranks}
     if all(other is not None for other in others.values()):
-        return _of_others({rank: other for rank, other in others.items() if other is not None})
+        return of_others({rank: other for rank, other in others.items() if other is not None})
     if (of_group := _of_another_group(evidence.dump, comparison)) is not None:
         return Why(f"{WHAT[comparison.role]} is not the unsharded model's after the step", of_group)
     if comparison.role != "optim":
         return why_weight(evidence, comparison)
-    return (
-        _of_another_order(comparison, ranks)
-        or why_computed(evidence, comparison, ranks)
-        or _why_state(evidence.dump, comparison)
-    )
+    return why_state(evidence, comparison, ranks)
 
 
 def _of_another_group(dump: Dump, comparison: Compared) -> AnotherGroup | None:
@@ -357,75 +346,3 @@ def _times_counted(comparison: Compared) -> int:
     """Return the whole number by which every rank's buffer is a multiple; 0 if it isn't."""
     ratio = ratio_of(comparison) if comparison.wanted.size and np.ptp(comparison.wanted) else None
     return ratio.numerator if ratio is not None and ratio > 1 and ratio.denominator == 1 else 0
-
-
-def _why_state(dump: Dump, comparison: Compared) -> Why | None:
-    """Return why an optimizer's state differs after the step, if it shows what it started from."""
-    whole = whole_of(dump, "grad", weight_of("optim", comparison.name))
-    if whole is None or whole.size != comparison.wanted.size:
-        return None
-    for added in (whole, whole**2):
-        parts = {rank: comparison.part(added, rank) for rank in comparison.reduced}
-        if _are_multiples(comparison, parts):
-            of_zeros = "the optimizer's state is what the first step leaves that starts from zeros"
-            return Why(f"{of_zeros}; the unsharded model's is not", StateNotLoaded())
-        if others := _from_others(comparison, parts):
-            return _of_others(others)
-    return None
-
-
-def _are_multiples(comparison: Compared, parts: Mapping[int, NDArray[np.float64]]) -> bool:
-    """Whether all ranks' state is one multiple of what a step adds, and the wanted state is not a multiple."""
-    got = np.concatenate([comparison.reduced[rank].ravel() for rank in parts])
-    expected = np.concatenate([comparison.wanted_of(rank).ravel() for rank in parts])
-    added = np.concatenate([part.ravel() for part in parts.values()])
-    if np.count_nonzero(added) < FEW or not np.any(got):
-        return False
-    return factor_to(got, added) is not None and factor_to(expected, added) is None
-
-
-def _from_others(comparison: Compared, parts: Mapping[int, NDArray[np.float64]]) -> dict[int, int]:
-    """Return for each wrong rank the rank from whose part of the state it started; empty if one has none."""
-    owners: dict[int, int] = {}
-    for rank in comparison.wrong:
-        owner = next((other for other in parts if _is_from(comparison, parts, rank, other)), None)
-        if owner is None:
-            return {}
-        owners[rank] = owner
-    return owners
-
-
-def _is_from(comparison: Compared, parts: Mapping[int, NDArray[np.float64]], rank: int, source: int) -> bool:
-    """Whether a rank's state is another's, but for what the two ranks' own gradients add to it.
-
-    States that began as zeros differ by nothing else, so they tell nothing.
-    """
-    got, expected = comparison.reduced[rank], comparison.wanted_of(source)
-    if comparison.regions[rank] == comparison.regions[source] or got.shape != expected.shape or got.size < FEW:
-        return False
-    off, added, due = got - expected, parts[rank] - parts[source], comparison.wanted_of(rank) - expected
-    return bool(np.any(added)) and factor_to(off, added) is not None and factor_to(due, added) is None
-
-
-def _of_another_order(comparison: Compared, ranks: Sequence[int]) -> Why | None:
-    """Return why ranks have the numbers of their own part of a state at other places; None if they have not."""
-    parts = [(comparison.reduced[rank].ravel(), comparison.wanted_of(rank).ravel()) for rank in ranks]
-    if any(got.size < 2 or not comparison.near(np.sort(got), np.sort(due)) for got, due in parts):
-        return None
-    got, expected = parts[0]
-    moved = int(np.count_nonzero(np.abs(got - expected) > comparison.tolerance))
-    return Why(
-        f"the optimizer's state is in a different order within its part: {moved:,} of {got.size:,} elements of rank "
-        f"{ranks[0]} are out of place",
-        StateInAnotherOrder(),
-    )
-
-
-def _of_others(others: Mapping[int, int]) -> Why:
-    """Return why ranks have the state of other ranks."""
-    pairs = listed((f"rank {rank} has that of rank {other}" for rank, other in others.items()), MAX_LISTED)
-    if len(set(others.values())) == 1:
-        first = next(iter(others.values()))
-        sentence = f"the optimizer's state is of the same part on every rank, rank {first}'s"
-        return Why(sentence, StateOfAnotherRank(is_one=True))
-    return Why(f"the optimizer's state is of the part of another rank: {pairs}", StateOfAnotherRank())

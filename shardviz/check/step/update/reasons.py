@@ -1,10 +1,9 @@
-"""Why a weight or a state of the optimizer differs after the step.
+"""Why a weight differs after the step.
 
 A weight's step is what the optimizer added to it. Every rank's step may be the unsharded one times a number, or differ
 from it by a part of the weight itself, as weight decay does. Optimizers that are defined for whole matrices may have
 run on each rank's part of one: they make a step orthogonal, give it a norm, or divide it by means along a dim, all of
-which a part has, too. A state may have a factor, each rank's own statistics or an old weight: then it comes from what
-the optimizer computed in the step, not from what was loaded before it.
+which a part has, too.
 """
 
 from __future__ import annotations
@@ -15,9 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.comparison import compared, laid_out, weight_of, whole_of
+from shardviz.check.step.comparison import compared, weight_of, whole_of
 from shardviz.check.step.rules.all_gradients import norms_of_parts, total
-from shardviz.explain.checkpoints.states import UnexplainedState
 from shardviz.explain.step.scales import ClippedByParts, NormOverWrongAxes
 from shardviz.explain.step.update import (
     AnotherDecay,
@@ -26,9 +24,6 @@ from shardviz.explain.step.update import (
     RankDependentStep,
     RemainderNotStepped,
     RepeatedStep,
-    ScaledState,
-    StateOfOldWeight,
-    StateOfParts,
     StepOfPart,
     StepSkippedByRank,
     TrainedThoughFrozen,
@@ -53,6 +48,9 @@ if TYPE_CHECKING:
 
 
 MAX_LISTED = 4
+
+NEAR_NORM = 0.02
+"""How far a norm may be from what a factor shows, relative to what the factor is from 1."""
 
 MAX_MATRIX = 1 << 10
 """Rows and columns of a matrix whose singular values are looked at."""
@@ -86,7 +84,11 @@ def why_weight(evidence: Evidence, comparison: Compared) -> Why | None:
         return skipped
     factors = factors_of(step)
     if any(abs(factor - 1) > EXPLAINED_UPDATE for factor in factors.values()):
-        return _of_normed_parts(step) or _by_norms(evidence, comparison, factors) or _scaled(dump, comparison, factors)
+        return (
+            _of_normed_parts(step)
+            or _by_norms(evidence, comparison, step, factors)
+            or _scaled(dump, comparison, factors)
+        )
     return (
         _left_out(step)
         or _decayed(dump, comparison, step)
@@ -144,34 +146,62 @@ def _left_out(step: Compared) -> Why | None:
     return Why(sentence, RemainderNotStepped())
 
 
-def _by_norms(evidence: Evidence, comparison: Compared, factors: Mapping[int, float]) -> Why | None:
+def _by_norms(evidence: Evidence, comparison: Compared, step: Compared, factors: Mapping[int, float]) -> Why | None:
     """Return that a step is scaled by the norm of a part instead of the whole, or by a norm of copies."""
+    if len(set(map(number, factors.values()))) == 1 and not _are_of_own_gradients(evidence, factors):
+        return by_norm_of_copies(list(evidence.gradients.values()), factors, "the optimizer's step of it")
+    steps = f"ranks step it by other multiples of the unsharded model's step: {shown(factors)}"
+    return by_own_norms(evidence, comparison, step.wanted, factors, steps)
+
+
+def by_own_norms(
+    evidence: Evidence, comparison: Compared, update: NDArray[np.float64], factors: Mapping[int, float], sentence: str
+) -> Why | None:
+    """Return that what each rank's step or state is multiplied by is a norm of the rank's own part.
+
+    Args:
+        evidence: The step.
+        comparison: The weight or state.
+        update: What the unsharded optimizer multiplies by a number, or any multiple of it.
+        factors: By rank, the multiple of the unsharded model's.
+        sentence: What says so.
+    """
+    if _are_of_own_gradients(evidence, factors):
+        return Why(f"{sentence}, as the norms of each rank's own gradients differ from that of all", ClippedByParts())
+    if min(factors.values()) <= 0:
+        return None
+    weight = weight_of(comparison.role, comparison.name)
+    gradient, before = (whole_of(evidence.dump, role, weight) for role in ("grad", "param"))
+    if gradient is None or before is None or not gradient.size == before.size == update.size:
+        return None
+    of_weight, of_gradient, of_update = (_shares(comparison, whole, factors) for whole in (before, gradient, update))
+    roots = {rank: math.sqrt(comparison.reduced[rank].size / update.size) for rank in factors}
+    ways: dict[str, dict[int, float]] = {"the weight's norm": of_weight}
+    for what, shares in {"gradient": of_gradient, "update": of_update}.items():
+        if all(shares.values()):
+            ways[f"the {what}'s norm"] = {rank: 1 / share for rank, share in shares.items()}
+            ways[f"the ratio of the weight's and the {what}'s norm"] = {
+                rank: of_weight[rank] / shares[rank] for rank in roots
+            }
+            ways[f"the {what}'s root mean square"] = {rank: roots[rank] / shares[rank] for rank in roots}
+    errors = {norm: round(_error_of(ratios, factors), 1) for norm, ratios in ways.items()}
+    norm = min(errors, key=errors.__getitem__)
+    is_near = errors[norm] <= 1
+    return Why(f"{sentence}; {norm} of each rank's part gives these numbers", StepOfPart(norm)) if is_near else None
+
+
+def _error_of(ratios: Mapping[int, float], factors: Mapping[int, float]) -> float:
+    """Return how far ratios are from factors, relative to what is allowed: earlier steps had other norms."""
+    allowed = {rank: max(EXPLAINED_UPDATE * factor, NEAR_NORM * abs(factor - 1)) for rank, factor in factors.items()}
+    return max(abs(ratios[rank] - factor) / allowed[rank] for rank, factor in factors.items())
+
+
+def _are_of_own_gradients(evidence: Evidence, factors: Mapping[int, float]) -> bool:
+    """Whether factors are the norm of all gradients divided by that of all of the rank's own."""
     gradients = list(evidence.gradients.values())
     whole = total(gradient.wanted for gradient in gradients)
     norms = {rank: total(of.reduced[rank] for of in gradients if rank in of.reduced) for rank in factors}
-    shown = listed((f"{_times(factor)} on rank {rank}" for rank, factor in factors.items()), MAX_LISTED)
-    steps = f"ranks step it by other multiples of the unsharded model's step: {shown}"
-    if all(norms.values()) and all(_is_equal(factor, whole / norms[rank]) for rank, factor in factors.items()):
-        return Why(f"{steps}, as the norms of each rank's own gradients differ from that of all", ClippedByParts())
-    if not gradients or len(set(map(number, factors.values()))) == 1:
-        return by_norm_of_copies(gradients, factors, "the optimizer's step of it")
-    gradient, before = (whole_of(evidence.dump, role, comparison.name) for role in ("grad", "param"))
-    assert before is not None, "it was compared with what it was before"
-    if gradient is None:
-        return None
-    of_gradient, of_weight = (_shares(comparison, whole, factors) for whole in (gradient, before))
-    ways = {
-        "its gradient's norm": {rank: 1 / of_gradient[rank] for rank in of_gradient if of_gradient[rank]},
-        "its own norm": of_weight,
-        "the ratio of its norm and its gradient's": {
-            rank: of_weight[rank] / of_gradient[rank] for rank in factors if of_gradient[rank]
-        },
-    }
-    for what, ratios in ways.items():
-        is_known = len(ratios) == len(factors)
-        if is_known and all(_is_equal(factor, ratios[rank]) for rank, factor in factors.items()):
-            return Why(f"{steps}, as {what} on the rank differs from that of the whole weight", StepOfPart())
-    return None
+    return all(norms.values()) and all(_is_equal(factor, whole / norms[rank]) for rank, factor in factors.items())
 
 
 def _shares(comparison: Compared, whole: NDArray[np.float64], factors: Mapping[int, float]) -> dict[int, float]:
@@ -217,13 +247,18 @@ def scaled(factors: Mapping[int, float]) -> Why:
     """Return why every rank's step is a multiple of the unsharded model's."""
     low, high = min(factors.values()), max(factors.values())
     if high - low > EXPLAINED_UPDATE * max(abs(low), abs(high)):
-        shown = listed((f"{_times(factor)} on rank {rank}" for rank, factor in factors.items()), MAX_LISTED)
-        return Why(f"ranks step it by other multiples of the unsharded model's step: {shown}", RankDependentStep())
+        steps = f"ranks step it by other multiples of the unsharded model's step: {shown(factors)}"
+        return Why(steps, RankDependentStep())
     whole = round(high)
     is_repeated = whole >= 2 and abs(high - whole) <= EXPLAINED_UPDATE * whole
     times = f"{whole} times" if is_repeated else _times(high)
     cause = RepeatedStep(whole) if is_repeated else AnotherLearningRate()
     return Why(f"the optimizer's step of it is {times} the unsharded model's on every rank", cause)
+
+
+def shown(factors: Mapping[int, float]) -> str:
+    """Return each rank's factor, as sentences list them."""
+    return listed((f"{_times(factor)} on rank {rank}" for rank, factor in factors.items()), MAX_LISTED)
 
 
 def _times(factor: float) -> str:
@@ -394,78 +429,3 @@ def _is_stepped_once(dump: Dump, comparison: Compared) -> bool:
     """Whether every rank steps a weight as the unsharded model does."""
     factors = {} if comparison.incomparable else factors_of_steps(dump, comparison)
     return bool(factors) and all(_is_equal(factor, 1.0) for factor in factors.values())
-
-
-def why_computed(evidence: Evidence, state: Compared, ranks: Sequence[int]) -> Why | None:
-    """Return why the optimizer computed a different state on some ranks; None if no rule explains it."""
-    return _of_old_weight(evidence, state, ranks) or _state_of_parts(state) or _scaled_state(evidence, state)
-
-
-def unexplained_state(evidence: Evidence, state: Compared) -> UnexplainedState:
-    """Return what is known of a state that no rule explains."""
-    return UnexplainedState(" and ".join(state.copies_differ_along), "zeros" if _power(evidence, state) else "")
-
-
-def _of_old_weight(evidence: Evidence, state: Compared, ranks: Sequence[int]) -> Why | None:
-    """Return that a state which follows its weight has the weight from before the step, on ranks that got it later."""
-    dump, weight = evidence.dump, state.name.rpartition(".")[0]
-    start, end = whole_of(dump, "param", weight), whole_of(dump, "param", weight, "updated")
-    stepped = dump.find("step", "param", weight)
-    if start is None or end is None or stepped is None or len(ranks) == len(state.reduced):
-        return None
-    moved = laid_out(dump, stepped, weight, end, state.rounding)
-    if start.size != state.wanted.size or moved.incomparable:
-        return None
-    for rank in ranks:
-        old = state.part(start, rank)
-        is_new = rank in moved.reduced and moved.is_right(rank, moved.reduced[rank])
-        if not is_new or not _is_of(state, state.reduced[rank], old) or _is_of(state, state.wanted_of(rank), old):
-            return None
-    where = named_ranks(ranks, MAX_LISTED)
-    sentence = f"on {where} the optimizer's state follows the weight from before the step, and the weight is right"
-    return Why(sentence, StateOfOldWeight())
-
-
-def _is_of(state: Compared, values: NDArray[np.float64], old: NDArray[np.float64]) -> bool:
-    """Whether numbers are a weight's, times a number, as far as rounding allows."""
-    factor = factor_of(values, old) if np.count_nonzero(old) >= FEW else None
-    return factor is not None and state.near(values, factor * old)
-
-
-def _state_of_parts(state: Compared) -> Why | None:
-    """Return that each rank has statistics of its own part, if their mean or sum over ranks is the right state."""
-    axes = tuple(state.copies_differ_along)
-    for op in ("avg", "sum") if axes and state.wanted.size > 1 else ():
-        values = state.over(axes, op)
-        if values and all(state.is_right(rank, value) for rank, value in values.items()):
-            along = " and ".join(axes)
-            sentence = f"each rank along {along} has its own state; the {op} over {along} is the unsharded model's"
-            return Why(sentence, StateOfParts(along, op))
-    return None
-
-
-def _scaled_state(evidence: Evidence, state: Compared) -> Why | None:
-    """Return that every rank's state is one multiple of the unsharded model's."""
-    factors = factors_of(state) if np.count_nonzero(state.wanted) >= FEW and np.ptp(state.wanted) else {}
-    if not factors or abs(next(iter(factors.values())) - 1) <= EXPLAINED_UPDATE:
-        return None
-    first, *others = map(number, factors.values())
-    if any(other != first for other in others):
-        return None
-    is_square = _power(evidence, state) == 2
-    of_gradient = {rank: abs(factor) ** 0.5 if is_square else factor for rank, factor in factors.items()}
-    of = "the root of the optimizer's state" if is_square else "the optimizer's state"
-    times = f"the optimizer's state is {first} times the unsharded model's on every rank"
-    return by_norm_of_copies(list(evidence.gradients.values()), of_gradient, of) or Why(times, ScaledState())
-
-
-def _power(evidence: Evidence, state: Compared) -> int:
-    """Return the power of the gradient that the unsharded model's state is a multiple of; 0 if it is none.
-
-    Such a state started from zeros, so nothing was loaded.
-    """
-    whole = whole_of(evidence.dump, "grad", weight_of("optim", state.name))
-    if whole is None or whole.size != state.wanted.size or np.count_nonzero(whole) < FEW:
-        return 0
-    whole = whole.reshape(state.wanted.shape)
-    return next((power for power in (1, 2) if factor_to(state.wanted, whole**power) is not None), 0)

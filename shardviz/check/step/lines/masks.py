@@ -1,0 +1,196 @@
+"""Masks and biases of attention that are made for other queries or keys than those that they meet.
+
+Under context parallelism a rank has some of the queries, and keys come in the order in which they are gathered. Scores
+are numbers of their own, so they say which queries and keys they are of: the unsharded model's mask has a part for
+these. Any other mask is wrong, and so is what it is made of, back to the positions that are counted in another order.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby, islice, product
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.check.step.lines.exchanges import COPIES
+from shardviz.check.step.lines.fault import Fault, at, fault_at, place_of, reached
+from shardviz.explain.step.own_rows import MisplacedMask
+from shardviz.relate.tolerance import STEP
+from shardviz.text import listed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from shardviz.check.step.lines.calls import Call, Lines, Value
+    from shardviz.check.step.lines.states import States
+
+    Array = NDArray[np.float64]
+    Places = tuple[list[int], list[int]]
+    """Where the last two dims of a rank's scores stand in the whole: its queries, and its keys."""
+
+MASKING = ("masked_fill", "masked_fill_", "where", "add", "add_", "iadd", "sub", "mul")
+"""Functions that give scores a mask or a bias."""
+
+ATTENTION = "scaled_dot_product_attention"
+
+MAX_LEADS = 64
+"""Batch rows and heads of the whole in which those of a rank are looked for."""
+
+MAX_CALLS = 16
+"""Of more calls that may mask scores the first are looked at."""
+
+MAX_LISTED = 4
+
+
+def mask_fault(lines: Lines, states: States, calls: Sequence[Call]) -> Fault | None:
+    """Return the line of the positions by which scores of other queries or keys are masked; None without proof.
+
+    Args:
+        lines: The calls of the module.
+        states: What ranks have of their tensors.
+        calls: Those whose results are no part of the unsharded model's.
+    """
+    masking = (call for call in calls if call.first.function == ATTENTION or _is_of_scores(lines, call))
+    return next(filter(None, (_fault_of(lines, states, call) for call in islice(masking, MAX_CALLS))), None)
+
+
+def _fault_of(lines: Lines, states: States, call: Call) -> Fault | None:
+    places, mask = _places_of_call(lines, states, call)
+    maker = lines.producer(mask) if mask is not None and _is_unlike(lines, states, mask, places) else None
+    if mask is None or maker is None:
+        return None
+    while before := next((value for value in maker.inputs if _is_unlike(lines, states, value, places)), None):
+        earlier = lines.producer(before)
+        if earlier is None:
+            break
+        maker = earlier
+    rank = next(rank for rank in places if _is_like(lines, states, mask, rank, places[rank]) is False)
+    of, taken = _taken(lines, states, mask, rank, places[rank])
+    has = f"rank {rank} masks {of} {spans(places[rank][of == 'keys'])} of the whole"
+    takes = f"the mask takes them as {spans(taken)}" if taken else "the mask isn't that of these"
+    sentence = f"{reached(maker)} is the first wrong line: {has}, and {takes}"
+    applies = f"{at(call.line, maker.line)} applies the mask"
+    cause = MisplacedMask(place_of(maker.line), place_of(call.line), of)
+    return fault_at(maker, f"{sentence}; {applies}", cause)
+
+
+def _is_of_scores(lines: Lines, call: Call) -> bool:
+    """Whether a call masks what a softmax is taken of."""
+    waiting, seen = [call], {call}
+    while waiting:
+        current = waiting.pop()
+        if "softmax" in current.first.function:
+            return True
+        if current.first.function in (*MASKING, *COPIES):
+            readers = [reader for value in current.outputs for reader in lines.readers(value) if reader not in seen]
+            waiting += readers
+            seen.update(readers)
+    return False
+
+
+def _places_of_call(lines: Lines, states: States, call: Call) -> tuple[dict[int, Places], Value | None]:
+    """Return each rank's queries and keys of a call that masks scores, with the mask; empty if they aren't certain."""
+    if call.first.function == ATTENTION and len(call.inputs) == 4:
+        queries, keys = (_places(lines, states, value) for value in call.inputs[:2])
+        return {rank: (queries[rank][0], keys[rank][0]) for rank in queries if rank in keys}, call.inputs[3]
+    if call.first.function not in MASKING or len(call.inputs) < 2:
+        return {}, None
+    by_variety = sorted(call.inputs, key=lambda value: -_variety(states, value))
+    return _places(lines, states, by_variety[0]), by_variety[1]
+
+
+def _variety(states: States, value: Value) -> int:
+    """Return how many different numbers the first rank has of a tensor."""
+    return max((len(np.unique(array)) for array in list(states.held(value).values())[:1]), default=0)
+
+
+def _places(lines: Lines, states: States, value: Value) -> dict[int, Places]:
+    """Return where the last two dims of a tensor stand in the whole on every rank; empty if that isn't certain."""
+    whole, held = _whole(lines, states, value), states.held(value)
+    if whole is None or whole.ndim < 2 or any(array.ndim != whole.ndim or not array.size for array in held.values()):
+        return {}
+    leads = whole.reshape(-1, *whole.shape[-2:])[:MAX_LEADS]
+    found = {
+        rank: next(filter(None, (_places_in(lead, array[(0,) * (array.ndim - 2)]) for lead in leads)), None)
+        for rank, array in held.items()
+    }
+    return {rank: places for rank, places in found.items() if places is not None} if all(found.values()) else {}
+
+
+def _places_in(whole: Array, held: Array) -> Places | None:
+    """Return which rows and columns of a matrix another one has, each number of which stands once in the matrix."""
+    if not (np.abs(whole - held[0, 0]) <= STEP * float(np.abs(whole).max())).any():
+        return None
+    order = np.argsort(whole, axis=None)
+    numbers = whole.ravel()[order]
+    above = np.searchsorted(numbers, held).clip(0, numbers.size - 1)
+    below = (above - 1).clip(0)
+    at = order[np.where(np.abs(numbers[below] - held) < np.abs(numbers[above] - held), below, above)]
+    rows = [int(np.bincount(row).argmax()) for row in at // whole.shape[1]]
+    columns = [int(np.bincount(column).argmax()) for column in (at % whole.shape[1]).T]
+    is_part = len({*rows}) == len(rows) and len({*columns}) == len(columns)
+    return (rows, columns) if is_part and _is_near(held, whole[np.ix_(rows, columns)]) else None
+
+
+def _is_near(held: Array, due: Array) -> bool:
+    """Whether two arrays are equal but for rounding; infinite numbers are, where both have them."""
+    largest = float(np.max(np.abs(due), initial=0.0, where=np.isfinite(due)))
+    return held.shape == due.shape and bool(np.isclose(held, due, rtol=0.0, atol=STEP * largest).all())
+
+
+def _is_unlike(lines: Lines, states: States, value: Value, places: Mapping[int, Places]) -> bool:
+    """Whether a tensor is not that of the queries and keys that some rank has."""
+    return any(_is_like(lines, states, value, rank, places[rank]) is False for rank in places)
+
+
+def _is_like(lines: Lines, states: States, value: Value, rank: int, places: Places) -> bool | None:
+    """Whether a rank's tensor is that of some queries and keys; None if it has neither, or isn't compared."""
+    whole, held = _whole(lines, states, value), states.held(value).get(rank)
+    parts = [] if whole is None or held is None else list(_parts(whole, held.shape, places))
+    return any(_is_near(held, part) for part in parts) if parts and held is not None else None
+
+
+def _parts(whole: Array, shape: Sequence[int], places: Places) -> Iterator[Array]:
+    """Yield what some queries and keys have of a tensor, for each way in which its dims may be of them by their sizes.
+
+    The last dim is one of keys, and the one before of queries, if the sizes allow that.
+    """
+    if len(shape) != whole.ndim or tuple(shape[:-2]) != whole.shape[:-2]:
+        return
+    ways: list[list[list[int] | None]] = []
+    for size, whole_size in zip(shape, whole.shape, strict=True):
+        of_size = [numbers for numbers in places if len(numbers) == size > 1 and max(numbers) < whole_size]
+        ways.append([*of_size] if of_size else [None] if size == whole_size else [])
+    if len(ways) > 1 and all(numbers in ways[dim] for dim, numbers in zip((-2, -1), places, strict=True)):
+        ways[-2:] = [[numbers] for numbers in places]
+    for way in product(*ways):
+        part = whole
+        for dim, numbers in enumerate(way):
+            part = part if numbers is None else part.take(numbers, dim)
+        if any(numbers is not None for numbers in way):
+            yield part
+
+
+def _taken(lines: Lines, states: States, mask: Value, rank: int, places: Places) -> tuple[str, list[int]]:
+    """Return whether the mask is made for other queries or keys, and for which; empty if for none in a usual order."""
+    for queries, keys in product(_orders(places[0]), _orders(places[1])):
+        if _is_like(lines, states, mask, rank, (queries, keys)):
+            return ("keys", keys) if keys != places[1] else ("queries", queries)
+    return "keys", []
+
+
+def _orders(numbers: list[int]) -> Iterator[list[int]]:
+    """Yield some positions, and other ones that as many may be taken for: in order, and counted from 0."""
+    yield from (numbers, sorted(numbers), [*range(len(numbers))])
+
+
+def _whole(lines: Lines, states: States, value: Value) -> Array | None:
+    return states.whole(lines.wanted[value]) if value in lines.wanted else None
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """Write positions in their order: `0-3, 12-15 and 4-11`."""
+    runs = [[number for _, number in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
+    return listed([f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs], MAX_LISTED)

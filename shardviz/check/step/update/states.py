@@ -1,0 +1,200 @@
+"""Why a state of the optimizer differs after the step.
+
+A state may be of another rank or in another order, as it was loaded, or start from zeros: what the gradient adds in the
+step is the same in all cases, so what is left says what it started from. A factor, each rank's own statistics or an old
+weight come from what the optimizer computed in the step.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.check.step.comparison import laid_out, weight_of, whole_of
+from shardviz.check.step.update.reasons import (
+    MAX_LISTED,
+    Why,
+    by_norm_of_copies,
+    by_own_norms,
+    factor_to,
+    factors_of,
+    shown,
+)
+from shardviz.explain.checkpoints.states import (
+    StateInAnotherOrder,
+    StateNotLoaded,
+    StateOfAnotherRank,
+    UnexplainedState,
+)
+from shardviz.explain.step.update import RankDependentStep, ScaledState, StateOfOldWeight, StateOfParts
+from shardviz.explain.templates import number
+from shardviz.relate.factors import factor_of
+from shardviz.relate.tolerance import EXPLAINED_UPDATE, FEW
+from shardviz.text import listed, named_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from shardviz.check.step.comparison import Compared
+    from shardviz.check.step.evidence import Evidence
+    from shardviz.dump.dump import Dump
+
+
+def why_state(evidence: Evidence, state: Compared, ranks: Sequence[int]) -> Why | None:
+    """Return why an optimizer's state differs after the step; None if no rule explains it."""
+    return _of_another_order(state, ranks) or _why_computed(evidence, state, ranks) or _why_loaded(evidence.dump, state)
+
+
+def _why_computed(evidence: Evidence, state: Compared, ranks: Sequence[int]) -> Why | None:
+    """Return why the optimizer computed a different state on some ranks; None if no rule explains it."""
+    return _of_old_weight(evidence, state, ranks) or _state_of_parts(state) or _scaled_state(evidence, state)
+
+
+def unexplained_state(evidence: Evidence, state: Compared) -> UnexplainedState:
+    """Return what is known of a state that no rule explains."""
+    return UnexplainedState(" and ".join(state.copies_differ_along), "zeros" if _power(evidence, state) else "")
+
+
+def _of_old_weight(evidence: Evidence, state: Compared, ranks: Sequence[int]) -> Why | None:
+    """Return that a state which follows its weight has the weight from before the step, on ranks that got it later."""
+    dump, weight = evidence.dump, state.name.rpartition(".")[0]
+    start, end = whole_of(dump, "param", weight), whole_of(dump, "param", weight, "updated")
+    stepped = dump.find("step", "param", weight)
+    if start is None or end is None or stepped is None or len(ranks) == len(state.reduced):
+        return None
+    moved = laid_out(dump, stepped, weight, end, state.rounding)
+    if start.size != state.wanted.size or moved.incomparable:
+        return None
+    for rank in ranks:
+        old = state.part(start, rank)
+        is_new = rank in moved.reduced and moved.is_right(rank, moved.reduced[rank])
+        if not is_new or not _is_of(state, state.reduced[rank], old) or _is_of(state, state.wanted_of(rank), old):
+            return None
+    where = named_ranks(ranks, MAX_LISTED)
+    sentence = f"on {where} the optimizer's state follows the weight from before the step, and the weight is right"
+    return Why(sentence, StateOfOldWeight())
+
+
+def _is_of(state: Compared, values: NDArray[np.float64], old: NDArray[np.float64]) -> bool:
+    """Whether numbers are a weight's, times a number, as far as rounding allows."""
+    factor = factor_of(values, old) if np.count_nonzero(old) >= FEW else None
+    return factor is not None and state.near(values, factor * old)
+
+
+def _state_of_parts(state: Compared) -> Why | None:
+    """Return that each rank has statistics of its own part, if their mean or sum over ranks is the right state."""
+    axes = tuple(state.copies_differ_along)
+    for op in ("avg", "sum") if axes and state.wanted.size > 1 else ():
+        values = state.over(axes, op)
+        if values and all(state.is_right(rank, value) for rank, value in values.items()):
+            along = " and ".join(axes)
+            sentence = f"each rank along {along} has its own state; the {op} over {along} is the unsharded model's"
+            return Why(sentence, StateOfParts(along, op))
+    return None
+
+
+def _scaled_state(evidence: Evidence, state: Compared) -> Why | None:
+    """Return that every rank's state is a multiple of the unsharded model's."""
+    factors = factors_of(state) if np.count_nonzero(state.wanted) >= FEW and np.ptp(state.wanted) else {}
+    if all(abs(factor - 1) <= EXPLAINED_UPDATE for factor in factors.values()):
+        return None
+    is_square = _power(evidence, state) == 2
+    of_gradient = {rank: abs(factor) ** 0.5 if is_square else factor for rank, factor in factors.items()}
+    first, *others = map(number, factors.values())
+    if any(other != first for other in others):
+        if any(np.count_nonzero(state.wanted_of(rank)) < 2 for rank in factors):
+            return None
+        update = np.sqrt(np.abs(state.wanted)) if is_square else state.wanted
+        sentence = f"ranks have other multiples of the unsharded model's state: {shown(factors)}"
+        why = by_own_norms(evidence, state, update, of_gradient, sentence)
+        return why or Why(sentence, RankDependentStep(state.name.rpartition(".")[2]))
+    of = "the root of the optimizer's state" if is_square else "the optimizer's state"
+    times = f"the optimizer's state is {first} times the unsharded model's on every rank"
+    return by_norm_of_copies(list(evidence.gradients.values()), of_gradient, of) or Why(times, ScaledState())
+
+
+def _power(evidence: Evidence, state: Compared) -> int:
+    """Return the power of the gradient that the unsharded model's state is a multiple of; 0 if it is none.
+
+    Such a state started from zeros, so nothing was loaded.
+    """
+    whole = whole_of(evidence.dump, "grad", weight_of("optim", state.name))
+    if whole is None or whole.size != state.wanted.size or np.count_nonzero(whole) < FEW:
+        return 0
+    whole = whole.reshape(state.wanted.shape)
+    return next((power for power in (1, 2) if factor_to(state.wanted, whole**power) is not None), 0)
+
+
+def _why_loaded(dump: Dump, comparison: Compared) -> Why | None:
+    """Return why an optimizer's state differs after the step, if it shows what it started from."""
+    whole = whole_of(dump, "grad", weight_of("optim", comparison.name))
+    if whole is None or whole.size != comparison.wanted.size:
+        return None
+    for added in (whole, whole**2):
+        parts = {rank: comparison.part(added, rank) for rank in comparison.reduced}
+        if _are_multiples(comparison, parts):
+            of_zeros = "the optimizer's state is what the first step leaves that starts from zeros"
+            return Why(f"{of_zeros}; the unsharded model's is not", StateNotLoaded())
+        if others := _from_others(comparison, parts):
+            return of_others(others)
+    return None
+
+
+def _are_multiples(comparison: Compared, parts: Mapping[int, NDArray[np.float64]]) -> bool:
+    """Whether all ranks' state is one multiple of what a step adds, and the wanted state is not a multiple."""
+    got = np.concatenate([comparison.reduced[rank].ravel() for rank in parts])
+    expected = np.concatenate([comparison.wanted_of(rank).ravel() for rank in parts])
+    added = np.concatenate([part.ravel() for part in parts.values()])
+    if np.count_nonzero(added) < FEW or not np.any(got):
+        return False
+    return factor_to(got, added) is not None and factor_to(expected, added) is None
+
+
+def _from_others(comparison: Compared, parts: Mapping[int, NDArray[np.float64]]) -> dict[int, int]:
+    """Return for each wrong rank the rank from whose part of the state it started; empty if one has none."""
+    owners: dict[int, int] = {}
+    for rank in comparison.wrong:
+        owner = next((other for other in parts if _is_from(comparison, parts, rank, other)), None)
+        if owner is None:
+            return {}
+        owners[rank] = owner
+    return owners
+
+
+def _is_from(comparison: Compared, parts: Mapping[int, NDArray[np.float64]], rank: int, source: int) -> bool:
+    """Whether a rank's state is another's, but for what the two ranks' own gradients add to it.
+
+    States that began as zeros differ by nothing else, so they tell nothing.
+    """
+    got, expected = comparison.reduced[rank], comparison.wanted_of(source)
+    if comparison.regions[rank] == comparison.regions[source] or got.shape != expected.shape or got.size < FEW:
+        return False
+    off, added, due = got - expected, parts[rank] - parts[source], comparison.wanted_of(rank) - expected
+    return bool(np.any(added)) and factor_to(off, added) is not None and factor_to(due, added) is None
+
+
+def _of_another_order(comparison: Compared, ranks: Sequence[int]) -> Why | None:
+    """Return why ranks have the numbers of their own part of a state at other places; None if they have not."""
+    parts = [(comparison.reduced[rank].ravel(), comparison.wanted_of(rank).ravel()) for rank in ranks]
+    if any(got.size < 2 or not comparison.near(np.sort(got), np.sort(due)) for got, due in parts):
+        return None
+    got, expected = parts[0]
+    moved = int(np.count_nonzero(np.abs(got - expected) > comparison.tolerance))
+    return Why(
+        f"the optimizer's state is in a different order within its part: {moved:,} of {got.size:,} elements of rank "
+        f"{ranks[0]} are out of place",
+        StateInAnotherOrder(),
+    )
+
+
+def of_others(others: Mapping[int, int]) -> Why:
+    """Return why ranks have the state of other ranks."""
+    pairs = listed((f"rank {rank} has that of rank {other}" for rank, other in others.items()), MAX_LISTED)
+    if len(set(others.values())) == 1:
+        first = next(iter(others.values()))
+        sentence = f"the optimizer's state is of the same part on every rank, rank {first}'s"
+        return Why(sentence, StateOfAnotherRank(is_one=True))
+    return Why(f"the optimizer's state is of the part of another rank: {pairs}", StateOfAnotherRank())
