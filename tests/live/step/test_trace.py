@@ -4,9 +4,10 @@ from dataclasses import replace
 
 from shardviz import probe_files
 from shardviz.check.step.trace.step_judge import judge
+from shardviz.check.step.trace.traces import read_trace
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
-from shardviz.dump.write import prepare_folder
+from shardviz.dump.write import TRACE_FOLDER, prepare_folder
 from shardviz.layout.mesh import parse_mesh
 from shardviz.live.job import ProbeJob
 from tests.bugs.case import HEAD
@@ -69,7 +70,8 @@ def test_kept_values_are_judged_again_as_the_ranks_were_told_and_others_are_remo
     mesh = parse_mesh("tp=2", None)
     job = ProbeJob.of(probe_files.find(str(probe)), mesh, folder)
     standing.run(replace(job, keeps_evidence=True))
-    dump, options = dump_of(read_files(folder)), {"parts": 1, "dim": 0, "is_pipeline": False, "is_forward": False}
+    dump, counts = dump_of(read_files(folder)), read_trace(folder / "unsharded" / TRACE_FOLDER).ranks[0].counts
+    options = {"counts": counts, "dim": 0, "is_pipeline": False, "is_forward": False}
     again = judge(folder, folder / "unsharded", mesh, **options).answer()
     assert again.points == {rank: record.trace for rank, record in dump.files.ranks.items()}
     assert "odd" in {point.state for point in again.points[0]}

@@ -165,7 +165,7 @@ def _given_wrong(finding: Finding, lines: Lines, fault: Fault) -> Finding:
     around = lines.module.rpartition(".")[0]
     placed = replace(finding, sentence=fault.sentence, details=(finding.sentence,), module=around)
     is_open = isinstance(finding.explanation, (*OPEN, UngatheredKeys))
-    return placed.because(UnexplainedInput(lines.module)) if is_open else finding
+    return placed.because(UnexplainedInput(lines.module or "the model")) if is_open else finding
 
 
 def _not_read(dump: Dump) -> Iterator[NotChecked]:
