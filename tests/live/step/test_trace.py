@@ -45,6 +45,35 @@ def parallelize(model, mesh):
 
 """
 )
+SKIPPED = """
+BATCH_AXES = ("dp",)
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers, self.head = nn.ModuleList(nn.Linear(8, 8) for _ in range(3)), nn.Linear(8, 2)
+        self.depth = 3
+
+    def forward(self, x):
+        for layer in self.layers[: self.depth]:
+            x = layer(x)
+        return self.head(x)
+
+
+def build():
+    return Model()
+
+
+def batch():
+    return torch.randn(8, 8)
+
+
+def parallelize(model, mesh):
+    model.depth = 3
+    fully_shard(model, mesh=mesh)
+
+"""
 
 
 def test_a_sum_that_is_taken_again_in_backward_is_found_where_it_is(tmp_path):
@@ -77,3 +106,10 @@ def test_kept_values_are_judged_again_as_the_ranks_were_told_and_others_are_remo
     assert "odd" in {point.state for point in again.points[0]}
     standing.run(replace(job, folder=prepare_folder(folder, force=True)))
     assert {file.suffix for file in folder.iterdir()} == {".json", ".safetensors"}
+
+
+def test_a_layer_that_no_rank_calls_is_named(tmp_path):
+    wrong = SKIPPED.replace("model.depth = 3\n    fully", "model.depth = 2\n    fully")
+    (finding,) = report_of(HEAD + wrong, "dp=2", tmp_path).findings
+    assert finding.cause == "No rank calls layers.2, so head is given the input of layers.2"
+    assert not report_of(HEAD + SKIPPED, "dp=2").findings

@@ -45,6 +45,7 @@ from shardviz.explain.step.modules import (
     AveragedForward,
     RepeatedForwardSum,
     ScaledBetweenModules,
+    SkippedModule,
     StatisticsOfPart,
     UnexplainedBetweenModules,
     UnexplainedInput,
@@ -106,6 +107,8 @@ def module_to_open(finding: Finding) -> str | None:
 
     `STEP` stands for the step around the model.
     """
+    if isinstance(finding.explanation, SkippedModule):
+        return None  # no line has what is missing
     if isinstance(finding.explanation, UnexplainedBetweenModules):
         return finding.module.rpartition(".")[0]
     if isinstance(finding.explanation, UngatheredKeys):
