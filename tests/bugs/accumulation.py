@@ -25,6 +25,23 @@ def step(model, rows, mesh):
 '''
 )
 
+FACTORED = (
+    ACCUMULATED.replace("torch.tanh(self.up(x))", "torch.tanh(self.up(x)) * self.factor").replace(
+        "self.up = ", "self.factor = 1.0\n        self.up = "
+    )
+    + """
+def parallelize(model, mesh):
+    model.factor = 1.0
+
+"""
+)
+
+PARTED_LOSS = """
+def loss(model, rows):
+    return sum(model(part).square().mean() for part in rows.chunk(PARTS)) / PARTS
+
+"""
+
 STRIDED = (
     DATA_PARALLEL
     + '''
@@ -126,6 +143,26 @@ CASES = (
         ((".square().mean() / PARTS", ".square().mean()"), ("return total", "return total / PARTS")),
         ("wrong-scale",),
         ("4 times", "micro-batch"),
+    ),
+    Bug(
+        "a wrong factor in every micro-batch",
+        "dp=2",
+        FACTORED,
+        (("model.factor = 1.0", "model.factor = 1.01"),),
+        ("wrong-value", "wrong-scale"),
+        ("self.factor)` is the first wrong line", "1.01 times"),
+        ("is given another input",),
+        with_lines=True,
+    ),
+    Bug(
+        "a wrong factor in every micro-batch, of which the unsharded model's loss has as many",
+        "dp=2",
+        FACTORED + PARTED_LOSS,
+        (("model.factor = 1.0", "model.factor = 1.01"),),
+        ("wrong-value", "wrong-scale"),
+        ("self.factor)` is the first wrong line", "1.01 times"),
+        ("is given another input",),
+        with_lines=True,
     ),
     Bug(
         "gradients zeroed before every micro-batch",

@@ -223,6 +223,7 @@ def test_gradients_that_nobody_sums_are_found(mesh):
     model(torch.full((1, 2), 1.0 + distributed.get_rank())).sum().backward()
     text = text_of(assert_reduced, model)
     assert text.startswith("weight: the gradient differs along dp: rank 0 and rank 1 differ by up to 1\n")
+    assert "copy the result back: grad.copy_(result)" in text
     distributed.all_reduce(model.weight.grad)
     assert_reduced(model)
 
@@ -237,9 +238,9 @@ def test_a_gradient_that_differs_on_a_rank_while_the_others_agree_names_that_ran
     assert text.startswith("weight: the gradient differs along dp: rank 2 by up to 0.5, and all other copies agree\n")
     assert "changes the gradient on rank 2 alone" in text
     model.weight.grad = torch.ones(2, 2) * (distributed.get_rank() == 2)  # as of an expert that no other rank uses
-    assert "wraps this parameter" in text_of(assert_reduced, model)
+    assert "wraps the parameter, so your own code must reduce .grad" in text_of(assert_reduced, model)
     model.weight.grad = torch.ones(2, 2) * (distributed.get_rank() // 2)  # no side has more
-    assert "wraps this parameter" in text_of(assert_reduced, model)
+    assert "wraps the parameter, so your own code must reduce .grad" in text_of(assert_reduced, model)
 
 
 @spmd(mesh={"dp": 2, "tp": 2})

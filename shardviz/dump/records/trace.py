@@ -84,6 +84,8 @@ class PointRecord(Record, frozen=True):
         added: What an `odd` output has too often: `input`, or a module within, whose output it is; of an input's
             gradient, the module beside it whose output's gradient is in it too often; else empty.
         times: How many times too often, -1 if it is not there at all.
+        skipped: A module that no rank calls: an `odd` input is what the unsharded model gives it, or it alone reads the
+            output whose gradient is `odd`; else empty.
     """
 
     module: str
@@ -99,6 +101,7 @@ class PointRecord(Record, frozen=True):
     scale: float = 1.0
     added: str = ""
     times: Annotated[int, Meta(ge=-MAX_NUMBER, le=MAX_NUMBER)] = 0
+    skipped: str = ""
 
 
 class KeptRecord(Record, frozen=True):

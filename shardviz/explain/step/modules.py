@@ -123,6 +123,27 @@ class UnexplainedInput(Cause):
     how = "look at the code that calls {module:called}: at the order of rows, micro-batches and stages"
 
 
+class SkippedModule(Cause):
+    """No rank calls a module that the unsharded model calls.
+
+    A number of layers is divided by the stages and rounded down, two stages' ranges leave a gap, or a loop ends too
+    early. What comes next is given the skipped module's input. Residual layers keep the shape, so nothing raises.
+
+    Attributes:
+        module: The module.
+        reader: The module that is given its input; empty if none is.
+    """
+
+    module: str
+    reader: str = ""
+    kinds = ("wrong-value",)
+    why = "No rank calls {module:called}{reader:?, so {reader:called} is given the input of {module:called}}"
+    how = (
+        "call {module:called} on one rank, and the next module on its output; if stages share the layers, give "
+        "{module:called} to a stage: torch.arange(layers).tensor_split(stages) leaves none out"
+    )
+
+
 class LayerOnTwoStages(Cause):
     """Two stages of a pipeline both run a layer.
 

@@ -35,6 +35,11 @@ WRAPPER_OFF: Mapping[str, tuple[str, str]] = {
         "set_requires_all_reduce(False) or no_sync()",
         "call set_requires_gradient_sync(True) and set_requires_all_reduce(True) before the last backward",
     ),
+    "own_code": (
+        "Nothing in this model wraps the parameter, so your own code must reduce .grad, and no reduced value is in it",
+        "pass .grad itself to all_reduce, or copy the result back: grad.copy_(result), since a flat bucket from "
+        "torch.cat is a copy; if DDP wraps the model, pass the DDP model to the assertion",
+    ),
 }
 """Why a wrapper does not reduce what it was given, and what lets it."""
 
@@ -53,7 +58,7 @@ class GradientNotReduced(Cause):
         ratio: The reduced gradient, divided by the right one.
         rest: Why the gradient is still wrong after the reduction.
         wrapper: What should reduce it over these axes by itself; empty if that is not known; `alone` if its wrapper
-            has a group of one rank.
+            has a group of one rank; `own_code` if nothing in the model that was looked at wraps it.
         style: The entry of a plan that lets its module be parallelized; `none` if nothing that wraps it reduces over
             axes whose ranks have the same batch; empty if DDP or FSDP can.
         part: How a rank's own part of the gradient is had, if it is a DTensor, which torch.distributed doesn't take.
@@ -65,7 +70,7 @@ class GradientNotReduced(Cause):
     other_axis: str = ""
     ratio: Fraction = Fraction(1)
     rest: Cause | None = None
-    wrapper: Literal["", "ddp", "no_sync", "fsdp", "bypassed", "unfrozen", "none", "alone"] = ""
+    wrapper: Literal["", "ddp", "no_sync", "fsdp", "bypassed", "unfrozen", "none", "alone", "own_code"] = ""
     style: str = ""
     part: Literal["", ".to_local()"] = ""
     kinds = ("unreduced-gradient",)
@@ -109,7 +114,9 @@ class GradientNotReduced(Cause):
     @property
     def is_settled(self) -> bool:
         """Whether the reduction cannot run over a group of one rank, or is known to."""
-        return self.rest is not None or self.is_by_wrapper or self.wrapper in ("none", "alone")
+        may_be_split = self.wrapper == "own_code" and bool(self.other_axis)
+        is_known = (self.is_by_wrapper and not may_be_split) or self.wrapper in ("none", "alone")
+        return self.rest is not None or is_known
 
     @property
     def is_alone(self) -> bool:

@@ -457,18 +457,20 @@ class RowsOfPeers(Cause):
     Attributes:
         module: The first module whose weights the ranks share.
         axis: The axis along which they do.
+        is_only_axis: Whether all ranks are along the axis, so that no axis is left to number a sampler by.
     """
 
     module: str
     axis: str
+    is_only_axis: bool = False
     kinds = ("wrong-value",)
     why = (
         "Ranks along {axis} are given different rows of the batch, and {axis} also splits the features of "
         "{module:called}: the parts that belong together are of different rows"
     )
     how = (
-        "give all ranks along {axis} the same rows: number the sampler by the other axes alone, num_replicas=dp.size() "
-        "and rank=dp.get_local_rank()"
+        "give all ranks along {axis} the same rows: {is_only_axis:?DistributedSampler(num_replicas=1, rank=0), or no "
+        "such sampler|number the sampler by the other axes alone, num_replicas=dp.size() and rank=dp.get_local_rank()}"
     )
 
 

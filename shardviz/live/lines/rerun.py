@@ -63,6 +63,7 @@ class Again:
         alone: The probe's own step on a mesh of this rank alone: it runs the sharded step's lines on whole tensors.
         with_gradients: Whether the first two have the same loss.
         is_of_parts: Whether the unsharded model is stepped on parts of the batch, one after the other.
+        by_calls: Steps the unsharded model, each call on the rows of the sharded model's; None if that cannot be.
     """
 
     probe: ModuleType
@@ -71,6 +72,7 @@ class Again:
     alone: Side
     with_gradients: bool = True
     is_of_parts: bool = False
+    by_calls: Callable[[nn.Module, Any], str] | None = None
 
     def add_lines(self, capture: Capture, module: str) -> None:
         """Record the calls inside of a module, or around the model. Every rank calls this."""
@@ -78,8 +80,8 @@ class Again:
             _, why = attempted(lambda: self._add_step(capture), "lines around the model")
             if why:
                 capture.lines = [lines for lines in capture.lines if lines.module != STEP]
-        elif not self.is_of_parts:
-            self._add_module(capture, module)
+        elif self.by_calls is not None:
+            self._add_module(capture, module, self.by_calls)
 
     def _add_step(self, capture: Capture) -> None:
         """Record the calls of the loss, of the step and of the optimizer."""
@@ -114,23 +116,26 @@ class Again:
             why = side.update(model, recorder)
         return recorder, why
 
-    def _add_module(self, capture: Capture, module: str) -> None:
+    def _add_module(self, capture: Capture, module: str, step_unsharded: Callable[[nn.Module, Any], str]) -> None:
         """Record the calls inside of a module.
 
         Args:
             capture: This rank's.
             module: The module's name; empty for the model itself. Of torch's own modules the one around them is taken,
                 which has lines of the user's.
+            step_unsharded: Steps the unsharded model.
         """
         whole_model, asked_module = self.unsharded.build(), module
         module = with_own_lines(whole_model, module)
+        if any(lines.module == module for lines in capture.lines):
+            return
         model = self.sharded.build()
         with recording(model, module) as recorder:
             why = self.sharded.step(model, self.probe)
         add_values(capture, module, recorder, "step")
         capture.lines.append(record_of(module, asked_module, recorder, why=why))
         with recording(whole_model, module) as whole:
-            self.unsharded.step(whole_model, self.probe)
+            step_unsharded(whole_model, self.probe)
         if capture.rank == 0:
             add_values(capture, module, whole, "reference", with_gradients=self.with_gradients)
             capture.lines.append(record_of(module, asked_module, whole, is_unsharded=True))

@@ -12,6 +12,7 @@ import torch
 from shardviz.errors import ProbeError
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.compat import local_of
+from shardviz.live.step.running import tensors_in
 from shardviz.relate.tolerance import SINGLE
 
 if TYPE_CHECKING:
@@ -183,6 +184,29 @@ def part_of(batch: Batch, number: int, parts: int, dim: int = 0) -> Batch:
         each(element, lambda tensor: tensor.chunk(parts, dim)[number] if has_dim(tensor, dim) else tensor)
         for element in batch
     )
+
+
+def in_turns(batch: Batch, parts: int, turns: int) -> Batch | None:
+    """Reorder a batch's rows: each of its micro-batches then has the same micro-batch of every part.
+
+    Args:
+        batch: The batch.
+        parts: The number of equal parts of its rows.
+        turns: How many micro-batches the batch is cut into, and each part.
+
+    Returns:
+        The batch; None if a micro-batch of a part has no whole number of rows.
+    """
+    sizes = [len(tensor) for tensor in tensors_in(batch) if tensor.ndim]
+    if turns > 1 and any(size % (parts * turns) for size in sizes):
+        return None
+
+    def dealt(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.ndim:
+            return tensor
+        return tensor.reshape(parts, turns, -1, *tensor.shape[1:]).transpose(0, 1).flatten(0, 2)
+
+    return tuple(each(element, dealt) for element in batch) if turns > 1 else batch
 
 
 def as_written(batch: Batch) -> Any:

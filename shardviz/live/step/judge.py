@@ -117,7 +117,7 @@ class Judge:
             self.on.job.folder,
             whole,
             self.on.job.mesh,
-            parts=reference.parts,
+            counts={name: reference.num_calls(name) for name in reference.step.observation.trace.calls},
             dim=reference.dim,
             is_pipeline=bool(getattr(self.on.probe, "STAGE_AXES", ())),
             is_forward=reference.has_own_loss,
@@ -165,10 +165,14 @@ class Judge:
         for local in outputs_in(self.step.observation.trace):
             place, count = Place(local.name, 0, "output", 0), reference.num_calls(local.name)
             whole = values_at(reference.step.observation.trace, place, count, reference.dim) if count else None
+            is_first_part = len(self.step.observation.trace.calls[local.name]) != count
+            if is_first_part and count and not hasattr(self.on.probe, "STAGE_AXES"):
+                joined = values_at(self.step.observation.trace, place, count)
+                is_first_part = joined is None
+                local = local if joined is None else replace(local, values=joined, claim=None)
             if whole is None or (local.claim is not None and local.shape == whole.shape):
                 outputs.append(local)
                 continue
-            is_first_part = len(self.step.observation.trace.calls[local.name]) != count
             placements = None if is_first_part else answer.layouts.get(place)
             if placements is not None:
                 outputs.append(replace(local, shape=tuple(whole.shape), claim=(self.on.job.mesh, placements)))

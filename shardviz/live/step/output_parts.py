@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from shardviz.live.capture.locals import Local
-from shardviz.live.step.return_values import are_parts_of, joined, named_calls, numbers_of
+from shardviz.live.step.return_values import joined, named_calls, numbers_of
 from shardviz.relate.tolerance import ELEMENT, EXACT, ROUNDINGS_OF_ONE
 
 if TYPE_CHECKING:
@@ -105,14 +105,8 @@ def is_loss(parts: Sequence[torch.Tensor], loss: torch.Tensor, near: float) -> b
 
 
 def num_runs(reference: UnshardedStep) -> int:
-    """Return how often the unsharded model ran on the whole batch, or on each part of it.
-
-    Runs that returned the batch's rows in turn are one.
-    """
-    calls, sizes = reference.step.returned, reference.step.sizes
-    calls = calls[: len(calls) // reference.parts]
-    rows = sizes[0] // reference.parts if sizes else 0
-    return 1 if are_parts_of(calls, rows) else len(calls)
+    """Return how often the unsharded model ran on the whole batch, or on each part of it."""
+    return len(reference.step.returned) // reference.parts // reference.turns
 
 
 def wanted_outputs(reference: UnshardedStep) -> dict[str, Wanted]:

@@ -42,7 +42,7 @@ from shardviz.live.step.read_buffers import read_buffers
 from shardviz.live.step.step import calls, gradients, has_last_stage, loss_of, results, sharded_step, stages_of
 from shardviz.live.step.trace.noise import noise_of
 from shardviz.live.step.trace.replay import add_replayed
-from shardviz.live.step.unsharded.by_parts import gradients_of_loss_terms, gradients_of_micro_batches
+from shardviz.live.step.unsharded.by_parts import gradients_of_loss_terms, gradients_of_micro_batches, micro_batches
 from shardviz.live.step.unsharded.late_weights import drawn_after_sharding, load
 from shardviz.live.step.unsharded.probe_loss import with_own_loss
 from shardviz.live.step.unsharded.step import reference_of, stepped
@@ -167,7 +167,7 @@ class ProbeStep:
         if step is None:
             return Failed(failed)
         with judging(self.on, step, before, partial(self._tensors, model)) as judge:
-            reference = reference.compared_with(step, judge.answer)
+            reference = reference.compared_with(step, judge.answer).in_turns_of(step)
             reference = with_own_loss(self.on.probe, step, reference, judge.answer)
             self._note(*reference.notes)
             if reference.is_called_otherwise:
@@ -183,7 +183,8 @@ class ProbeStep:
         )
         held, differs, is_alone = self._compare(model, step, reference, setting)
         if answer.wrong or differs:
-            self.on.again = self._again(built, local_batch, setting, reference, is_alone=is_alone)
+            by_calls = micro_batches(step, reference, setting)
+            self.on.again = self._again(built, local_batch, setting, reference, by_calls, is_alone=is_alone)
         if not reference.training:
             self._add_training(local_batch, setting.axes, reference, built, held)
             self._add_masks(local_batch, setting.batch, built)
@@ -195,11 +196,14 @@ class ProbeStep:
         local_batch: Batch,
         setting: Setting,
         reference: UnshardedStep,
+        by_calls: tuple[Batch, int] | None,
         *,
         is_alone: bool,
     ) -> Again:
         """Return what runs both steps once more, from the same weights and the same seeds."""
         probe, alone = self.on.probe, mesh_of_one_rank(self.on.device_mesh)
+        batch, parts = by_calls or (setting.batch, 1)
+        is_of_parts = reference.parts > 1 and not reference.is_mean_of_means
 
         @one_process()
         def built_alone() -> nn.Module:
@@ -207,7 +211,7 @@ class ProbeStep:
 
         @one_process()
         def step_alone(model: nn.Module, recorded: Any) -> str:
-            sharded_step(recorded, model, setting.batch, alone)
+            sharded_step(recorded, model, batch if parts == 1 else setting.batch, alone)
             return ""
 
         @one_process()
@@ -218,7 +222,11 @@ class ProbeStep:
             return attempted(lambda: self._stepped(model, recorder, self.on.device_mesh), "lines of the optimizer")[1]
 
         def step_unsharded(model: nn.Module, recorded: Any) -> str:
-            stepped(recorded, model, setting.batch)
+            stepped(recorded, model, batch if parts == 1 else setting.batch)
+            return ""
+
+        def call_unsharded(model: nn.Module, recorded: Any) -> str:
+            stepped(recorded, model, batch, parts)
             return ""
 
         def side(build: Callable[[], nn.Module], step: Callable[[nn.Module, Any], str], update: Any) -> Side:
@@ -234,7 +242,8 @@ class ProbeStep:
             side(lambda: reference.mode(setting.build()), step_unsharded, update_alone if is_alone else update),
             side(built_alone, step_alone, update_alone),
             not reference.has_own_loss,
-            is_of_parts=reference.parts > 1 and not reference.is_mean_of_means,
+            is_of_parts=is_of_parts or (by_calls is None and reference.turns > 1),
+            by_calls=None if is_of_parts or by_calls is None else call_unsharded,
         )
 
     def _stepped(self, model: nn.Module, recorder: StepRecorder, mesh: DeviceMesh) -> str:

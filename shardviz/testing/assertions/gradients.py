@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from shardviz.check.step.comparison import apart_text, laid_out, number, rounding_of
 from shardviz.check.values.copies import copies_of
@@ -12,6 +12,7 @@ from shardviz.explain.testing.assertions import OddGradients
 from shardviz.layout.notation import write
 from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.capture.meshes import plain_mesh
+from shardviz.live.claims.wrappers import reducing
 from shardviz.live.step.step import gradients
 from shardviz.relate.values import farthest
 from shardviz.testing.assertions.message import ShardAssertionError
@@ -19,6 +20,8 @@ from shardviz.testing.assertions.subjects import device_mesh_of, gather
 from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -69,7 +72,8 @@ def check_reduced(model: nn.Module, axis: str | None, mesh: DeviceMesh | None) -
                 capture.add_values(local, "step")
 
     values = gather(add_dense, device_mesh)
-    return values, [finding for tensor in values.tensors for finding in _findings(values, tensor, axis)]
+    wrapped = {name for record in reducing(model) for name in record.names}
+    return values, [finding for tensor in values.tensors for finding in _findings(values, tensor, axis, wrapped)]
 
 
 def _differing_names(tensor: Tensor) -> list[int]:
@@ -80,17 +84,17 @@ def _differing_names(tensor: Tensor) -> list[int]:
     ]
 
 
-def _findings(dump: Dump, tensor: Tensor, axis: str | None) -> list[Finding]:
+def _findings(dump: Dump, tensor: Tensor, axis: str | None, wrapped: Collection[str]) -> list[Finding]:
     rounding = rounding_of(dump)
     findings = []
     for name in tensor.names:
         comparison = laid_out(dump, tensor, name, whole_values(dump, tensor, name), rounding)
         if axes := tuple(along for along in comparison.copies_differ_along if axis in (None, along)):
-            findings.append(_finding(comparison, axes))
+            findings.append(_finding(comparison, axes, is_wrapped=name in wrapped))
     return findings
 
 
-def _finding(comparison: Compared, differing: tuple[str, ...]) -> Finding:
+def _finding(comparison: Compared, differing: tuple[str, ...], *, is_wrapped: bool) -> Finding:
     """Return the finding for copies that differ; whether sum or mean is right isn't known."""
     axes = " and ".join(differing)
     claimed = write(comparison.claimed, equal=True) if comparison.claimed else ""
@@ -112,7 +116,9 @@ def _finding(comparison: Compared, differing: tuple[str, ...]) -> Finding:
         rank for first, second, apart in neighbors if not apart <= comparison.tolerance for rank in (first, second)
     }
     others = next((axis for axis in comparison.mesh.axes if axis not in differing), "")
-    return GradientNotReduced(differing, other_axis="" if comparison.claimed else others).finding(
+    is_labeled = bool(comparison.claimed)
+    wrapper: Literal["", "own_code"] = "" if is_wrapped or is_labeled else "own_code"
+    return GradientNotReduced(differing, other_axis="" if is_labeled else others, wrapper=wrapper).finding(
         comparison.name,
         tuple(sorted(ranks)),
         f"the gradient differs along {axes}: {apart_text(low, high, worst)}",

@@ -44,3 +44,33 @@ def test_measured_noise_says_how_far_a_point_may_be_off_at_most_and_on_the_whole
     assert judged(dict.fromkeys(MESH.ranks, one_off), noise=noise).state[0] == "right"
     assert judged(dict.fromkeys(MESH.ranks, all_off), noise=noise).layout is None
     assert judged(dict.fromkeys(MESH.ranks, one_off)).state[0] == "odd", "without noise, float64 is exact"
+
+
+def skipped_in(**calls):
+    """Judge ranks that lack calls of the whole; return what each place says that no rank calls.
+
+    Args:
+        calls: What ranks are given, by module.
+    """
+    stages = [WHOLE * number for number in (1, 2, 3)]
+    places = {Place(name, 0, "input", 0): values for name, values in zip(("a", "b", "c"), stages, strict=True)}
+    whole = {place: point(values) for place, values in places.items()}
+    ranks = {rank: {Place(name, 0, "input", 0): point(values) for name, values in calls.items()} for rank in MESH.ranks}
+    return {record.module: record.skipped for record in Judging(whole, ranks, MESH).records(0) if record.skipped}
+
+
+def test_a_module_that_no_rank_calls_is_named_where_its_input_goes():
+    assert skipped_in(a=WHOLE, c=2 * WHOLE) == {"c": "b"}
+    assert not skipped_in(a=WHOLE, c=5 * WHOLE), "that is not its input"
+    assert not skipped_in(a=WHOLE, b=3 * WHOLE, c=2 * WHOLE), "ranks call it"
+    assert not skipped_in(a=WHOLE, c=3 * WHOLE), "what ranks call in its place is right"
+
+
+def test_a_module_that_no_rank_calls_is_named_at_the_gradient_of_what_it_alone_reads():
+    given, back, read = OUT._replace(module="last", what="input"), OUT._replace(what="gradient of output"), WHOLE * 2
+    whole = {OUT: point(WHOLE), given: point(WHOLE), back: point(read)}
+    own = {OUT: point(WHOLE), back: point(WHOLE**2)}
+    by_fused = own | {given._replace(module="fused"): point(WHOLE)}
+    for points, skipped in ((own, "last"), (by_fused, "")):
+        records = Judging(whole, dict.fromkeys(MESH.ranks, points), MESH).records(0)
+        assert [record.skipped for record in records if record.what == back.what] == [skipped]

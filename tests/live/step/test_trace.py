@@ -4,9 +4,10 @@ from dataclasses import replace
 
 from shardviz import probe_files
 from shardviz.check.step.trace.step_judge import judge
+from shardviz.check.step.trace.traces import read_trace
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
-from shardviz.dump.write import prepare_folder
+from shardviz.dump.write import TRACE_FOLDER, prepare_folder
 from shardviz.layout.mesh import parse_mesh
 from shardviz.live.job import ProbeJob
 from tests.bugs.case import HEAD
@@ -44,6 +45,35 @@ def parallelize(model, mesh):
 
 """
 )
+SKIPPED = """
+BATCH_AXES = ("dp",)
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers, self.head = nn.ModuleList(nn.Linear(8, 8) for _ in range(3)), nn.Linear(8, 2)
+        self.depth = 3
+
+    def forward(self, x):
+        for layer in self.layers[: self.depth]:
+            x = layer(x)
+        return self.head(x)
+
+
+def build():
+    return Model()
+
+
+def batch():
+    return torch.randn(8, 8)
+
+
+def parallelize(model, mesh):
+    model.depth = 3
+    fully_shard(model, mesh=mesh)
+
+"""
 
 
 def test_a_sum_that_is_taken_again_in_backward_is_found_where_it_is(tmp_path):
@@ -69,9 +99,17 @@ def test_kept_values_are_judged_again_as_the_ranks_were_told_and_others_are_remo
     mesh = parse_mesh("tp=2", None)
     job = ProbeJob.of(probe_files.find(str(probe)), mesh, folder)
     standing.run(replace(job, keeps_evidence=True))
-    dump, options = dump_of(read_files(folder)), {"parts": 1, "dim": 0, "is_pipeline": False, "is_forward": False}
+    dump, counts = dump_of(read_files(folder)), read_trace(folder / "unsharded" / TRACE_FOLDER).ranks[0].counts
+    options = {"counts": counts, "dim": 0, "is_pipeline": False, "is_forward": False}
     again = judge(folder, folder / "unsharded", mesh, **options).answer()
     assert again.points == {rank: record.trace for rank, record in dump.files.ranks.items()}
     assert "odd" in {point.state for point in again.points[0]}
     standing.run(replace(job, folder=prepare_folder(folder, force=True)))
     assert {file.suffix for file in folder.iterdir()} == {".json", ".safetensors"}
+
+
+def test_a_layer_that_no_rank_calls_is_named(tmp_path):
+    wrong = SKIPPED.replace("model.depth = 3\n    fully", "model.depth = 2\n    fully")
+    (finding,) = report_of(HEAD + wrong, "dp=2", tmp_path).findings
+    assert finding.cause == "No rank calls layers.2, so head is given the input of layers.2"
+    assert not report_of(HEAD + SKIPPED, "dp=2").findings

@@ -15,6 +15,7 @@ from shardviz.check.ranks import without_trace
 from shardviz.check.report import NotChecked, grouped, ranks_by_name
 from shardviz.check.step.comparison import compared
 from shardviz.check.step.jobs.assembly import JobEvidence, Weights, assembled, findings_on
+from shardviz.check.step.jobs.peers import rows_of_peers
 from shardviz.check.step.jobs.starts import Rows, belongings_of, by_name, farthest_weights, other_weights, rows_of
 from shardviz.check.step.jobs.whole_job import WholeJob, chosen, mesh_of_job
 from shardviz.check.step.lines.naming import module_to_open, with_lines
@@ -134,7 +135,9 @@ def _compare(reference: WholeJob, job: WholeJob) -> Attempt:
         return Attempt(StepDifference((departure,), num_equal, farthest, allowed, dtypes, (), WEIGHTS, is_of_jobs=True))
     rows = _rows_of(reference, job)
     if rows.problem:
-        departure = departure_for(rows.cause, "batch", "", f"{job.name}: {rows.problem}")
+        peers = rows_of_peers(reference, job, parts, belongings)
+        told = f"; ranks along {peers.axis} were given different rows" if peers is not None else ""
+        departure = departure_for(peers or rows.cause, "batch", "", f"{job.name}: {rows.problem}{told}")
         return Attempt(StepDifference((departure,), num_weights, agreement=WEIGHTS, is_of_jobs=True))
     records = (record for each in (reference, job) for record in each.job.dump.files.ranks.values())
     reasons = dict.fromkeys(why for record in records for _, why in record.not_checked)

@@ -47,6 +47,7 @@ from shardviz.explain.step.modules import (
     AveragedForward,
     RepeatedForwardSum,
     ScaledBetweenModules,
+    SkippedModule,
     StatisticsOfPart,
     UnexplainedBetweenModules,
     UnexplainedInput,
@@ -111,6 +112,8 @@ def module_to_open(finding: Finding) -> str | None:
 
     `STEP` stands for the step around the model.
     """
+    if isinstance(finding.explanation, SkippedModule):
+        return None  # no line has what is missing
     if isinstance(finding.explanation, UnexplainedBetweenModules):
         return finding.module.rpartition(".")[0]
     if isinstance(finding.explanation, UngatheredKeys):
@@ -170,7 +173,7 @@ def _given_wrong(finding: Finding, lines: Lines, fault: Fault) -> Finding:
     around = lines.module.rpartition(".")[0]
     placed = replace(finding, sentence=fault.sentence, details=(finding.sentence,), module=around)
     is_open = isinstance(finding.explanation, (*OPEN, UngatheredKeys))
-    return placed.because(UnexplainedInput(lines.module)) if is_open else finding
+    return placed.because(UnexplainedInput(lines.module or "the model")) if is_open else finding
 
 
 def _not_read(dump: Dump) -> Iterator[NotChecked]:

@@ -26,6 +26,7 @@ from shardviz.check.step.rules.terms import (
     check_related,
     mixed_shards,
 )
+from shardviz.check.step.trace.divergence import is_within
 from shardviz.dump.records.trace import PointRecord, of_point
 from shardviz.errors import ShardvizError
 from shardviz.explain.step.forward import JoinedOutOfOrder
@@ -35,6 +36,7 @@ from shardviz.explain.step.modules import (
     RepeatedForwardSum,
     ScaledBetweenModules,
     ScaledByMicroBatches,
+    SkippedModule,
     UnlikeLayers,
 )
 from shardviz.explain.step.sums import RepeatedTerm, TermLeftOut
@@ -66,6 +68,8 @@ if TYPE_CHECKING:
 
 def cause_of(evidence: Evidence, calls: Calls, first: Divergence) -> Finding | None:
     """Return what a rule says of the first wrong values; None if none explains them."""
+    if (skipped := check_skipped(evidence, first)) is not None:
+        return skipped
     for comparison in compared_at(evidence, calls, first):
         if comparison.incomparable or not comparison.wrong:
             continue
@@ -87,6 +91,22 @@ def cause_of(evidence: Evidence, calls: Calls, first: Divergence) -> Finding | N
         or _given_out_of_order(first)
         or check_rows_of_peers(evidence, first)
     )
+
+
+def check_skipped(evidence: Evidence, first: Divergence) -> Finding | None:
+    """Return the finding if no rank calls a module whose input the first wrong module is given, or lacks it behind it.
+
+    Code may use the weights of a module without a call: their gradients show it.
+    """
+    skipped = first.point.skipped if first.point is not None else ""
+    if first.point is None or not skipped:
+        return None
+    is_forward = first.point.what == "input"
+    if not is_forward and any(is_within(name, skipped) for name in evidence.gradients):
+        return None
+    reader = (first.before or first.point.module) if is_forward else ""
+    sentence = f"{reader} is given the input of {skipped}" if is_forward else f"nothing calls {skipped}"
+    return SkippedModule(skipped, reader).finding(first.module, tuple(sorted(first.call.points)), sentence)
 
 
 def check_rows_of_peers(evidence: Evidence, first: Divergence) -> Finding | None:

@@ -301,13 +301,23 @@ BAD: tuple[State, ...] = ("odd", "repeated", "none")
 
 def first_in_backward(calls: Calls) -> Divergence | None:
     """Return the first divergence of a step in backward; None if the gradients of activations are right."""
-    return _cut(calls) or (_descended(calls) or _between_calls(calls) if _begins_right(calls) else None)
+    cut = _cut(calls)
+    if cut is not None or not _begins_right(calls):
+        return cut or _behind_skipped(calls)
+    return _descended(calls) or _between_calls(calls)
 
 
 def _begins_right(calls: Calls) -> bool:
     """Whether the gradient that backward begins with is the unsharded model's; else there is nothing to go by."""
     with_output = [call for call in calls.in_order if call.state(OUTPUT) is not None]
     return bool(with_output) and with_output[-1].is_good(OUTPUT)
+
+
+def _behind_skipped(calls: Calls) -> Divergence | None:
+    """Return the last call if its output goes to no module, and the unsharded model has one there."""
+    call = next((call for call in reversed(calls.in_order) if call.state(OUTPUT) is not None), None)
+    point = call.point(OUTPUT, "odd") if call is not None else None
+    return Divergence("backward", "between", call, point) if call is not None and point and point.skipped else None
 
 
 def _cut(calls: Calls) -> Divergence | None:

@@ -20,7 +20,7 @@ import numpy as np
 
 from shardviz.check.step.trace.divergence import NUMBER, enclosing, is_within
 from shardviz.check.step.trace.traces import float_of, in_both
-from shardviz.dump.records.trace import PointRecord
+from shardviz.dump.records.trace import Place, PointRecord
 from shardviz.layout.candidates import placements_of, shared_placements
 from shardviz.layout.layout import Layout
 from shardviz.layout.notation import write
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.check.step.trace.traces import Kept, Point
-    from shardviz.dump.records.trace import Place, State
+    from shardviz.dump.records.trace import State
     from shardviz.layout.candidates import Placements
     from shardviz.layout.mesh import Mesh
     from shardviz.layout.region import Region
@@ -270,7 +270,36 @@ class Judging:
             judgment.near if has_noise else 0.0,
             self.scale(place, rank),
             *(self._added(place, rank) if is_wrong and judgment.state[rank] == "odd" else ("", 0)),
+            self._skipped(place) if is_wrong and judgment.state[rank] == "odd" else "",
         )
+
+    def _skipped(self, place: Place) -> str:
+        """Return a module that no rank calls, if it is given what ranks have here, or alone reads it; else empty."""
+        parts = {rank: own[place].values for rank, own in self.ranks.items() if place in own}
+        held = {rank: values for rank, values in parts.items() if values is not None}
+        for given in self._given_to_uncalled:
+            whole = self.whole[given].values
+            if place.what == "gradient of output" and _are_one(self.whole, given, place.forward):
+                return "" if any(self._is_read(place.forward, own) for own in self.ranks.values()) else given.module
+            if place.what != "input" or whole is None or not held or np.ptp(whole.values) == 0:
+                continue
+            if _Place(self, given, whole, held, self._near(given, whole, held, self.drift)).split() is not None:
+                return given.module
+        return ""
+
+    @cached_property
+    def _given_to_uncalled(self) -> list[Place]:
+        """The first inputs of the outermost modules that the whole calls once, and no rank."""
+        called = {place.module for own in self.ranks.values() for place in own}
+        uncalled = {place.module: None for place in self.whole if place.module and place.module not in called}
+        outermost = [name for name in uncalled if not any(outer in uncalled for outer in enclosing(name))]
+        twice = {place.module for place in self.whole if place.call}
+        given = (Place(name, 0, "input", 0) for name in outermost if name not in twice)
+        return [place for place in given if place in self.whole]
+
+    def _is_read(self, place: Place, points: Mapping[Place, Point]) -> bool:
+        """Whether a module on a rank is given the tensor at a place."""
+        return any(other.what == "input" and _are_one(points, place, other) for other in points)
 
     def _added(self, place: Place, rank: int) -> tuple[str, int]:
         """Return the term that a value has too often, and how often (-1: it lacks it).

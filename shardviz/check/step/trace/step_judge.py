@@ -35,7 +35,7 @@ MAX_REPLAYED = 1 << 21
 
 
 def judge(
-    folder: Path, whole: Path, mesh: Mesh, *, parts: int, dim: int, is_pipeline: bool, is_forward: bool
+    folder: Path, whole: Path, mesh: Mesh, *, counts: Mapping[str, int], dim: int, is_pipeline: bool, is_forward: bool
 ) -> StepJudge:
     """Judge the step whose values ranks have written.
 
@@ -44,14 +44,13 @@ def judge(
         whole: Where rank 0 wrote what the unsharded model had; in a folder in it what that had from weights and batch
             that were moved by a rounding, if the step is in narrow numbers.
         mesh: The ranks' mesh.
-        parts: The number of parts of the batch on which the unsharded model ran, one after the other.
+        counts: How often each module is called in one forward of the batch; its calls after that are of other parts.
         dim: The dim of the batch that was parted.
         is_pipeline: Whether a rank's model is a stage of the unsharded one, so that the model itself is no module to
             compare.
         is_forward: Whether the two have only the forward in common.
     """
     sharded, unsharded = read_trace(folder / TRACE_FOLDER), read_trace(whole / TRACE_FOLDER)
-    counts = {name: count // parts for name, count in unsharded.ranks[0].counts.items()}
     of_stages = {name: count for name, count in counts.items() if name} if is_pipeline else counts
 
     def points(trace: JobTrace) -> dict[Place, Point]:

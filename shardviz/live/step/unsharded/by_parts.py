@@ -1,4 +1,4 @@
-"""The unsharded model's gradients of every micro-batch and of every term of its loss.
+"""The unsharded model on the ranks' micro-batches, and its gradients of each and of every term of its loss.
 
 With them a check can say how often each counts. A step that runs the model several times over parts of its batch
 accumulates their gradients: micro-batch j is the j-th part of every rank's rows. A loss that is a sum, as of a cross
@@ -19,7 +19,8 @@ from shardviz.dump.records.step import of_loss_term, of_micro_batch
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.locals import local_tensors, of_tensor
 from shardviz.live.compat import one_process
-from shardviz.live.step.batch import part_of
+from shardviz.live.step.batch import in_turns, part_of
+from shardviz.live.step.return_values import are_parts_of
 from shardviz.live.step.running import tensors_in
 from shardviz.live.step.step import gradients, loss_of
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from shardviz.live.capture.locals import Local
-    from shardviz.live.step.batch import Batch
+    from shardviz.live.step.batch import Batch, Setting
     from shardviz.live.step.step import StepResult
     from shardviz.live.step.unsharded.step import UnshardedStep
 
@@ -40,6 +41,25 @@ MAX_PARTS = 16
 
 MAX_ELEMENTS = 1 << 20
 """No more elements than this are kept of all gradients of all micro-batches, nor of all terms."""
+
+
+def micro_batches(step: StepResult, reference: UnshardedStep, setting: Setting) -> tuple[Batch, int] | None:
+    """Return the batch in an order that gives each call the rows of the ranks' calls. Every rank calls this.
+
+    Returns:
+        The batch and in how many parts the unsharded model runs on it; None if no order gives it the ranks' rows.
+    """
+    in_turn = not step.returned or are_parts_of(step.returned, step.sizes[0] if step.sizes else 0)
+    of_all = of_all_ranks((len(step.observation.returned), in_turn))
+    counts, num_whole = {count for count, _ in of_all}, len(reference.step.returned) // reference.parts
+    if counts <= {num_whole, 0}:
+        turns, parts = reference.turns, 1
+    elif num_whole == len(counts) == 1 and all(in_turn for _, in_turn in of_all):
+        turns = parts = counts.pop()
+    else:
+        return None
+    batch = in_turns(setting.batch, setting.parts, turns) if turns == 1 or not setting.dim else None
+    return None if batch is None else (batch, parts)
 
 
 def gradients_of_micro_batches(

@@ -23,7 +23,8 @@ from shardviz.live.randomness import random_states
 from shardviz.live.step.batch import each, part_of
 from shardviz.live.step.clipping import agreed_clips
 from shardviz.live.step.observe import observed
-from shardviz.live.step.step import StepResult, are_in_turn, logged_by, loss_of, sizes_of
+from shardviz.live.step.return_values import are_parts_of
+from shardviz.live.step.step import StepResult, logged_by, loss_of, sizes_of
 from shardviz.live.step.trace.noise import moved, moved_tensor
 from shardviz.live.step.unsharded.probe_loss import is_weighted_mean, why_apart
 from shardviz.live.trace_modules import NONE, Followed
@@ -58,6 +59,7 @@ class UnshardedStep:
         is_mean_of_means: Whether it is the loss alone that depends on the parts, and not the outputs.
         parts: The number of parts of the batch that it ran on, one after the other.
         dim: The dim of the batch that was parted.
+        turns: How many micro-batches made up each part's rows, one run of the model for each.
         moved: The same step with weights and batch moved by its rounding; None if that was not measured.
         has_own_loss: Whether the sharded step's loss is another one, so that it has only the forward in common.
         is_called_otherwise: Whether that step calls the model with something else than the batch, too.
@@ -73,6 +75,7 @@ class UnshardedStep:
     is_mean_of_means: bool = False
     parts: int = 1
     dim: int = 0
+    turns: int = 1
     moved: UnshardedStep | None = None
     has_own_loss: bool = False
     is_called_otherwise: bool = False
@@ -99,7 +102,16 @@ class UnshardedStep:
 
     def num_calls(self, module: str) -> int:
         """Return how often a module is called in one forward of the whole batch."""
-        return len(self.step.observation.trace.calls.get(module, ())) // self.parts
+        count = len(self.step.observation.trace.calls.get(module, ())) // self.parts
+        return count if count % self.turns else count // self.turns
+
+    def in_turns_of(self, step: StepResult) -> UnshardedStep:
+        """Return the reference with its runs apart unless the sharded step's are joined. Every rank calls this."""
+        is_joined = all(of_all_ranks(step.output is None or step.runs == 1))
+        if is_joined or self.turns == 1 or self.step.output is None:
+            return self
+        output = self.step.observation.outputs[-1]
+        return replace(self, turns=1, step=replace(self.step, output=output, runs=self.turns))
 
     def once_more(
         self, step: StepResult, probe: ModuleType, build: Callable[[], nn.Module], batch: Batch
@@ -206,13 +218,15 @@ def stepped(
         for before_state, after_state in zip(states, random_states(), strict=False)
     )
     outputs = [output for output in observation.outputs if output.ndim]
-    sizes, runs = sizes_of(batch), max(len(outputs) // parts, 1)
-    runs = 1 if dim == 0 and are_in_turn(outputs[:runs], sizes_of(part_of(batch, 0, parts))) else runs
-    output = None if not outputs else torch.cat(outputs, dim) if parts > 1 or len(outputs) > runs else outputs[-1]
+    returned, sizes = tuple(observation.returned), sizes_of(part_of(batch, 0, parts, dim))
+    of_part = returned[: len(returned) // parts]
+    turns = len(of_part) if dim == 0 and sizes and are_parts_of(of_part, sizes[0]) else 1
+    runs = max(len(outputs) // parts // turns, 1)
+    output = None if not outputs else torch.cat(outputs, dim) if parts * turns > 1 else outputs[-1]
     loss = torch.stack(losses).sum()
-    logged, returned = logged_by(probe, model, batch, loss), tuple(observation.returned)
-    step = StepResult(loss, output, logged, observation, runs, sizes, returned=returned)
-    return UnshardedStep(model, before, step, draws=draws, parts=parts, dim=dim)
+    logged = logged_by(probe, model, batch, loss)
+    step = StepResult(loss, output, logged, observation, runs, sizes_of(batch), returned=returned)
+    return UnshardedStep(model, before, step, draws=draws, parts=parts, dim=dim, turns=turns)
 
 
 def _buffers_of(model: nn.Module) -> Callable[[], None]:
