@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from shardviz.dump.write import RUN_FILE, SUFFIX
+from shardviz.dump.write import RANK_FILE, RUN_FILE, SUFFIX
 from shardviz.errors import DumpError, NoDumpError
 from shardviz.text import listed, nearest, printable
 
@@ -38,6 +38,9 @@ def no_dump(folder: Path) -> DumpError:
     dumps = [printable(str(path)) for path in _dumps_in(folder)]
     if dumps:
         return DumpError(message, f"give one of the dumps in it: {listed(dumps, MOST_DUMPS)}")
+    with suppress(OSError):
+        if any(RANK_FILE.fullmatch(path.name) for path in folder.iterdir()):
+            return DumpError(f"{message}, only files of ranks", f"copy {RUN_FILE} from where the job wrote the dump")
     return NoDumpError(message, WRITES_ONE)
 
 

@@ -21,14 +21,15 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from shardviz.check.diff import Difference
+    from shardviz.notebook.dumps import DumpRun
 
 
 @concise
-def diff(before: Path | str, after: Path | str) -> DifferenceOfRuns:
+def diff(before: Path | str | DumpRun, after: Path | str | DumpRun) -> DifferenceOfRuns:
     """Compare two dumps as `shardviz diff` does: layouts, contents, findings and traced steps.
 
     Args:
-        before: The dump to compare with.
+        before: The dump to compare with, or what `shardviz.load` gave of it.
         after: The dump that may have changed.
 
     Raises:
@@ -41,7 +42,8 @@ def diff(before: Path | str, after: Path | str) -> DifferenceOfRuns:
         >>> bool(difference), difference.to_json()["changes"][0]["tensor"]
         (True, 'weight')
     """
-    paths = Path(before).expanduser(), Path(after).expanduser()
+    sides = (side if isinstance(side, Path | str) else side.path for side in (before, after))
+    paths = [Path(side).expanduser() for side in sides]
     first, second = (dump_of(read_files(path, strict=False)) for path in paths)
     names = " and ".join(path.resolve().name for path in paths)
     return DifferenceOfRuns(names, compare(first, second, plans=sizes_beside(first.files, second.files)))

@@ -130,7 +130,7 @@ def test_a_rank_without_a_file_is_not_said_to_hold_what_it_claims(tmp_path: Path
     (files / "rank_00001.json").unlink()
     dump = dump_of(read_files(files))
     picture = svg(of_tensor(dump, dump.tensors[0], "w"))
-    assert "? as claimed, but rank 1 left no file" in texts(picture)
+    assert "? as claimed, but rank 1 left no file that can be read" in texts(picture)
     assert "do not hold what they claim" not in picture
 
 

@@ -408,3 +408,10 @@ def test_a_dump_in_which_nothing_was_checked_is_not_clean(mesh, shard_dump):
 def test_without_ranks_there_is_nothing_to_compare():
     with pytest.raises(ShardvizError, match="mark the test with @spmd"):
         assert_layout(nn.Linear(1, 1), "[*]")
+
+
+@spmd(mesh={"dp": 2})
+def test_large_copies_of_which_a_dump_has_digests_alone_are_compared(mesh):
+    torch.manual_seed(mesh.get_local_rank("dp"))
+    text = text_of(assert_replicated, nn.Linear(32, 32), axis="dp")
+    assert "2 tensors, such as bias: copies differ along dp" in text

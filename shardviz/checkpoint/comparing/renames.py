@@ -73,4 +73,5 @@ def rename_notes(pairs: Iterable[Pair]) -> list[str]:
     if (lost and new) or 2 * count <= len(names):
         return []
     has = f"the second has {printable(new)}" if new else f"the first has {printable(lost)}"
-    return [f"names: {has} in {count:,} of {counted(len(names), 'name')}; a load by name needs equal names"]
+    compared = f"{counted(len(names), 'name')} by which tensors are compared"
+    return [f"names: {has} in {count:,} of {compared}; a load by name needs equal names"]

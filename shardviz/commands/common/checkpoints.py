@@ -217,6 +217,7 @@ def _save_map(path: Path, comparison: Comparison, sides: tuple[Path, Path]) -> N
         path.write_text("".join(f"{line}\n" for line in lines))
     except OSError as error:
         raise ShardvizError(f"cannot write {path}: {error.strerror}", "give another file") from error
+    talk(f"wrote the map to {printable(str(path))}")
 
 
 def _side(path: Path) -> Checkpoint | Job:

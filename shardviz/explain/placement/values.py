@@ -192,8 +192,9 @@ class BrokenTie(Cause):
         "broke the tie{was_tied:?|, or the names were never tied}"
     )
     how = (
-        "tie them{was_tied:? again} after the model is sharded{was_tied:?, or shard the module that owns both as one "
-        "unit}: model.{is_one:?{tensor}|NAME} = model.{tied_to}{is_one:?|, for each NAME of {tensor}}"
+        "tie them{was_tied:? again} after the model is sharded: model.{is_one:?{tensor}|NAME} = model.{tied_to}"
+        "{is_one:?|, for each NAME of {tensor}}; with FSDP2 tie them before, and give both modules to one "
+        "fully_shard([...])"
     )
     references = ("foundation-model-stack#331",)
 

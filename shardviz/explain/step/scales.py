@@ -34,8 +34,8 @@ class ScaledBackward(Cause):
             "(gradient_accumulation_steps)|}}|}"
         ),
         (
-            "{elements:?The loss has the factor, too: it is {is_larger:?a sum where the other job's is a mean|a mean "
-            "where the other job's is a sum}, over {elements} elements|}"
+            "{elements:?If the loss has the factor, too, it is {is_larger:?a sum where the other job's is a mean|a "
+            "mean where the other job's is a sum}, over {elements} elements|}"
         ),
         (
             "Backward runs on {factor:times} the returned loss: {runs:?a weight{is_larger:? or a loss scale}|"

@@ -87,7 +87,8 @@ def _side_lines(title: str, layout: Layout | None, subject: Subject, terminal: T
 def as_claimed(subject: Subject) -> str:
     """Say that every known rank holds its claim; with a finding, only that places are right."""
     text = "placed as claimed" if subject.findings else "as claimed"
-    return f"{text}, but {ranks_in_words(subject.silent, MOST_RANKS)} left no file" if subject.silent else text
+    silent = ranks_in_words(subject.silent, MOST_RANKS)
+    return f"{text}, but {silent} left no file that can be read" if subject.silent else text
 
 
 def picture_lines(subject: Subject, terminal: Terminal) -> list[Text]:

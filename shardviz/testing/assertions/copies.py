@@ -13,7 +13,7 @@ from shardviz.check.values.storage import check_ties
 from shardviz.dump.dump import Dump, dump_of
 from shardviz.dump.find import hint_at_name
 from shardviz.dump.records.tensors import Stamp
-from shardviz.errors import ShardvizError
+from shardviz.errors import DumpError, ShardvizError
 from shardviz.explain.finding import Finding
 from shardviz.explain.placement.values import BrokenTie, RankDependentSeed
 from shardviz.explain.step.sums import GradientNotReduced
@@ -106,9 +106,12 @@ def _is_of_seeds(finding: Finding) -> bool:
 
 
 def _are_near(finding: Finding) -> bool:
-    """Whether copies differ by less than what they have in common."""
+    """Whether copies are known to differ by less than what they have in common; large ones have digests alone."""
     (pair,) = finding.pairs
-    sides = ((pair.wanted_of(rank), pair.held_of(rank)) for rank in finding.ranks if rank in pair.ranks)
+    try:
+        sides = [(pair.wanted_of(rank), pair.held_of(rank)) for rank in finding.ranks if rank in pair.ranks]
+    except DumpError:
+        return False
     return all(wanted is not None and norm(held - wanted) < NEAR * norm(wanted) for wanted, held in sides)
 
 

@@ -374,12 +374,13 @@ def _starts(held: NDArray[np.float64], whole: NDArray[np.float64], dim: int) -> 
     if len(whole) > MAX_LENGTH or held.shape[1:] != whole.shape[1:] or not held.size:
         return []
     near = SINGLE * float(np.max(np.abs(whole)))
-    return [
-        start
-        for start in range(len(whole) - len(held) + 1)
-        if np.all(np.abs(whole[start] - held[0]) <= near)
-        and np.all(np.abs(whole[start : start + len(held)] - held) <= near)
-    ]
+    with np.errstate(invalid="ignore"):  # of a mask of infinities
+        return [
+            start
+            for start in range(len(whole) - len(held) + 1)
+            if np.all(np.abs(whole[start] - held[0]) <= near)
+            and np.all(np.abs(whole[start : start + len(held)] - held) <= near)
+        ]
 
 
 def _due(states: States, layout: Layout, length: int) -> dict[int, int] | None:
