@@ -222,11 +222,11 @@ def main() -> None:
     room = store.Room(ROOM)
     with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:
         for at, (name, step) in enumerate(
-            chain(wrapped(), unread(), reduced(), casts(), called(), odd(), unreduced(), rounded(), gathered())
+            chain(wrapped(), unread(), reduced(), casts(), called(), odd(), rounded(), gathered())
         ):
             room.add(name, ("check", "{0}"), [store.files_of(step.write(Path(folder, f"{at}.shardviz")))])
         room.keep(chosen(judge_room(room), MOST_ALIKE, role_of))
-        for at, (name, step) in enumerate(measured()):
+        for at, (name, step) in enumerate(chain(unreduced(), measured())):
             room.add(name, ("check", "{0}"), [store.files_of(step.write(Path(folder, f"m{at}.shardviz")))])
     record(room)
 
