@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 LARGEST = 320_000
 """Bytes of both that are compared."""
 BEFORE_THE_STEP = "test_a_step_before_the_traced_one_is_told_from_other_weights"
+OF_STAGES = "a tied weight on two stages"
 STEP = re.compile(r"::test_a_(right|silent)\w+\[(.*)\] step")
 """The names of cases that are a step with its trace, and the unsharded model's."""
 
@@ -119,6 +120,9 @@ def main() -> None:
         room.add_content(bug, ("diff", "{0}", "{1}"), turned)
         if at % 3 == 0:
             room.add_content(f"{bug}, in float16", ("diff", "{0}", "{1}"), [in_float16(files) for files in turned])
+    of_stages = [case for name, case in bugs.cases.items() if OF_STAGES in name and name.endswith(" step")]
+    both = [{path: bugs.blobs[digest] for path, digest in case.inputs[1].items()} for case in of_stages]
+    room.add_content("two pipelines", ("diff", "{0}", "{1}"), both)
     for name, contents in with_settings(store.load("jobs")):
         room.add_content(name, ("diff", "{0}", "{1}"), contents)
     record(room)
