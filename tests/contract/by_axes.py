@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from msgspec import structs
 
+from shardviz.checkpoint.comparing.scales import ROWS
 from shardviz.dump.read import read_files
 from shardviz.dump.records.files import RankRecord
 from shardviz.dump.write import write_rank
@@ -316,6 +317,20 @@ def quantized() -> Iterator[tuple[str, bytes, bytes]]:
             yield f"{wide} in {coded} by {what}, {name} of {kind}, {slip}", file({"w": (wide, first)}), file(second)
 
 
+def quantized_in_parts() -> Iterator[tuple[str, bytes, bytes]]:
+    """Yield weights in eight bits with scales that are too large to be compared at once, right and with a slip."""
+    values = np.resize(np.random.default_rng(7).standard_normal(37), (ROWS // 1024 + 4, 1024))
+    values *= 1 + np.arange(len(values))[:, None] // 100
+    for what, block in (("rows", (1, 1024)), ("blocks", (128, 128))):
+        first, exact = cast(values, "BF16")
+        scales, spread = scales_of(exact, "F8_E4M3", block, "F32")
+        codes = cast(exact / spread, "F8_E4M3")[0]
+        for slip in ("right", "one value"):
+            codes[-2, 5] ^= 0x11 * (slip == "one value")
+            second = file({"w": ("F8_E4M3", codes), "w_scale": ("F32", scales)})
+            yield f"many values by {what}, {slip}", file({"w": ("BF16", first)}), second
+
+
 def whole_numbers() -> Iterator[tuple[str, bytes, bytes]]:
     """Yield whole numbers beside the same in floats, wider or narrower than they, and beside others."""
     kinds = {"I64": np.int64, "I32": np.int32, "I8": np.int8, "U8": np.uint8, "BOOL": np.bool_}
@@ -328,7 +343,7 @@ def whole_numbers() -> Iterator[tuple[str, bytes, bytes]]:
 
 def add_pairs(room: store.Room) -> None:
     """Add every pair."""
-    for name, first, second in (*pairs(), *quantized(), *whole_numbers()):
+    for name, first, second in (*pairs(), *quantized(), *quantized_in_parts(), *whole_numbers()):
         command = ("diff", "{0}.safetensors", "{1}.safetensors")
         room.add_content(name, command, [{"": first}, {"": second}])
 

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardviz.dump.records.lines import FrameRecord
-from shardviz.dump.records.step import CallRecord, CastRecord, ReductionRecord, UnreadRecord, WrapperRecord
+from shardviz.dump.records.step import CallRecord, CastRecord, NoiseRecord, ReductionRecord, UnreadRecord, WrapperRecord
 from shardviz.layout.layout import Layout
 from shardviz.layout.placements import parse_placement
 from tests.contract import store
 from tests.contract.by_step import CHANGES_OF_FIRST, Scene, Step, role_of
 from tests.contract.choosing import chosen
 from tests.contract.judge import IN_MEMORY, judge_room, record
-from tests.contract.step_changes import AVG, MESHES, S0, S1, SUM, R, each, plus, times
+from tests.contract.step_changes import AVG, MESHES, S0, S1, SHAPE, SUM, R, each, plus, times
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,6 +36,8 @@ ROOM = "noted"
 MESH = MESHES[0]
 MOST_ALIKE = 3
 LINE = FrameRecord("train.py", 7, "forward", "funcol.all_reduce(y, 'sum', group)")
+NOISES = (1e-6, 1e-5, 3e-5, 1e-4, 1e-3, 1e-2, 0.1, 0.2)
+"""How far rounding was seen to take an output: less than a step is allowed, about as much, and more."""
 EVERYONE, ALONG_DP, ALONG_TP = ((0, 1, 2, 3),), ((0, 2), (1, 3)), ((0, 1), (2, 3))
 
 
@@ -204,15 +206,28 @@ def _odd(name: str, part: Array) -> Array:
     return part * (0.0 if name == "zero" else 0.5)
 
 
+def measured() -> Iterator[tuple[str, Step]]:
+    """Yield outputs that are off by a little, beside how far one rounding of all inputs was seen to take them."""
+    for noise, times_noise, narrow in product(NOISES, (0.5, 3, 5), ((), ("bfloat16",))):
+        off = noise * times_noise * np.cos(np.arange(SHAPE[1]))
+        change = each(lambda part, off=off: part + off[: part.shape[1]])
+        step = Scene(MESH, "output", (R, S0), change, "right gradients", of_step=False).made()
+        records = (NoiseRecord("output", "output", noise, noise),)
+        step.fields = {"noise": records, "narrowed_to": narrow, "narrow_sums": narrow}
+        yield f"measured: output off by {times_noise} times {noise:g}, in {narrow or 'float32'}", step
+
+
 def main() -> None:
     """Make the room, judge it, and keep what is judged in many ways."""
     room = store.Room(ROOM)
     with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:
         for at, (name, step) in enumerate(
-            chain(wrapped(), unread(), reduced(), casts(), called(), odd(), unreduced(), rounded(), gathered())
+            chain(wrapped(), unread(), reduced(), casts(), called(), odd(), rounded(), gathered())
         ):
             room.add(name, ("check", "{0}"), [store.files_of(step.write(Path(folder, f"{at}.shardviz")))])
         room.keep(chosen(judge_room(room), MOST_ALIKE, role_of))
+        for at, (name, step) in enumerate(chain(unreduced(), measured())):
+            room.add(name, ("check", "{0}"), [store.files_of(step.write(Path(folder, f"m{at}.shardviz")))])
     record(room)
 
 
