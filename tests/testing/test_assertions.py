@@ -413,5 +413,15 @@ def test_without_ranks_there_is_nothing_to_compare():
 @spmd(mesh={"dp": 2})
 def test_large_copies_of_which_a_dump_has_digests_alone_are_compared(mesh):
     torch.manual_seed(mesh.get_local_rank("dp"))
-    text = text_of(assert_replicated, nn.Linear(32, 32), axis="dp")
+    text = text_of(assert_replicated, nn.Linear(256, 256), axis="dp")
     assert "2 tensors, such as bias: copies differ along dp" in text
+
+
+@spmd(mesh={"dp": 2})
+def test_one_element_of_a_copy_that_differs_is_not_of_another_seed(mesh):
+    torch.manual_seed(0)
+    model = nn.Linear(32, 32)
+    model.weight.data[3, 4] += 0.01 * mesh.get_local_rank("dp")
+    text = text_of(assert_replicated, model, axis="dp")
+    assert "at [3, 4] of the shard" in text
+    assert "seed" not in text

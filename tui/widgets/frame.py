@@ -181,7 +181,7 @@ def verdict_text(document: Judged | None, *, is_short: bool = False) -> Text:
         worst = document.findings[0].severity
         return Text(f"{UNICODE.of(worst)} {counted(len(document.findings), 'finding')}", verdict_style(worst))
     unchecked = document.report.not_checked
-    verdict = "unknown" if any(reason.tensor for reason in unchecked) else "good"
+    verdict = "good" if document.report.num_tensors and not any(reason.tensor for reason in unchecked) else "unknown"
     words = ["no findings", f"{len(unchecked):,} not checked"] if unchecked else ["no findings"]
     shown = words if not is_short else words[-1:] if verdict == "unknown" else words[:1]
     return Text(f"{UNICODE.of(verdict)} {', '.join(shown)}", verdict_style(verdict))

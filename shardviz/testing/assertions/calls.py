@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 AnyDump = DumpFiles | Path | str
 Made = TypeVar("Made")
 
+MOST_COMPARED = 1 << 14
+"""Elements of a copy that are compared one by one if copies differ; of larger ones only digests are."""
+
 
 def assert_clean(dump: AnyDump, *, strict: bool = False) -> None:
     """Assert that a check of a dump or a checkpoint finds nothing, as `shardviz check PATH` would report.
@@ -314,6 +317,8 @@ def _gather_values(
         check_values(locals_)
 
     def add(capture: Any) -> None:
+        if compared:
+            capture.values_limit = MOST_COMPARED
         if isinstance(subject, nn.Module):
             capture.add_ties(subject)
         for local in locals_:

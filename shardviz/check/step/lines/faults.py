@@ -1,57 +1,29 @@
 """The first wrong line of a module, forward or backward.
 
-Forward, the search begins at what the module returns and goes back to the first call whose result has no relation to
-the unsharded model's although all that it is given has one. A term of a sum is such a relation, so if a call is given
-one and its result has none, the sum is missing before it. Backward, it is the last call in forward order that is given
-right gradients and hands back a wrong one.
-
-What a rank computes with numbers of its own, such as the places of its part, need not be a part of anything, nor do
-indices into its part, and what it makes of those. It is passed over until something comparable comes of it. If that
-leaves several lines, none of them is named: it is one of those between two.
+Forward, the search (`search`) begins at what the module returns. If it leaves several lines, what calls read or
+exchange may tell which; else none of them is named: it is one of those between two. Backward, it is the last call in
+forward order that is given right gradients and hands back a wrong one.
 """
 
 from __future__ import annotations
 
-import math
-from contextlib import suppress
-from dataclasses import replace
-from itertools import combinations
 from typing import TYPE_CHECKING
 
 from shardviz.check.step.lines.backward import backward_fault
 from shardviz.check.step.lines.calls import SELECTS
 from shardviz.check.step.lines.exchanges import (
-    COPIES,
     MOVES,
-    SUMS,
     exchange_backward,
     exchange_fault,
     misplaced_fault,
     shifted_fault,
     wrong_results,
 )
-from shardviz.check.step.lines.fault import (
-    Act,
-    Fault,
-    at,
-    called,
-    fault_at,
-    given_fault,
-    place_of,
-    ratio_of_terms,
-    segments_of,
-    unsummed,
-    with_label,
-    wrong_number,
-    wrong_reduction,
-    wrong_result,
-)
+from shardviz.check.step.lines.fault import Fault, called, fault_at, with_label
 from shardviz.check.step.lines.foreign import foreign_fault, loop_fault, own_rows_fault, padding_fault, unwritten_fault
-from shardviz.check.step.lines.states import words_of
+from shardviz.check.step.lines.search import ForwardSearch, axes_in
 from shardviz.explain.step.forward import ShiftedPart
 from shardviz.explain.step.lines import (
-    DRAWS,
-    ELEMENTWISE,
     MisplacedLine,
     OtherNumber,
     SegmentsOfPart,
@@ -60,23 +32,13 @@ from shardviz.explain.step.lines import (
     WrongLines,
 )
 from shardviz.explain.step.losses import UnsummedValue
-from shardviz.relate.tolerance import EXACT, SINGLE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from shardviz.check.step.lines.calls import Call, Lines, Value
-    from shardviz.check.step.lines.states import State, States
-    from shardviz.dump.records.lines import FrameRecord
-
-DIVISIONS = ("div", "div_", "truediv", "itruediv", "true_divide", "true_divide_", "divide", "divide_")
-"""Functions of two tensors: a rank may divide its own term of a sum, but by the whole number."""
+    from shardviz.check.step.lines.states import States
 
 COUNTS = ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp")
 """Functions that go along a dim from its first element on."""
-
-ARITHMETIC = ("add", "sub", "rsub", "mul", "div", "truediv", "rtruediv", "pow", "rpow", "remainder", "clamp")
-"""Functions of a tensor and a number that is no size of their result."""
 
 
 def fault_in(lines: Lines, states: States) -> Fault | None:
@@ -93,7 +55,7 @@ def fault_in(lines: Lines, states: States) -> Fault | None:
 
 def fault_of(lines: Lines, states: States, value: Value) -> Fault | None:
     """Return the line at which one tensor goes wrong; None if it is right, or several lines could be it."""
-    state, search = states.placed(value), _Forward(lines, states)
+    state, search = states.placed(value), ForwardSearch(lines, states)
     if state.kind == "terms" and not state.op:
         return search.never_summed(value)
     fault = _narrowed(lines, states, search.blame(value)) if state.is_wrong else None
@@ -109,7 +71,7 @@ def fault_of_mean(lines: Lines, states: States, value: Value) -> Fault | None:
     sums = (made for call in makers if call.first.is_collective for made in call.outputs)
     wrong = next((made for made in sums if states.placed(made).is_wrong), None)
     if wrong is not None or not makers:
-        return None if wrong is None else _Forward(lines, states).blame(wrong)
+        return None if wrong is None else ForwardSearch(lines, states).blame(wrong)
     axis = " and ".join(states.forward(value).axes)
     return fault_at(
         makers[0], f"{called(makers[0])} gives each rank one term of a sum over {axis}", UnsummedValue(axis)
@@ -153,7 +115,7 @@ def _shifted(lines: Lines, states: States) -> Fault | None:
 
 def forward_fault(lines: Lines, states: States) -> Fault | None:
     """Return the line at which values first go wrong."""
-    search = _Forward(lines, states)
+    search = ForwardSearch(lines, states)
     returned = [value for value, _ in lines.returned]
     wrong = next((value for value in returned if states.placed(value).is_wrong), None)
     if wrong is not None:
@@ -166,7 +128,7 @@ def _unsummed_at_end(lines: Lines, states: States, returned: Value) -> Fault | N
     """Return the line whose terms a module ends with, if a hook makes what it returns of them."""
     made = lines.calls[-1].outputs if lines.calls and lines.producer(returned) is None else ()
     terms = next((value for value in made if states.placed(value).kind == "terms"), None)
-    return _Forward(lines, states).never_summed(terms) if terms is not None else None
+    return ForwardSearch(lines, states).never_summed(terms) if terms is not None else None
 
 
 def _counted_fault(lines: Lines, states: States) -> Fault | None:
@@ -182,8 +144,8 @@ def _counted_fault(lines: Lines, states: States) -> Fault | None:
         chains = given.layout.chains if given.kind == "right" and given.layout is not None else ()
         numbers = call.first.numbers.split()
         along = [chain for dim, chain in enumerate(chains) if numbers[:1] in ([str(dim)], [str(dim - len(chains))])]
-        if any(map(_axes_in, along)) and _is_exchanged(lines, states, call):
-            return _Forward(lines, states).fault_of_moved(call.outputs[0], call)
+        if any(map(axes_in, along)) and _is_exchanged(lines, states, call):
+            return ForwardSearch(lines, states).fault_of_moved(call.outputs[0], call)
     return None
 
 
@@ -198,10 +160,6 @@ def _is_exchanged(lines: Lines, states: States, call: Call) -> bool:
     return False
 
 
-def _axes_in(chain: Sequence[object]) -> list[str]:
-    return [link for link in chain if isinstance(link, str)]
-
-
 def moved_fault(lines: Lines, states: States) -> Fault | None:
     """Return the line that puts numbers in another order, which the first call that mixes them turns into others."""
     for call in lines.calls:
@@ -214,7 +172,7 @@ def moved_fault(lines: Lines, states: States) -> Fault | None:
                 moved, maker = [earlier], lines.producer(earlier)
             if maker is None or maker.first.function not in MOVES:
                 return None
-            return _Forward(lines, states).fault_of_moved(moved[0], maker)
+            return ForwardSearch(lines, states).fault_of_moved(moved[0], maker)
     return None
 
 
@@ -229,288 +187,4 @@ def _moved_before(lines: Lines, states: States, call: Call) -> Value | None:
         if value not in seen and not state.is_known and maker is not None:
             left += maker.inputs
         seen.add(value)
-    return None
-
-
-class _Forward:
-    def __init__(self, lines: Lines, states: States) -> None:
-        self.lines, self.states = lines, states
-        self._own: dict[Value, bool] = {}
-        self._leaves: list[Value] = []
-
-    def is_own(self, value: Value) -> bool:
-        """Whether a tensor need not be a part of anything: it is made with numbers of the rank's own, or of indices."""
-        if not self._own:
-            for call in self.lines.calls:  # what a call is given comes before it, so that nothing recurses deeply
-                for neighbor in (*call.inputs, *call.outputs):
-                    self._note_own(neighbor)
-        return self._note_own(value)
-
-    def _note_own(self, value: Value) -> bool:
-        if value not in self._own:
-            self._own[value] = False
-            self._own[value] = not self.states.placed(value).is_known and self._is_own(value)
-        return self._own[value]
-
-    def _is_own(self, value: Value) -> bool:
-        call = self.lines.producer(value)
-        if call is None or call.first.function.startswith("all_to_all"):
-            return True
-        if call.first.function == "all_reduce" and self.states.placed(value).is_wrong:
-            return False
-        is_moved = self.lines.is_step and call.whole is not None and call.first.function in MOVES  # labels, shifted
-        is_index = bool(call.inputs) and self.states.is_index(value) and not any(map(self.is_bad, call.inputs))
-        is_index = (is_index and not is_moved) or self._is_micro_batch(call)
-        return call.counts_by_rank or is_index or any(map(self._note_own, call.inputs))
-
-    def _is_no_index(self, value: Value) -> bool:
-        """Whether a tensor that the module is given holds numbers or a mask, and no indices."""
-        return not self.states.is_index(value) and self.lines.origin(value).startswith("input")
-
-    def _is_micro_batch(self, call: Call) -> bool:
-        """Whether a step takes parts of its batch one after the other: each has other rows than the whole's part."""
-        if not self.lines.is_step or call.first.function not in SELECTS or not call.inputs:
-            return False
-        readers = self.lines.readers(call.inputs[0])
-        alike = [
-            reader for reader in readers if (reader.place, reader.first.function) == (call.place, call.first.function)
-        ]
-        return len(call.outputs) > 1 or len(alike) > 1
-
-    def is_bad(self, value: Value) -> bool:
-        """Whether a tensor is wrong for certain."""
-        return self.states.placed(value).is_wrong and not self._note_own(value)
-
-    def blame(self, value: Value) -> Fault | None:
-        """Go back from a wrong tensor to the call that makes the first one."""
-        visited: set[Value] = set()
-        while value not in visited:
-            visited.add(value)
-            call = self.lines.producer(value)
-            if call is None:
-                return None
-            inputs, through = self._given(call)
-            unlike = [leaf for leaf in self._leaves if self.lines.is_input(leaf)]
-            unlike = [leaf for leaf in unlike if not self.states.placed(leaf).is_known]
-            if unlike:  # it arrives wrong, or is each rank's own
-                is_wrong = all(self._is_no_index(leaf) and self.states.placed(leaf).is_wrong for leaf in unlike)
-                return given_fault(call) if is_wrong else None
-            bad = [tensor for tensor in inputs if self.is_bad(tensor)]
-            if not bad:
-                return self._reads_another(call) or self._fault_of(value, call, inputs, through)
-            value = min(bad, key=self.lines.order)
-        return None
-
-    def _fault_of(self, value: Value, call: Call, inputs: Sequence[Value], through: Sequence[Call]) -> Fault:
-        """Return what is wrong with a call that is given right tensors and makes a wrong one."""
-        places = {one.place: one for one in sorted((call, *through), key=lambda one: one.order)}
-        if len(places) > 1:
-            first, *_, last = places.values()
-            is_own = not any(one.first.is_collective for one in (call, *through))
-            begins = [
-                one.first.since or one.line for one in (call, *through) if one.line.function == first.line.function
-            ]
-            begin = min(begins, key=lambda line: line.line)
-            return _between(begin, last, is_own=is_own)
-        state, terms = self.states.forward(value), [one for one in inputs if self.states.placed(one).kind == "terms"]
-        if call.first.ranks and call.first.is_collective:
-            return self._fault_of_reduction(state, call, inputs)
-        if terms and not (state.axes and self._is_summed(value)):
-            is_ratio = call.first.function in DIVISIONS and len(terms) == len(inputs)
-            return self._unsummed(terms[-1] if is_ratio else terms[0], call, state)
-        return self._fault_of_result(state, call, inputs, through)
-
-    def _fault_of_reduction(self, state: State, call: Call, inputs: Sequence[Value]) -> Fault:
-        """Return what is wrong with a reduction: it sums copies, or what is whole already, or over the wrong ranks."""
-        inner = self.states.forward(inputs[0]) if inputs else None
-        act = Act(call, inner.text if inner is not None else "", state, self._before(inputs))
-        if inner is None or inner.kind != "terms":
-            times, is_whole = len(call.first.ranks), inner is not None and inner.kind == "right"
-            is_repeated = is_whole and not state.axes and math.isclose(state.factor, times, rel_tol=EXACT)
-            return wrong_reduction(act, "", times if is_repeated else 0)
-        mesh, ranks = self.states.mesh, set(call.first.ranks)
-        others = [axis for axis in mesh.axes if mesh.axis_size(axis) > 1 and axis not in inner.axes]
-        copies = [axis for axis in others if ranks >= set(mesh.group_of(min(ranks), axis))]
-        times = math.prod(map(mesh.axis_size, copies))
-        is_of_copies = not (state.axes or inner.op) and times > 1 and math.isclose(state.factor, times, rel_tol=EXACT)
-        return wrong_reduction(act, inner.axes[0], *((times, " and ".join(copies)) if is_of_copies else ()))
-
-    def fault_of_moved(self, value: Value, call: Call) -> Fault:
-        """Return what is wrong with a call that puts right numbers in another order."""
-        inputs, through = self._given(call)
-        return self._fault_of_result(self.states.forward(value), call, inputs, through)
-
-    def _fault_of_result(self, state: State, call: Call, inputs: Sequence[Value], through: Sequence[Call]) -> Fault:
-        given = [self.states.forward(one) for one in inputs]
-        words = words_of(given) if inputs else self._draws(call)
-        of_axes = math.prod(map(self.states.mesh.axis_size, state.axes))
-        is_mean = state.op == "avg" or math.isclose(state.factor, of_axes, rel_tol=EXACT)
-        is_mean = is_mean and all(one.kind != "terms" for one in given)
-        axes = " and ".join(state.axes) if is_mean else ""
-        between = sorted(through, key=lambda one: one.order)
-        reader = next((one for one in between if one.first.is_collective), next(iter(between), None))
-        reads = reader.first.function if reader is not None else ""
-        unlike = "" if reads else self._unlike_dim(inputs, call.first.function)
-        times = state.factor if state.factor != 1 else 0
-        act = Act(call, words, state, self._before(inputs), self._sum_behind(call))
-        segments = None
-        if not (times or state.moved or reads):
-            if not unlike and (numbers := _other_number(call)) is not None:
-                return wrong_number(act, *numbers)
-            segments = segments_of(self.lines, call, given)
-        return wrong_result(act, axes, times, reads, unlike, self._split_by(given, times), segments)
-
-    def _draws(self, call: Call) -> str:
-        """Say what ranks draw random numbers from, if they draw as many as the unsharded model; else nothing."""
-        whole = self.states.whole(call.whole.outputs[0]) if call.whole is not None and call.whole.outputs else None
-        held = self.states.held(call.outputs[0]) if call.outputs and call.first.function in DRAWS else {}
-        if whole is None or not held or any(values.shape != whole.shape for values in held.values()):
-            return ""
-        is_apart = any(not (values == next(iter(held.values()))).all() for values in held.values())
-        return "a seed or generator of each rank's own" if is_apart else "a generator in another state"
-
-    def _split_by(self, given: Sequence[State], times: float) -> tuple[str, bool]:
-        """Return an axis that splits what a call is given, if a number is its size, or, with True, the root of that."""
-        splits = [axis for state in given if state.layout is not None for axis in state.layout.split_axes]
-        for is_root in (False, True) if times > 0 else ():
-            number = times**2 if is_root else times
-            for axis in splits:
-                if math.isclose(max(number, 1 / number), self.states.mesh.axis_size(axis), rel_tol=SINGLE):
-                    return axis, is_root
-        return "", False
-
-    def _unlike_dim(self, inputs: Sequence[Value], function: str) -> str:
-        """Return the dim of which two tensors have different slices on a rank; a matrix product has dims of its own."""
-        layouts = [state.layout for value in inputs if (state := self.states.forward(value)).kind == "right"]
-        for pair in combinations([layout for layout in layouts if layout is not None], 2):
-            first, second = sorted(pair, key=lambda layout: -len(layout.shape))
-            before = len(first.shape) - len(second.shape) if function in ELEMENTWISE else 0
-            last = len(first.shape) if function in ELEMENTWISE else len(first.shape) - 2
-            for dim in range(before, min(last, before + len(second.shape))):
-                chains = first.chains[dim], second.chains[dim - before]
-                is_same_split = first.shape[dim] == second.shape[dim - before] and all(map(_axes_in, chains))
-                if is_same_split and chains[0] != chains[1] and _axes_in(chains[0]) == _axes_in(chains[1]):
-                    return str(dim)
-        return ""
-
-    def _is_summed(self, value: Value) -> bool:
-        """Whether a collective is given what is made of a tensor, as long as it has the terms of a sum."""
-        waiting, visited = [value], set()
-        while waiting:
-            value = waiting.pop()
-            state = self.states.forward(value)
-            if value not in visited and (state.axes or state.kind == "unknown"):
-                visited.add(value)
-                readers = self.lines.readers(value)
-                if any(call.first.is_collective for call in readers):
-                    return True
-                waiting += [made for call in readers for made in call.outputs]
-        return False
-
-    def _given(self, call: Call) -> tuple[list[Value], list[Call]]:
-        """Return the comparable tensors that a call is made of, and the calls in between whose results are not.
-
-        A result that depends on the rank's own numbers may be right whatever it holds, so it counts as in between.
-        """
-        inputs: list[Value] = []
-        through: list[Call] = []
-        self._leaves = []
-        waiting = [(value, False) for value in call.inputs]
-        visited: set[Value] = set()
-        while waiting:
-            value, is_below = waiting.pop(0)
-            if value in visited:
-                continue
-            visited.add(value)
-            maker, is_own = self.lines.producer(value), is_below or self.is_own(value)
-            is_blamed = self.is_bad(value) and not (is_own and self.states.is_index(value))
-            if self.states.placed(value).is_known or is_blamed:
-                inputs.append(value)
-            elif maker is not None:
-                through.append(maker)
-                waiting += [(one, is_own) for one in maker.inputs]
-            else:
-                self._leaves.append(value)
-        return inputs, through
-
-    def _reads_another(self, call: Call) -> Fault | None:
-        """Return that a call reads another tensor than the unsharded model's does: something was left out before it."""
-        pairs = zip(call.inputs, call.whole.inputs, strict=False) if call.whole is not None else ()
-        for value, whole in pairs:
-            maker = self.lines.producer(value)
-            is_other = self.lines.wanted.get(value, whole) != whole and maker is not None
-            if is_other and maker is not None and not self.states.related(value, whole).is_known:
-                return _between(maker.line, call)
-        return None
-
-    def _before(self, given: Sequence[Value]) -> FrameRecord | None:
-        last = max(given, key=self.lines.order, default=None)
-        return None if last is None else self.lines.line_of(last)
-
-    def maker_of_terms(self, value: Value) -> Call | None:
-        """Return the call whose result first is one term of a sum; a mask of own elements isn't."""
-        call = self.lines.producer(value)
-        while call is not None:
-            terms = [one for one in self._given(call)[0] if self.states.placed(one).kind == "terms"]
-            terms = [one for one in terms if self.states.held_dtype(one) != "bool"]
-            earlier = self.lines.producer(terms[0]) if terms else None
-            if earlier is None:
-                return call
-            call = earlier
-        return None
-
-    def _unsummed(self, terms: Value, call: Call, state: State) -> Fault:
-        maker, state_of_terms = self.maker_of_terms(terms), self.states.forward(terms)
-        before, last = maker.line if maker is not None else None, self.lines.producer(terms)
-        act = Act(call, state_of_terms.text, state, before, self._sum_behind(call))
-        axis, is_mean = state_of_terms.axes[0], state_of_terms.op == "avg"
-        by_terms = call.first.function in DIVISIONS and len(call.inputs) > 1 and call.inputs[1] == terms
-        if by_terms and state_of_terms.axes == self.states.forward(call.inputs[0]).axes and not is_mean:
-            return ratio_of_terms(act, axis)
-        if last is None or before != call.line or last.line != call.line:
-            fault = unsummed(act, axis, is_mean=is_mean)
-        else:
-            is_beside_whole = any(self.states.forward(one).kind == "right" for one in call.inputs if one != terms)
-            operand = last.first.function
-            fault = unsummed(act, axis, operand, is_beside_whole=is_beside_whole, is_mean=is_mean)
-        return replace(fault, by_terms=by_terms)
-
-    def _sum_behind(self, call: Call) -> str:
-        """Return the collective that sums what a call makes, or a copy of it; empty if none does."""
-        left, seen = [call], set()
-        while left:
-            current = left.pop(0)
-            readers = [reader for value in current.outputs for reader in self.lines.readers(value)]
-            summing = next((one.first.function for one in readers if one.first.function.startswith(SUMS)), "")
-            if summing:
-                return summing
-            seen.add(current)
-            left += [one for one in readers if one.first.function in COPIES and one not in seen]
-        return ""
-
-    def never_summed(self, value: Value) -> Fault | None:
-        """Return the line that makes terms of a sum which the module returns as they are."""
-        maker, state = self.maker_of_terms(value), self.states.forward(value)
-        return None if maker is None else unsummed(Act(maker, "", state, maker.line), state.axes[0])
-
-
-def _between(before: FrameRecord, last: Call, *, is_own: bool = False) -> Fault:
-    """Return that one of the lines from one to another is wrong."""
-    sentence = f"it goes wrong between {at(before)} and {at(last.line, before)}"
-    return fault_at(last, sentence, WrongLines(place_of(before), place_of(last.line), is_own))
-
-
-def _other_number(call: Call) -> tuple[float, float] | None:
-    """Return the one number that all ranks give a call and the unsharded model does not, and the unsharded model's."""
-    if call.whole is None or call.counts_by_rank:
-        return None
-    given, wanted = call.first.numbers.split(), call.whole.numbers.split()
-    pairs = [pair for pair in zip(given, wanted, strict=False) if pair[0] != pair[1]]
-    if len(pairs) != 1 or len(given) != len(wanted):
-        return None
-    is_whole = not any("." in number for number in pairs[0])  # a size, maybe, as parts have others
-    if is_whole and call.first.function not in ARITHMETIC:
-        return None
-    with suppress(ValueError):  # `True` is no number, nor is what a damaged file has
-        return float(pairs[0][0]), float(pairs[0][1])
     return None
