@@ -73,6 +73,7 @@ def test_two_sizes_of_which_one_is_an_axis_times_the_other_are_those_of_a_part_a
         ("shape '[2, 6, -1, 8]' is invalid for input of size 132", True),
         ("The size of tensor a (16) must match the size of tensor b (8) at non-singleton dimension 1", False),
         ("shape '[2, 6, -1, 8]' is invalid for input of size 100", False),
+        ("shape '[2, 7, -1, 8]' is invalid for input of size 132", False),
         ("index 11 is out of bounds", False),
     ],
 )
@@ -104,3 +105,10 @@ def test_a_rank_without_a_whole_number_of_heads_is_named(tmp_path: Path, error: 
     check_made(tmp_path, "tp=4", {"o.weight": "[16/tp, 8]"})
     change_rank(tmp_path / "made.shardviz", 0, raised=(("step", f"rank 0 raised RuntimeError: {error}"),))
     assert only(check_dump(tmp_path / "made.shardviz")).cause_id == cause
+
+
+def test_unequal_parts_of_another_module_explain_nothing(tmp_path: Path) -> None:
+    check_made(tmp_path, "tp=3", {"o.weight": "[32/tp, 8]", "p.weight": "[24/tp, 8]"})
+    raised = "rank 0 raised RuntimeError in forward (m.py:3), in module p: The size of tensor a (11) must match 10"
+    change_rank(tmp_path / "made.shardviz", 0, raised=(("step", raised),))
+    assert only(check_dump(tmp_path / "made.shardviz")).cause_id == "uneven-shapes"

@@ -134,21 +134,38 @@ def _cause_of_sizes(dump: Dump, error: str) -> ShardedModelRaises | None:
 
 
 def _unequal_parts(dump: Dump, error: str) -> UnequalParts | None:
-    """Return the dim whose unequal parts an error is about: it has the size of the first, or of as many of these."""
-    text = error.rpartition(": ")[2]
+    """Return the dim whose unequal parts an error is about: it has the size of the first, or of as many of these.
+
+    Of an error in a module, only the tensors of that module count.
+    """
+    text, module = error.rpartition(": ")[2], re.search(r", in module ([\w.]+): ", error)
     if re.search(r"size|shape|dim\b", text) is None:
         return None
-    sizes, view = set(map(int, re.findall(r"\d+", text))), VIEW.search(error)
-    layouts = (tensor.claimed for tensor in dump.tensors if tensor.moment == "stamped" and tensor.claimed is not None)
-    for layout in layouts:
+    sizes = {*map(int, re.findall(r"\d+", text)), *_last_sizes(text)}
+    for tensor in dump.tensors:
+        layout = tensor.claimed
+        is_within = module is None or any(name.startswith(f"{module[1]}.") for name in tensor.names)
+        if tensor.moment != "stamped" or layout is None or not is_within:
+            continue
         for length, chain in zip(layout.shape, layout.chains, strict=True):
             ranks = dump.files.mesh.axis_size(str(chain[0])) if len(chain) == 1 else 1
             first = -(-length // ranks)
-            is_meant = bool({first, ranks * first} & sizes) or (view is not None and int(view[2]) % first == 0)
-            if ranks * first != length and first > MOST_RANKS_OR_DIMS and is_meant:
+            if ranks * first != length and first > MOST_RANKS_OR_DIMS and {first, ranks * first} & sizes:
                 parts = (max(min(first, length - first * rank), 0) for rank in range(ranks))
                 return UnequalParts(length, str(chain[0]), listed(parts, MAX_LISTED))
     return None
+
+
+def _last_sizes(error: str) -> Iterator[int]:
+    """Yield what a tensor that cannot be viewed has behind the first dims of the view, if these are its own."""
+    if (view := VIEW.search(error)) is None:
+        return
+    size = int(view[2])
+    for dim in map(int, view[1].split(", ")):
+        if dim < 1 or size % dim:
+            return
+        size //= dim
+        yield size
 
 
 def _cut_heads(error: str) -> CutHeads | None:
