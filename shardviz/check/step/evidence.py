@@ -16,8 +16,8 @@ import numpy as np
 
 from shardviz.check.step.comparison import largest_of, rounding_of, whole_of
 from shardviz.check.step.rules.all_gradients import Parts
+from shardviz.check.step.trace.calls import Calls
 from shardviz.check.step.trace.divergence import (
-    Calls,
     blamed_by_weights,
     first_in_backward,
     first_in_forward,

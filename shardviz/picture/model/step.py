@@ -14,8 +14,8 @@ import numpy as np
 
 from shardviz.check.step.comparison import compared
 from shardviz.check.step.evidence import Evidence
+from shardviz.check.step.trace.calls import Calls, is_within
 from shardviz.check.step.trace.causes import compared_at
-from shardviz.check.step.trace.divergence import Calls, is_within
 from shardviz.layout.notation import write
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from shardviz.check.step.comparison import Compared
     from shardviz.check.step.runs.departure import StepDifference
-    from shardviz.check.step.trace.divergence import Call
+    from shardviz.check.step.trace.calls import Call
     from shardviz.dump.dump import Dump
     from shardviz.dump.records.trace import State, What
     from shardviz.explain.finding import Finding

@@ -1,6 +1,7 @@
 """The first wrong module, from states alone: forward, backward, and what looks like one and is not."""
 
-from shardviz.check.step.trace.divergence import Call, Calls, first_in_backward, first_in_forward
+from shardviz.check.step.trace.calls import Call, Calls
+from shardviz.check.step.trace.divergence import first_in_backward, first_in_forward
 from shardviz.dump.records.trace import PointRecord
 
 IN, OUT, BACK_IN, BACK_OUT = "input", "output", "gradient of input", "gradient of output"

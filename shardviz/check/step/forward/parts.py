@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.comparison import Reason, spans
-from shardviz.check.step.trace.divergence import NUMBER, is_within
+from shardviz.check.step.trace.calls import NUMBER, is_within
 from shardviz.explain.step.forward import (
     ExpertsSentElsewhere,
     PartsDealtOtherwise,

@@ -20,7 +20,8 @@ from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.jobs.starts import by_name
 from shardviz.check.step.rules.all_gradients import of_all_gradients
 from shardviz.check.step.run import explained, seen_in
-from shardviz.check.step.trace.divergence import blamed_by_weights, first_in_backward, first_in_forward, is_within
+from shardviz.check.step.trace.calls import is_within
+from shardviz.check.step.trace.divergence import blamed_by_weights, first_in_backward, first_in_forward
 from shardviz.check.step.trace.naming import of_output, placed, with_cut
 from shardviz.check.step.trace.traces import float_of
 from shardviz.dump.dump import Dump, dump_of
@@ -45,7 +46,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.check.step.jobs.starts import Belonging
-    from shardviz.check.step.trace.divergence import Call, Divergence
+    from shardviz.check.step.trace.calls import Call
+    from shardviz.check.step.trace.divergence import Divergence
     from shardviz.check.step.trace.judging import Judging
     from shardviz.check.step.trace.traces import JobTrace, OfRank, Point, Weight
     from shardviz.dump.records.base import Moment, Role

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.jobs.starts import Way, by_name, chosen_weight
-from shardviz.check.step.trace.divergence import NUMBER
+from shardviz.check.step.trace.calls import NUMBER
 from shardviz.check.step.trace.judging import Judging
 from shardviz.check.step.trace.traces import (
     Kept,

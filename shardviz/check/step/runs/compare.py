@@ -17,7 +17,7 @@ from shardviz.check.ranks import without_trace
 from shardviz.check.report import NotChecked
 from shardviz.check.step.jobs.compare import compare_jobs
 from shardviz.check.step.runs.departure import Departure, StepDifference, departure_for
-from shardviz.check.step.trace.divergence import is_within
+from shardviz.check.step.trace.calls import is_within
 from shardviz.dump.arrays.sketch import apart
 from shardviz.explain.step.whole_step import (
     DifferentBatch,

@@ -26,7 +26,7 @@ from shardviz.check.step.rules.terms import (
     check_related,
     mixed_shards,
 )
-from shardviz.check.step.trace.divergence import is_within
+from shardviz.check.step.trace.calls import is_within
 from shardviz.dump.records.trace import PointRecord, of_point
 from shardviz.errors import ShardvizError
 from shardviz.explain.step.forward import JoinedOutOfOrder
@@ -59,7 +59,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.check.step.evidence import Evidence
-    from shardviz.check.step.trace.divergence import Call, Calls, Divergence
+    from shardviz.check.step.trace.calls import Call, Calls
+    from shardviz.check.step.trace.divergence import Divergence
     from shardviz.dump.dump import Dump, Tensor
     from shardviz.dump.records.base import Role
     from shardviz.explain.cause import Cause

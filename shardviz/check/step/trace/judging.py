@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.trace.divergence import NUMBER, enclosing, is_within
+from shardviz.check.step.trace.calls import NUMBER, enclosing, is_within
 from shardviz.check.step.trace.traces import float_of, in_both
 from shardviz.dump.records.trace import Place, PointRecord
 from shardviz.layout.candidates import placements_of, shared_placements

@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardviz.check.step.contradictions import is_due
+from shardviz.check.step.trace.calls import is_within
 from shardviz.check.step.trace.causes import cause_of, times_in_backward
-from shardviz.check.step.trace.divergence import is_within, pending_axis, unsummed_behind
+from shardviz.check.step.trace.divergence import pending_axis, unsummed_behind
 from shardviz.dump.records.trace import Place
 from shardviz.explain.finding import Finding
 from shardviz.explain.step.gradients import CutInModule, GraphCutBehind, UnsummedInputGradient
