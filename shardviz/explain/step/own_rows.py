@@ -62,6 +62,37 @@ class MisplacedMask(Cause):
         return self.of == "keys"
 
 
+class OffsetOfUnequalParts(Cause):
+    """A line begins a rank's part at its coordinate times one length, and the parts are unequal.
+
+    `start = rank * weight.shape[0]` is right as long as the axis divides the dim. If it doesn't, the last ranks have
+    shorter parts, and the parts before theirs are longer than their own; `rank * (size // ranks)` is wrong from the
+    second rank on.
+
+    Attributes:
+        place: The line, as `embedding.py:30`.
+        axis: The axis that splits the dim.
+        size: The length of the dim.
+        parts: The lengths of the parts.
+        length: The length that it takes all parts to have, in words.
+    """
+
+    place: str
+    axis: str
+    size: int
+    parts: str
+    length: str
+    kinds = ("wrong-value",)
+    why = (
+        "{place} takes a rank's coordinate along {axis} times {length} for where its part begins. {axis} doesn't "
+        "divide {size}: the parts are {parts}"
+    )
+    how = (
+        "begin at the sum of the lengths of the parts before the rank's own in {place}: its coordinate times the "
+        "length of the first part, at most {size}; or pad the dim to a multiple of {axis}"
+    )
+
+
 class LoopFromZero(Cause):
     """A loop over a rank's own slices uses its counter as if it counted the slices of the whole.
 

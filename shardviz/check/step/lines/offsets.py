@@ -1,0 +1,213 @@
+"""Lines that take a part at a wrong offset.
+
+A stretch of a dim begins where another part does, or the rank's own place is computed as its coordinate times the
+length of its part, although an axis does not divide the dim: parts before its own are longer.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.check.step.lines.exchanges import spoils
+from shardviz.check.step.lines.fault import at, fault_at, place_of, reached
+from shardviz.explain.step.forward import ShiftedPart
+from shardviz.explain.step.own_rows import OffsetOfUnequalParts
+from shardviz.layout.layout import Layout
+from shardviz.relate.tolerance import SINGLE
+from shardviz.text import listed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+    from shardviz.check.step.lines.calls import Call, Lines, Value
+    from shardviz.check.step.lines.fault import Fault
+    from shardviz.check.step.lines.states import States
+
+MOST_LISTED = 8
+"""Lengths of parts that are listed at most."""
+
+MAX_LENGTH = 4096
+"""Stretches of a longer dim are not looked for."""
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """What one rank has of a dim, and what it should have.
+
+    Attributes:
+        rank: The rank.
+        dim: The dim.
+        first: The first index that it has.
+        due: The first index that it should have.
+        length: How many it has.
+    """
+
+    rank: int
+    dim: int
+    first: int
+    due: int
+    length: int
+
+
+def shifted_fault(lines: Lines, states: States, wrong: list[Value]) -> Fault | None:
+    """Return the line that takes a stretch at a wrong offset; None if no call combines it with the rank's own part."""
+    for call in lines.calls if wrong else ():
+        if not call.outputs or not all(states.placed(value).is_wrong for value in call.outputs):
+            continue
+        layouts = [layout for value in call.inputs if (layout := _split_layout(states, value)) is not None]
+        for value in call.inputs if layouts else ():
+            stretch = next((one for layout in layouts if (one := _stretch(lines, states, value, layout))), None)
+            if stretch is not None and spoils(lines, states, call, wrong):
+                return _fault_of_stretch(lines, states, value, call, stretch, layouts)
+    return None
+
+
+def _split_layout(states: States, value: Value) -> Layout | None:
+    state = states.forward(value)
+    return state.layout if state.kind == "right" and state.split_layout else None
+
+
+def _stretch(lines: Lines, states: States, value: Value, layout: Layout) -> Stretch | None:
+    """Return the stretch of the first rank that has a wrong one, if every rank has one stretch of a dim."""
+    number = lines.wanted.get(value)
+    whole = states.whole(number) if number is not None and states.forward(value).kind != "right" else None
+    held = states.held(value) if whole is not None else {}
+    if whole is None or not held or len(held) < states.mesh.size or not whole.ndim:
+        return None
+    first = next(iter(held.values()))
+    dims = [dim for dim in range(whole.ndim) if first.ndim == whole.ndim and first.shape[dim] < whole.shape[dim]]
+    if len(dims) != 1 or any(array.shape != first.shape for array in held.values()):
+        return None
+    starts = {rank: _starts(array, whole, dims[0]) for rank, array in held.items()}
+    due = _due(states, layout, whole.shape[dims[0]])
+    if due is None or any(len(own) != 1 for own in starts.values()):
+        return None
+    off = next((rank for rank, own in starts.items() if own[0] != due[rank]), None)
+    return None if off is None else Stretch(off, dims[0], starts[off][0], due[off], first.shape[dims[0]])
+
+
+def _starts(held: NDArray[np.float64], whole: NDArray[np.float64], dim: int) -> list[int]:
+    """Return where in a dim of the whole a rank's stretch begins, for every place that fits."""
+    whole, held = np.moveaxis(whole, dim, 0), np.moveaxis(held, dim, 0)
+    if len(whole) > MAX_LENGTH or held.shape[1:] != whole.shape[1:] or not held.size:
+        return []
+    near = SINGLE * float(np.max(np.abs(whole)))
+    with np.errstate(invalid="ignore"):  # of a mask of infinities
+        return [
+            start
+            for start in range(len(whole) - len(held) + 1)
+            if np.all(np.abs(whole[start] - held[0]) <= near)
+            and np.all(np.abs(whole[start : start + len(held)] - held) <= near)
+        ]
+
+
+def _due(states: States, layout: Layout, length: int) -> dict[int, int] | None:
+    """Return where each rank's part begins in a dim of this length that an axis splits; None without one."""
+    chains = {
+        chain for size, chain in zip(layout.shape, layout.chains, strict=True) if size == length and len(chain) == 1
+    }
+    if len(chains) != 1:
+        return None
+    split = Layout(states.mesh, (length,), (chains.pop(),))
+    return {rank: region.dims[0][0][0] for rank, region in split.regions()}
+
+
+def _fault_of_stretch(
+    lines: Lines, states: States, value: Value, call: Call, stretch: Stretch, layouts: list[Layout]
+) -> Fault | None:
+    """Return the fault of the line that decides the offset: the last with a number of the rank's, or the first."""
+    maker = lines.producer(value)
+    while maker is not None and not maker.counts_by_rank:
+        earlier = next((one for one in maker.inputs if _stretch(lines, states, one, layouts[0])), None)
+        before = lines.producer(earlier) if earlier is not None else None
+        if before is None:
+            break
+        maker = before
+    if maker is None:
+        return None
+    first, due, length = stretch.first, stretch.due, stretch.length
+    given = f"{reached(maker)} gives rank {stretch.rank} elements {first} to {first + length - 1} of dim {stretch.dim}"
+    sentence = f"{given}; {at(call.line, maker.line)} combines them with its part, {due} to {due + length - 1}"
+    places = place_of(maker.line), maker.first.function, place_of(call.line)
+    return fault_at(maker, sentence, ShiftedPart(*places, stretch.rank, stretch.dim, first, due, length))
+
+
+@dataclass(frozen=True)
+class UnequalSplit:
+    """A dim that an axis does not divide.
+
+    Attributes:
+        size: The length of the dim.
+        axis: The axis.
+        lengths: The length of each part.
+        coords: Each rank's coordinate along the axis.
+    """
+
+    size: int
+    axis: str
+    lengths: tuple[int, ...]
+    coords: Mapping[int, int]
+
+    @property
+    def begins(self) -> dict[int, int]:
+        """Where each rank's part begins."""
+        return {rank: sum(self.lengths[:at]) for rank, at in self.coords.items()}
+
+    @property
+    def guesses(self) -> Iterator[tuple[str, dict[int, int]]]:
+        """Lengths that code takes all parts to have, in words, and where each rank's part would then begin."""
+        yield "the length of its own part", {rank: at * self.lengths[at] for rank, at in self.coords.items()}
+        number = len(self.lengths)
+        whole = self.size // number
+        yield f"({self.size} // {number})", {rank: at * whole for rank, at in self.coords.items()}
+
+
+def unequal_fault(lines: Lines, states: States) -> Fault | None:
+    """Return the line that takes a rank's coordinate times one length for where its part begins."""
+    counting = [call for call in lines.calls if call.counts_by_rank]
+    for split in _unequal_splits(lines, states) if counting else ():
+        for length, guessed in split.guesses:
+            wrong = next((rank for rank, begin in split.begins.items() if guessed[rank] != begin), None)
+            call = next((call for call in counting if guessed in _numbers(call)), None)
+            if call is not None and wrong is not None:
+                return _fault_of_unequal(call, split, wrong, length)
+    return None
+
+
+def _unequal_splits(lines: Lines, states: States) -> Iterator[UnequalSplit]:
+    """Yield the dims of a module's right tensors of which ranks have parts of several lengths."""
+    mesh = states.mesh
+    for value in lines.values:
+        state = states.forward(value)
+        layout = state.layout if state.kind == "right" else None
+        for size, chain in zip(layout.shape, layout.chains, strict=True) if layout is not None else ():
+            if len(chain) == 1 and isinstance(axis := chain[0], str) and size % mesh.axis_size(axis):
+                part = -(-size // mesh.axis_size(axis))
+                lengths = tuple(max(min(part, size - part * at), 0) for at in range(mesh.axis_size(axis)))
+                coords = {rank: mesh.coord_of(rank)[mesh.axis_index(axis)] for rank in mesh.ranks}
+                yield UnequalSplit(size, axis, lengths, coords)
+
+
+def _numbers(call: Call) -> Iterator[dict[int, int]]:
+    """Yield each whole number among a call's arguments, by rank."""
+    by_rank = {rank: re.findall(r"-?[0-9]+", record.numbers) for rank, record in call.records.items()}
+    for numbers in zip(*by_rank.values(), strict=False):
+        yield dict(zip(by_rank, map(int, numbers), strict=True))
+
+
+def _fault_of_unequal(call: Call, split: UnequalSplit, rank: int, length: str) -> Fault:
+    line, coord = call.first.since, split.coords[rank]
+    where, first = at(line) if line is not None else reached(call), dict(split.guesses)[length][rank]
+    sentence = (
+        f"{where} begins the part of rank {rank} at {first}, {coord} times {length}; of {split.size} along "
+        f"{split.axis} it begins at {split.begins[rank]}"
+    )
+    parts, place = listed(split.lengths, MOST_LISTED), place_of(line or call.line)
+    cause = OffsetOfUnequalParts(place, split.axis, split.size, parts, length)
+    return replace(fault_at(call, sentence, cause), line=line or call.line)
