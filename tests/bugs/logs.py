@@ -190,4 +190,21 @@ def log(model, rows, loss):
     return {"train_loss": float(value / distributed.get_world_size())}
 """,
     ),
+    Healthy(
+        "a log that runs the model once more, which leaves FSDP2's outermost weights gathered",
+        "fsdp=2",
+        FSDP
+        + """
+def log(model, rows, loss):
+    with torch.no_grad():
+        value = model(rows).square().mean()
+    distributed.all_reduce(value)
+    return {"evaluated": value / distributed.get_world_size()}
+""",
+    ),
+    Healthy(
+        "weights that FSDP2 keeps gathered after backward",
+        "fsdp=2",
+        FSDP.replace('mesh["fsdp"])', 'mesh["fsdp"]).set_reshard_after_backward(False)'),
+    ),
 )

@@ -21,10 +21,12 @@ rounding. A probe may define:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from shardviz.dump.records.step import CallRecord
@@ -129,13 +131,15 @@ def sharded_step(
         followed: The modules whose inputs, outputs and gradients are kept.
     """
     torch.manual_seed(seed)
-    with dividing_float64_once(), observed(model, stages, followed) as observation, noted_clips(model, probe) as clips:
-        if hasattr(probe, "step"):
-            loss = _loss(probe.step(model, as_written(batch), mesh), "step")
-        else:
-            loss = loss_of(probe, model, batch)
-            torch.autograd.backward(loss)
-    logged = logged_by(probe, model, batch, loss)
+    observing = observed(model, stages, followed), noted_clips(model, probe)
+    with sharded_again(model):
+        with dividing_float64_once(), observing[0] as observation, observing[1] as clips:
+            if hasattr(probe, "step"):
+                loss = _loss(probe.step(model, as_written(batch), mesh), "step")
+            else:
+                loss = loss_of(probe, model, batch)
+                torch.autograd.backward(loss)
+        logged = logged_by(probe, model, batch, loss)
     sizes = sizes_of(batch)
     output, runs = _output(observation, sizes, is_pipeline=hasattr(probe, "STAGE_AXES"))
     output = output if has_output else None
@@ -169,6 +173,17 @@ def _output(observation: Observed, sizes: Sequence[int], *, is_pipeline: bool) -
     if is_pipeline or are_in_turn(outputs, sizes):
         return torch.cat(outputs), 1
     return outputs[-1], len(outputs)
+
+
+@contextmanager
+def sharded_again(model: nn.Module) -> Iterator[None]:
+    """Shard again what FSDP2 gathers in the context: after a forward alone its outermost module keeps weights whole."""
+    before = [*model.parameters()]
+    yield
+    if any(now is not then for now, then in zip(model.parameters(), before, strict=True)):
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
 
 
 def logged_by(probe: ModuleType, model: nn.Module, batch: Batch, loss: torch.Tensor) -> Mapping[str, torch.Tensor]:
