@@ -289,8 +289,8 @@ CASES = (
         "fsdp=2",
         FREQUENCIES,
         (("model.inv_freq = model.frequencies()", "model.inv_freq = (50.0 ** -(torch.arange(0, 8, 2) / 8))"),),
-        ("wrong-value", "foreign", "unreplicated"),
-        ("inv_freq",),
+        ("wrong-value",),
+        ("inv_freq is computed again after build", "0.1"),
     ),
     Bug(
         "a maximum of each rank's own",
@@ -307,6 +307,26 @@ CASES = (
         (('model.group = mesh.get_group("dp")', "model.group = None"),),
         ("unreplicated",),
         ("forward reads this buffer", "over dp"),
+    ),
+    Bug(
+        "a bias of each rank's own rows, under DDP that sends no buffers",
+        "dp=2",
+        STEERED.replace(
+            "    fully_shard(model, mesh=mesh)",
+            '    return nn.parallel.DistributedDataParallel(model, process_group=mesh.get_group("dp"), '
+            "broadcast_buffers=False)",
+        ),
+        (('model.group = mesh.get_group("dp")', "model.group = None"),),
+        ("unreplicated",),
+        ("forward reads this buffer", "over dp"),
+    ),
+    Healthy(
+        "a bias of each rank's own rows, under DDP that sends buffers before each forward",
+        "dp=2",
+        STEERED.replace(
+            "    fully_shard(model, mesh=mesh)",
+            '    return nn.parallel.DistributedDataParallel(model, process_group=mesh.get_group("dp"))',
+        ).replace('model.group = mesh.get_group("dp")', "model.group = None"),
     ),
     Healthy(
         "a correction by a rank's own rows that forward only keeps",

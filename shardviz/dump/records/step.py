@@ -228,9 +228,11 @@ class WrapperRecord(Record, frozen=True):
         ranks: The ranks of its group.
         names: The parameters.
         divides_by: What it divides the sum of the group's gradients by; None if that was not recorded.
+        keeps_buffers: Whether it is DistributedDataParallel with `broadcast_buffers=False`, which sends no buffers.
     """
 
     kind: Wrapper
     ranks: tuple[Count, ...]
     names: tuple[str, ...]
     divides_by: float | None = None
+    keeps_buffers: bool = False

@@ -120,6 +120,30 @@ class GatheredOutOfOrder(Cause):
     )
 
 
+class OtherNumbersInBuffer(Cause):
+    """A buffer that is computed again has other numbers than the unsharded model's.
+
+    A model from the meta device has no values: buffers that no checkpoint has, such as rotary frequencies or masks, are
+    computed again. If that takes a default in place of the model's own base, length or dtype, every rank has the same
+    wrong numbers.
+
+    Attributes:
+        buffer: Its name.
+        held: The number of all ranks that is farthest off.
+        wanted: The unsharded model's.
+    """
+
+    buffer: str
+    held: float
+    wanted: float
+    kinds = ("wrong-value",)
+    why = (
+        "{buffer} is computed again after build(), with other numbers on every rank: {held:.5g} where the unsharded "
+        "model has {wanted:.5g}"
+    )
+    how = "compute {buffer} with the settings that build() uses, such as base, length and dtype, or load its values"
+
+
 class UncheckedWeights(Cause):
     """The step is wrong for no known reason, and some weights could not be checked.
 

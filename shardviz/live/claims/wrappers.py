@@ -73,8 +73,11 @@ def reducing(model: nn.Module, prefix: str = "") -> list[WrapperRecord]:
     for flat in flat_params(_innermost(model)):
         ranks = tuple(sorted({*flat.shard_ranks, *flat.replicate_ranks}))
         wrapped.setdefault(("fsdp", ranks, None), []).append(prefix + flat.name)
+    with_ddp = [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
+    keeps = bool(with_ddp) and not any(module.broadcast_buffers for module in with_ddp)
     return [
-        WrapperRecord(kind, ranks, tuple(filter(None, params)), by) for (kind, ranks, by), params in wrapped.items()
+        WrapperRecord(kind, ranks, tuple(filter(None, params)), by, keeps and kind != "fsdp")
+        for (kind, ranks, by), params in wrapped.items()
     ]
 
 

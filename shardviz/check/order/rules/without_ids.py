@@ -26,7 +26,9 @@ from shardviz.errors import ShardvizError
 from shardviz.explain.checkpoints.states import MisplacedMaster, RankDependentOffsets, StaleMaster
 from shardviz.explain.finding import Finding
 from shardviz.explain.placement.content import PlaceholderLeft
-from shardviz.explain.placement.whole_run import UncheckedWeights
+from shardviz.explain.placement.whole_run import OtherNumbersInBuffer, UncheckedWeights
+from shardviz.relate.tolerance import SINGLE
+from shardviz.relate.values import error_of
 from shardviz.text import counted, listed, named_ranks
 
 if TYPE_CHECKING:
@@ -194,12 +196,33 @@ def with_suspects(
         explained = [result for result in results if result.tensor and not _is_unexplained(result)]
         return [*explained, NotChecked("", why, "step")]
     suspects = tuple(_suspects(laid_out))
+    other = next((cause for name, *_ in suspects if (cause := _other_numbers(laid_out.dump, name)) is not None), None)
+    if not suspects:
+        return results
     return [
-        result.because(UncheckedWeights(suspects, result.explanation))
-        if suspects and _is_unexplained(result)
-        else result
+        result.because(other or UncheckedWeights(suspects, result.explanation)) if _is_unexplained(result) else result
         for result in results
     ]
+
+
+def _other_numbers(dump: Dump, name: str) -> OtherNumbersInBuffer | None:
+    """Return the cause if a buffer that is computed again has other numbers than the unsharded model's."""
+    sides = _before_step(dump, name)
+    if sides is None or error_of(*sides) <= SINGLE:
+        return None
+    held, wanted = sides
+    at = np.unravel_index(np.argmax(np.nan_to_num(np.abs(held - wanted), nan=np.inf)), held.shape)
+    return OtherNumbersInBuffer(name, float(held[at]), float(wanted[at]))
+
+
+def _before_step(dump: Dump, name: str) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+    """Return a buffer's numbers before the step and the unsharded model's; None if the dump lacks either."""
+    tensors = dump.find("initial", "buffer", name), dump.find("reference", "buffer", name)
+    try:
+        held, wanted = (np.asarray(dump.values(one.first, name), np.float64) for one in tensors if one is not None)
+    except (ShardvizError, ValueError):  # of a large tensor a dump has no numbers
+        return None
+    return (held, wanted) if held.shape == wanted.shape else None
 
 
 def _is_unexplained(result: Finding | NotChecked) -> TypeGuard[Finding]:
@@ -215,6 +238,8 @@ def _suspects(laid_out: LaidOut) -> Iterator[tuple[str, str, str]]:
             except ShardvizError:  # it is not checked for that reason already
                 continue
             if any(any(check_recomputed(case)) for case in cases):
+                if _before_step(laid_out.dump, name) and _other_numbers(laid_out.dump, name) is None:
+                    continue
                 what = "computed again on every rank once the model was built"
                 yield name, what, "numbers with the unsharded model's"
             elif any(any(check_zeros(case)) for case in cases):
