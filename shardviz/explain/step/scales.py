@@ -208,7 +208,8 @@ class RoundedNumber(Cause):
     """One number that the loss is divided or multiplied by is rounded when ranks sum it.
 
     bfloat16 has no odd numbers above 256 and float16 none above 2,048, so a count of tokens that is sent in the dtype
-    of the activations is another number when it arrives. The loss and all gradients are off by one factor near 1.
+    of the activations is another number when it arrives. All gradients are off by one factor near 1, and so is a loss
+    that isn't rounded itself.
 
     Attributes:
         dtype: The dtype in which it is sent.
@@ -219,8 +220,8 @@ class RoundedNumber(Cause):
     axes: tuple[str, ...]
     kinds = ("wrong-scale",)
     why = (
-        "The step sums one number over {axes:?{axes}|ranks} in {dtype}, which rounds it, and the loss and all "
-        "gradients are divided or multiplied by it"
+        "The step sums a number over {axes:?{axes}|ranks} in {dtype}, which rounds it, and all gradients are divided "
+        "or multiplied by it"
     )
     how = "send the number as an integer (torch.int64) or in float32"
 

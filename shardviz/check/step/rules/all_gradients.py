@@ -40,6 +40,7 @@ from shardviz.relate.tolerance import (
     EPSILON,
     EXACT,
     EXPLAINED,
+    FEW,
     LEAST_EXACT_FACTOR,
     SAFETY,
     SINGLE,
@@ -61,6 +62,9 @@ if TYPE_CHECKING:
     Found = tuple[Compared, Finding]
 
 MAX_LISTED = 4
+
+MANY_ALIKE = 2
+"""More gradients than this have no factor in common by chance."""
 
 CLIP_EPSILON = 1e-6
 """What torch.nn.utils.clip_grad_norm_ adds to the norm that it divides by."""
@@ -114,8 +118,10 @@ def _finding(evidence: Evidence, gradients: Sequence[Compared], factor: float) -
     cause = ClippedByParts(norm, norm_left) if norm_left else of_backward
     if ratio and axes:
         cause = cause_of_axes(ratio, axes, of_all=True, or_else=cause)
+    elif rounded := _rounded_number(evidence, factor):
+        cause = rounded
     elif is_in_loss:
-        cause = _rounded_number(evidence, factor) or ScaledForward()
+        cause = ScaledForward()
     first = gradients[0]
     finding = cause.finding(
         first.name,
@@ -138,7 +144,7 @@ def _rounded_number(evidence: Evidence, factor: float) -> Cause | None:
     for record in evidence.dump.files.ranks.values():
         for reduction in record.reductions:
             epsilon = EPSILON.get(reduction.dtype, 0.0)
-            if reduction.size == 1 and epsilon > EPSILON["float32"] and abs(factor - 1) <= epsilon:
+            if reduction.size < FEW and epsilon > EPSILON["float32"] and abs(factor - 1) <= epsilon:
                 return RoundedNumber(reduction.dtype, reduction.axes)
     return None
 
@@ -240,12 +246,19 @@ def _ratio(evidence: Evidence, gradients: Sequence[Compared], factor: float) -> 
 
 
 def _is_shared(evidence: Evidence, gradients: Sequence[Compared], factor: float) -> bool:
-    """Whether the loss and all gradients have a factor as precisely as float32 has numbers."""
-    loss = [evidence.loss] if evidence.loss is not None else []
-    return bool(loss) and all(
+    """Whether all gradients have a factor as precisely as float32 has numbers, and the loss has it or is right."""
+    loss = evidence.loss
+    if loss is None or not (_has_exactly(loss, factor) or (evidence.loss_is_right and len(gradients) > MANY_ALIKE)):
+        return False
+    return all(_has_exactly(gradient, factor) for gradient in gradients)
+
+
+def _has_exactly(result: Compared, factor: float) -> bool:
+    """Whether a result is the unsharded model's times a factor on every rank, but for float32's rounding."""
+    sides = [(held, result.wanted_of(rank)) for rank, held in result.reduced.items()]
+    return all(
         np.max(np.abs(held - factor * expected), initial=0.0) <= SINGLE * np.max(np.abs(expected), initial=0.0)
-        for result in (*loss, *gradients)
-        for held, expected in ((result.reduced[rank], result.wanted_of(rank)) for rank in result.reduced)
+        for held, expected in sides
     )
 
 
