@@ -97,6 +97,25 @@ CASES = (
         ("sums one number over dp in bfloat16", "torch.int64"),
     ),
     Bug(
+        "a count and a sum that are sent together in bfloat16",
+        "dp=2",
+        COUNTED.replace("nn.Linear(8, 10)", "nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 10))").replace(
+            """    value = total / count * mesh["dp"].size()
+    value.backward()
+    return value.detach()
+""",
+            """    sums = torch.stack((total.detach(), (labels != NONE).sum().to(total.dtype)))
+    distributed.all_reduce(sums, group=mesh.get_group("dp"))
+    sums = sums.to(total.dtype)
+    (total / sums[1] * mesh["dp"].size()).backward()
+    return sums[0] / sums[1]
+""",
+        ),
+        (("(labels != NONE).sum().to(total.dtype)))", "(labels != NONE).sum().to(total.dtype))).bfloat16()"),),
+        ("wrong-scale",),
+        ("sums one number over dp in bfloat16", "torch.int64"),
+    ),
+    Bug(
         "a mean of the ranks' means over unequal counts of labels",
         "dp=2",
         LABELS,

@@ -220,8 +220,8 @@ class RoundedNumber(Cause):
     axes: tuple[str, ...]
     kinds = ("wrong-scale",)
     why = (
-        "The step sums a number over {axes:?{axes}|ranks} in {dtype}, which rounds it, and all gradients are divided "
-        "or multiplied by it"
+        "The step sums one number over {axes:?{axes}|ranks} in {dtype}, which rounds it, and all gradients are "
+        "divided or multiplied by it"
     )
     how = "send the number as an integer (torch.int64) or in float32"
 
