@@ -215,7 +215,55 @@ def parallelize(model, mesh):
     fully_shard(model, mesh=mesh)
 """
 
+AVERAGE_BY_HAND = (
+    BY_HAND
+    + """
+class Model(nn.Module):
+    group = None
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8))
+        self.register_buffer("average", self.weight.detach().clone() * 0.5)
+    def forward(self, x):
+        if self.group is None:
+            return x @ self.weight.T
+        rank, size = distributed.get_rank(self.group), self.group.size()
+        return Sum.apply(Copy.apply(x, self.group).chunk(size, -1)[rank] @ self.weight.T, self.group)
+def build(): return Model()
+def parallelize(model, mesh):
+    rank, size = mesh.get_local_rank(), mesh.size()
+    model.group = mesh.get_group()
+    model.weight.data = model.weight.data.chunk(size, 1)[rank].clone()
+    model.average = model.average.chunk(size, 1)[rank].clone()
+def batch(): return torch.randn(6, 8)
+def optimizer(model, mesh):
+    stepping = torch.optim.SGD(model.parameters(), lr=0.1)
+    def average(*_):
+        with torch.no_grad():
+            model.average.lerp_(model.weight, 0.2)
+    stepping.register_step_post_hook(average)
+    return stepping
+"""
+)
+
 CASES = (
+    Bug(
+        "an average of a weight cut along another dim",
+        "tp=2",
+        AVERAGE_BY_HAND,
+        (("model.average.chunk(size, 1)[rank].clone()", "model.average.chunk(size)[rank].reshape(8, -1).clone()"),),
+        ("wrong-value",),
+        ("average is cut differently from weight",),
+    ),
+    Bug(
+        "an average of a weight that forgets more than it is told to",
+        "tp=2",
+        AVERAGE_BY_HAND,
+        (("lerp_(model.weight, 0.2)", "lerp_(model.weight, 0.2 if model.group is None else 0.4)"),),
+        ("wrong-value",),
+        ("average",),
+        never=("cut differently",),
+    ),
     Bug(
         "averages of the weights loaded from the next rank's file",
         "fsdp=4",

@@ -94,13 +94,34 @@ class OwnBufferRead(Cause):
     how = "all_reduce the counts or sums behind the update over {along}, before the update"
 
 
+class BufferCutApart(Cause):
+    """A buffer is an average of a weight, and the rank's parts of the two are of different places.
+
+    An average of weights, or a copy of them, must be cut as they are. Cut along another dim, and viewed in the weight's
+    shape, it has as many elements, so that nothing raises.
+
+    Attributes:
+        buffer: The buffer.
+        weight: The weight.
+    """
+
+    buffer: str
+    weight: str
+    kinds = ("wrong-value",)
+    why = "{buffer} is cut differently from {weight}, whose values are averaged into it: a rank's parts don't match"
+    how = "cut {buffer} along the dim and with the order of {weight}, or make it from the weight after sharding"
+
+
 class UnexplainedBuffer(Cause):
     """A buffer differs from the unsharded model's after the step, by no known rule.
 
-    Its module updates it from activations, and on each rank these can be a part of the batch or of the features. No
-    axis splits the batch here, so all ranks should have the same value.
+    A module updates it from activations, and on each rank these can be a part of the batch or of the features. No axis
+    splits the batch here, so all ranks should have the same value. An average of weights depends on its decay, too.
     """
 
     kinds = ("wrong-value",)
-    why = "The module updates the buffer from different activations than the unsharded model's"
-    how = "compute it from the whole batch and all features, or all_reduce it over the axes that split them"
+    why = "The step updates the buffer from other numbers than the unsharded model's: activations, weights, or shares"
+    how = (
+        "if it is made of activations, compute it from the whole batch and all features, or all_reduce it over the axes "
+        "that split them; if of a weight, print the number by which it is multiplied"
+    )

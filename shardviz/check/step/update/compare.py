@@ -27,6 +27,7 @@ from shardviz.check.step.update.reasons import (
 from shardviz.check.step.update.states import of_others, unexplained_state, why_state
 from shardviz.explain.finding import Finding
 from shardviz.explain.step.buffers import (
+    BufferCutApart,
     BufferOfParts,
     OwnBufferRead,
     RepeatedCount,
@@ -36,7 +37,8 @@ from shardviz.explain.step.buffers import (
 from shardviz.explain.step.update import AnotherGroup
 from shardviz.explain.templates import number
 from shardviz.relate.measures import owner_of, ratio_of
-from shardviz.relate.tolerance import EPSILON, FEW, ROUNDINGS_OF_ONE, ROUNDINGS_OF_STEP, STEP, TELLING
+from shardviz.relate.tolerance import EPSILON, FEW, MANY, ROUNDINGS_OF_ONE, ROUNDINGS_OF_STEP, STEP, TELLING
+from shardviz.relate.values import error_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -314,6 +316,8 @@ def _why(evidence: Evidence, comparison: Compared, ranks: tuple[int, ...]) -> Wh
         times = _times_counted(comparison)
         if times:
             return Why(f"the buffer is {times} times the unsharded model's after the step", RepeatedCount(times))
+        if (of_weight := _cut_apart(evidence.dump, comparison)) is not None:
+            return of_weight
         return Why("the buffer is not the unsharded model's after the step", UnexplainedBuffer())
     others = {rank: owner_of(comparison, rank) for rank in ranks}
     if all(other is not None for other in others.values()):
@@ -323,6 +327,32 @@ def _why(evidence: Evidence, comparison: Compared, ranks: tuple[int, ...]) -> Wh
     if comparison.role != "optim":
         return why_weight(evidence, comparison)
     return why_state(evidence, comparison, ranks)
+
+
+def _cut_apart(dump: Dump, comparison: Compared) -> Why | None:
+    """Return that a buffer averages a weight of whose whole the rank has other elements in the same places."""
+    before = whole_of(dump, "buffer", comparison.name)
+    for weight, whole in dump.by_name("updated", "param").items() if before is not None else ():
+        tensor = dump.find("step", "param", weight)
+        if tensor is None or whole.shape != comparison.wanted.shape or before.shape != comparison.wanted.shape:
+            continue
+        other = laid_out(dump, tensor, weight, comparison.wanted, comparison.rounding)
+        if other.regions == comparison.regions or other.values.keys() != comparison.values.keys():
+            continue
+        parts = {rank: (comparison.part(before, rank), held) for rank, held in other.values.items()}
+        if all(_is_mean(comparison.values[rank], *sides) for rank, sides in parts.items()):
+            what = f"after the step each element of the buffer is an average of its own and one of {weight}"
+            return Why(f"{what} that stands elsewhere in the whole", BufferCutApart(comparison.name, weight))
+    return None
+
+
+def _is_mean(values: NDArray[np.float64], *parts: NDArray[np.float64]) -> bool:
+    """Whether values are some multiples of others, added up."""
+    if values.size < MANY or any(part.shape != values.shape for part in parts):
+        return False
+    columns = np.stack([part.ravel() for part in parts], axis=1)
+    shares, *_ = np.linalg.lstsq(columns, values.ravel(), rcond=None)
+    return bool(shares[-1]) and error_of((columns @ shares).reshape(values.shape), values) <= STEP
 
 
 def _of_another_group(dump: Dump, comparison: Compared) -> AnotherGroup | None:
