@@ -95,7 +95,7 @@ class OwnBufferRead(Cause):
 
 
 class BufferCutApart(Cause):
-    """A buffer is an average of a weight, and the rank's parts of the two are of different places.
+    """A buffer is an average of a weight, and a rank's parts of the two don't match.
 
     An average of weights, or a copy of them, must be cut as they are. Cut along another dim, and viewed in the weight's
     shape, it has as many elements, so that nothing raises.
@@ -122,6 +122,6 @@ class UnexplainedBuffer(Cause):
     kinds = ("wrong-value",)
     why = "The step updates the buffer from other numbers than the unsharded model's: activations, weights, or shares"
     how = (
-        "if it is made of activations, compute it from the whole batch and all features, or all_reduce it over the axes "
-        "that split them; if of a weight, print the number by which it is multiplied"
+        "if it is made of activations, compute it from the whole batch and all features, or all_reduce it over the "
+        "axes that split them; if of a weight, print the number by which it is multiplied"
     )
