@@ -17,7 +17,7 @@ from shardviz.tui.widgets.grid import Lines
 from shardviz.tui.widgets.listing import ModuleTree
 from shardviz.tui.widgets.mesh_grid import MeshGrid
 from shardviz.tui.widgets.tensor_map import TensorMap
-from tests.lanes import at_night
+from tests.lanes import at_night, nightly
 from tests.tui.driving import press, rest, walk_on
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ def test_help_lists_each_key_once_in_every_part(files: str, request: pytest.Fixt
         assert not re.search(r"\*\*", screen.text), name
 
 
+@nightly
 def test_help_is_about_what_is_focused_first_and_then_about_all(healthy: Path) -> None:
     walks = walk_on(healthy, {"tree": ("f1",), "map": ("escape", "enter", "f1")}, size=(120, 70))
     text = walks["tree"].text

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 VIEWS = {"tensors": "1", "mesh": "2", "rank": "3", "findings": "4"}
 
 
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+@pytest.mark.parametrize(
+    "size", [SIZES[0], *at_night([(size,) for size in SIZES[1:]])], ids=lambda size: f"{size[0]}x{size[1]}"
+)
 def test_the_first_screen_says_what_is_wrong_at_every_size(bug: Path, size: tuple[int, int]) -> None:
     assert_golden(walk(bug, size=size), f"first-{size[0]}x{size[1]}")
 

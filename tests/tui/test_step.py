@@ -10,6 +10,7 @@ from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.tui.app import ShardvizApp
 from shardviz.tui.model.step import moments, step_of
+from tests.lanes import nightly
 from tests.tui.driving import rest, walk, walk_on
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ def test_a_pass_says_what_it_is_and_when(pipelined: Path) -> None:
     assert "idle 42.9%, by the formula 42.9%" in walks["first"].text
 
 
+@nightly
 def test_help_and_the_palette_know_the_step(stepped: Path) -> None:
     walks = walk_on(stepped, {"help": ("5", "f1"), "palette": ("escape", "ctrl+p", "type next axis")})
     assert "The collectives of one training step" in walks["help"].text
@@ -88,6 +90,7 @@ def test_the_mouse_chooses_a_collective_a_pass_and_a_view(pipelined: Path, stepp
     assert "rank 2  stage 2, micro-batch 1 forward" in asyncio.run(run(pipelined, "#schedule", (7 + 3 * 3, 2)))
 
 
+@nightly
 def test_each_axis_has_a_bar_of_what_is_received_along_it(stepped: Path) -> None:
     text = walk(stepped, "5", size=(120, 40)).text
     bars = {name: re.search(rf"[:·] {name} (?:(█*)▏? )?([\d.]+ [KMi]*B)", text) for name in ("hsdp", "fsdp", "tp")}
@@ -98,5 +101,6 @@ def test_each_axis_has_a_bar_of_what_is_received_along_it(stepped: Path) -> None
     }
 
 
+@nightly
 def test_the_letters_of_a_schedule_are_explained_on_the_screen(pipelined: Path) -> None:
     assert "a0 forward of micro-batch 0" in walk(pipelined, "5", size=(80, 24)).text

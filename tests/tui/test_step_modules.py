@@ -14,6 +14,7 @@ from shardviz.dump.records.tensors import Body, TensorRecord
 from shardviz.dump.records.trace import PointRecord
 from shardviz.tui.app import ShardvizApp
 from shardviz.tui.model.document import Document
+from tests.lanes import nightly
 from tests.tui.conftest import MESH, kept
 from tests.tui.driving import press, rest, settle, walk, walk_on
 from tests.tui.steps import add_to_ranks
@@ -76,5 +77,6 @@ def test_no_module_is_judged_before_all_ranks_are_read(folder: Path) -> None:
     assert "layers.1.up" not in text
 
 
+@nightly
 def test_without_a_trace_there_is_no_such_key(stepped: Path) -> None:
     assert "m Modules" not in walk(stepped, "5").text

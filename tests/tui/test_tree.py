@@ -9,6 +9,7 @@ import pytest
 
 from shardviz.tui.model.names import place_of
 from shardviz.tui.model.tree import errors_first, layer_of, lines_of, tree_of, visible
+from tests.lanes import nightly
 from tests.tui.driving import walk, walk_on
 
 if TYPE_CHECKING:
@@ -186,6 +187,7 @@ def test_search_finds_a_layer_opens_it_and_leaves_it_on_its_own(even_bug: Path) 
     }
 
 
+@nightly
 def test_the_map_and_the_copied_name_are_those_of_the_layer(even_bug: Path) -> None:
     shown = walk(even_bug, "slash", "type layers.2", "enter", "y")
     assert shown.clipboard == "layers.2.weight"
@@ -198,5 +200,6 @@ def test_errors_come_first_when_asked_for(even_bug: Path) -> None:
     assert firsts == {"model": "embedding", "errors": "layers.[0-2]", "again": "embedding"}
 
 
+@nightly
 def test_a_tensors_line_has_its_local_shape_and_bytes(healthy: Path) -> None:
     assert "weight  [24/tp/fsdp, 12]  [3, 12] 144 B" in walk(healthy, size=(200, 60)).text

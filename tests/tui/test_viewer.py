@@ -18,6 +18,7 @@ from shardviz.tui.app import ShardvizApp
 from shardviz.tui.colors import SAME, plain
 from shardviz.tui.export import remember_theme, remembered_theme, screen_text
 from shardviz.tui.loading import stamps_of
+from tests.lanes import nightly
 from tests.tui.driving import PATIENCE, Driven, rest, settle, until, walk
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ def test_a_rank_file_that_is_cut_short_is_noticed_and_shown_with_the_time(
     assert re.search(r"1 rank missing · changed \d\d:\d\d", text)
 
 
+@nightly
 def test_a_rank_file_that_is_completed_later_is_noticed(
     healthy: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

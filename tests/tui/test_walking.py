@@ -19,6 +19,7 @@ from shardviz.picture.model import sides
 from shardviz.tui import viewer
 from shardviz.tui.app import ShardvizApp, view
 from tests.dumps import Made, make_dump
+from tests.lanes import nightly
 from tests.tui.driving import PATIENCE, Driven, rest, until, walk, walk_on
 from tests.tui.steps import add_to_ranks
 
@@ -48,6 +49,7 @@ def test_filters_leave_what_is_wrong_or_over_an_axis(even_bug: Path, shapes: Pat
     assert " of 12 " not in walks["all"].text
 
 
+@nightly
 def test_search_finds_part_of_a_name_and_escape_takes_every_filter_away(healthy: Path) -> None:
     found = ("slash", "type down", "enter")
     first = {"found": ("slash", "type n.bi"), "closed": ("escape",)}
@@ -62,6 +64,7 @@ def test_search_finds_part_of_a_name_and_escape_takes_every_filter_away(healthy:
         assert "up" in walks[shown].text
 
 
+@nightly
 def test_what_a_step_left_is_listed_when_asked_for(stepped: Path) -> None:
     walks = walk_on(stepped, {"own": "1", "all": "r", "searched": ("r", "r", "r", "slash", "type swap")})
     assert "r: show 2 of the step" in walks["own"].text
@@ -117,6 +120,7 @@ def test_the_mesh_shows_who_holds_the_first_wrong_element_and_heat_in_turn(even_
     assert re.search(r"fsdp=1 +\+4 +✗5 +✗6 +7", shown["places"].text)
 
 
+@nightly
 def test_a_rank_of_the_mesh_opens_with_all_that_it_holds(healthy: Path) -> None:
     shown = walk(healthy, "2", "down", "right", "enter")
     assert "rank 5 of 8" in shown.text
@@ -124,6 +128,7 @@ def test_a_rank_of_the_mesh_opens_with_all_that_it_holds(healthy: Path) -> None:
     assert re.search(r"│ +0 +9,0 +9,1 .*│ +9,0 +9,1 ", shown.text)
 
 
+@nightly
 def test_until_a_rank_was_chosen_every_view_is_of_the_first_one_of_the_mesh(tmp_path: Path) -> None:
     stages = {0: ("last.weight", "last.bias"), 1: ("first.weight", "first.bias")}
     tensors = dict.fromkeys((*stages[0], *stages[1]), Made(None, shape=(2,)))
