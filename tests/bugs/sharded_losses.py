@@ -172,7 +172,57 @@ def step(model, batch, mesh):
 
 """
 
+NEXT_WORDS = """
+MESH = (2,)
+class LM(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.middle = nn.Embedding(16, 8), nn.Linear(8, 8)
+        self.head = nn.Linear(8, 16, bias=False)
+    def forward(self, ids):
+        return self.head(torch.tanh(self.middle(self.embed(ids))))
+def build(): return LM()
+def batch(): return (torch.arange(34).square() % 16).view(2, 17)
+def loss(model, ids):
+    return functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+def step(model, ids, mesh):
+    rank, size = mesh.get_local_rank(), mesh.size()
+    words, labels = ids[:, :-1].chunk(size, 1)[rank], ids[:, 1:].chunk(size, 1)[rank]
+    value = functional.cross_entropy(model(words).flatten(0, 1), labels.flatten())
+    value.backward()
+    whole = value.detach().clone()
+    for number in (whole, *(weight.grad for weight in model.parameters())):
+        distributed.all_reduce(number, group=mesh.get_group())
+        number /= size
+    return whole
+"""
+
 CASES = (
+    Bug(
+        "labels that are shifted after the sequence is cut",
+        "cp=2",
+        NEXT_WORDS,
+        (
+            (
+                "functional.cross_entropy(model(words).flatten(0, 1), labels.flatten())",
+                "functional.cross_entropy(model(words)[:, :-1].flatten(0, 1), words[:, 1:].flatten())",
+            ),
+        ),
+        ("wrong-value",),
+        ("28 labels on all ranks", "32 in the unsharded model", "shift labels"),
+        never=("mean of their means",),
+        with_lines=True,
+    ),
+    Bug(
+        "labels that are shifted twice, as many as there are",
+        "cp=2",
+        NEXT_WORDS,
+        (("ids[:, 1:].chunk(size, 1)[rank]", "ids[:, 1:].roll(-1, 1).chunk(size, 1)[rank]"),),
+        ("wrong-value",),
+        ("loss",),
+        never=("labels on all ranks together",),
+        with_lines=True,
+    ),
     Bug(
         "an entropy whose backward loss_parallel replaces",
         "tp=2",

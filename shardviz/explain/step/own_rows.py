@@ -62,6 +62,31 @@ class MisplacedMask(Cause):
         return self.of == "keys"
 
 
+class RowsLeftOut(Cause):
+    """The losses of all ranks together are of fewer rows than the unsharded model's.
+
+    `loss(logits[:, :-1], ids[:, 1:])` on a rank's part of the sequence drops the last position of every part, and not
+    only that of the sequence: the label of that position is the first of the next rank. Shapes fit on every rank.
+
+    Attributes:
+        place: The line, as `train.py:20`.
+        function: What it calls.
+        held: How many labels all ranks have together.
+        wanted: How many the unsharded model has.
+    """
+
+    place: str
+    function: str
+    held: int
+    wanted: int
+    kinds = ("wrong-value",)
+    why = (
+        "{function} in {place} gets {held} labels on all ranks together, and {wanted} in the unsharded model: rows are "
+        "dropped or labels shifted after the batch or the sequence is cut"
+    )
+    how = "shift labels and drop rows of the whole batch, and cut it for the ranks afterwards"
+
+
 class OffsetOfUnequalParts(Cause):
     """A line begins a rank's part at its coordinate times one length, and the parts are unequal.
 
