@@ -182,7 +182,7 @@ class LM(nn.Module):
     def forward(self, ids):
         return self.head(torch.tanh(self.middle(self.embed(ids))))
 def build(): return LM()
-def batch(): return (torch.arange(34).square() % 16).view(2, 17)
+def batch(): return torch.randint(16, (2, 17))
 def loss(model, ids):
     return functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
 def step(model, ids, mesh):
@@ -214,13 +214,22 @@ CASES = (
         with_lines=True,
     ),
     Bug(
+        "labels of the other rank's part of the sequence",
+        "cp=2",
+        NEXT_WORDS,
+        (("ids[:, 1:].chunk(size, 1)[rank]", "ids[:, 1:].chunk(size, 1)[-1 - rank]"),),
+        ("wrong-value",),
+        ("with another label",),
+        with_lines=True,
+    ),
+    Bug(
         "labels that are shifted twice, as many as there are",
         "cp=2",
         NEXT_WORDS,
         (("ids[:, 1:].chunk(size, 1)[rank]", "ids[:, 1:].roll(-1, 1).chunk(size, 1)[rank]"),),
         ("wrong-value",),
-        ("loss",),
-        never=("labels on all ranks together",),
+        ("with another label", "shift labels once"),
+        never=("labels on all ranks together", "mean of their means"),
         with_lines=True,
     ),
     Bug(

@@ -87,6 +87,31 @@ class RowsLeftOut(Cause):
     how = "shift labels and drop rows of the whole batch, and cut it for the ranks afterwards"
 
 
+class LabelsOfOtherRows(Cause):
+    """A loss gets the rows of a rank's part with the labels of other rows.
+
+    Labels are shifted a second time, cut at another offset or in another order than the rows, or permuted with another
+    seed. There are as many as there should be, so that nothing raises.
+
+    Attributes:
+        place: The line, as `train.py:20`.
+        function: What it calls.
+        count: How many rows of a rank have another label.
+        of: How many rows it has.
+    """
+
+    place: str
+    function: str
+    count: int
+    of: int
+    kinds = ("wrong-value",)
+    why = (
+        "{function} in {place} gets {count} of a rank's {of} rows with another label than in the unsharded model: "
+        "labels and rows are shifted, cut or ordered in different ways"
+    )
+    how = "shift labels once, and cut and order them exactly as the rows that they belong to"
+
+
 class OffsetOfUnequalParts(Cause):
     """A line begins a rank's part at its coordinate times one length, and the parts are unequal.
 

@@ -26,7 +26,7 @@ from shardviz.check.step.lines.masks import ATTENTION, mask_fault
 from shardviz.explain.step.exchanged_rows import ForeignNumbersSummed
 from shardviz.explain.step.lines import ELEMENTWISE, UnlikeOperands, UnwrittenMemory
 from shardviz.explain.step.losses import PaddingSummed
-from shardviz.explain.step.own_rows import CausalMaskOfPart, LoopFromZero, RowsLeftOut
+from shardviz.explain.step.own_rows import CausalMaskOfPart, LoopFromZero
 from shardviz.relate.tolerance import STEP
 from shardviz.relate.values import error_of, part_of, slices_of
 from shardviz.text import join_numbers, named_ranks
@@ -292,34 +292,6 @@ def _rows(held: Array, whole: Array | None, dim: int) -> tuple[int, ...]:
     near = STEP * float(np.max(np.abs(whole), initial=0.0))
     alike = np.abs(slices[:, None] - all_slices[None]).max(-1) <= near
     return tuple(map(int, alike.argmax(1))) if (alike.sum(1) == 1).all() else ()
-
-
-LOSSES = ("cross_entropy", "nll_loss", "mse_loss", "binary_cross_entropy_with_logits", "kl_div", "smooth_l1_loss")
-"""Functions of rows and their labels."""
-
-
-def left_out_fault(lines: Lines) -> Fault | None:
-    """Return the line that makes a loss of fewer rows, of all ranks together, than the unsharded model's."""
-    for function in LOSSES:
-        whole = [line for line in lines.unsharded.lines if line.function == function and len(line.inputs) > 1]
-        of_ranks = {
-            rank: [line for line in own.lines if line.function == function and len(line.inputs) > 1]
-            for rank, own in lines.sharded.items()
-        }
-        if len(whole) != 1 or not all(of_ranks.values()):
-            continue
-        wanted = math.prod(lines.wholes[whole[0].inputs[1]].shape)
-        held = {
-            rank: sum(math.prod(lines.records[rank, line.inputs[1]].shape) for line in own)
-            for rank, own in of_ranks.items()
-        }
-        if (total := sum(held.values())) < wanted:
-            rank, own = next(iter(of_ranks.items()))
-            line = own[0].frames[own[0].own]
-            gets = f"{at(line)} gives {function} {held[rank]} labels on rank {rank} and {total} on all ranks"
-            cause = RowsLeftOut(place_of(line), function, total, wanted)
-            return Fault(line, function, f"{gets}; the unsharded model's loss is of {wanted}", cause)
-    return None
 
 
 def loop_fault(lines: Lines, states: States) -> Fault | None:
