@@ -24,7 +24,7 @@ from shardviz.check.step.lines.states import States
 from shardviz.dump.records.lines import TO_LOCAL
 from shardviz.explain.step.factors import UndividedShardGradient
 from shardviz.explain.step.gradients import MicroBatchesReducedAgain
-from shardviz.explain.step.lines import WrongLines, WrongReductionLine
+from shardviz.explain.step.lines import MisplacedLine, WrongLines, WrongReductionLine
 from shardviz.explain.step.step_lines import (
     BackwardLine,
     GradientLine,
@@ -120,8 +120,8 @@ class Around:
             faults = [self._passed_by(finding.explanation, result.name) for result in results]
         if not finding.tensor and not any(faults):
             faults = [self._of_summed_loss(result) for result in results]
-        if finding.tensor == "loss" and all(fault is None or isinstance(fault.cause, WrongLines) for fault in faults):
-            faults = [labels_fault(self.lines, self.states)]
+        if finding.tensor == "loss" and (faults[0] is None or isinstance(faults[0].cause, WrongLines | MisplacedLine)):
+            faults = [labels_fault(self.lines, self.states) or faults[0]]
         known = [fault for fault in faults if fault is not None]
         is_one = len({(fault.line, type(fault.cause)) for fault in known}) == 1 and len(known) == len(faults)
         return known[0] if is_one and not isinstance(known[0].cause, WrongLines) else None
