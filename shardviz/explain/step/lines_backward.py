@@ -9,9 +9,9 @@ from shardviz.explain.step.lines import WRONG
 class UnsummedLineBackward(Cause):
     """Nothing sums a gradient that each rank computes for its own part only.
 
-    A different line uses the same tensor whole, as a residual does, and sends back the whole gradient. The tensor
-    then gets neither the whole gradient nor a term of it, and a sum of the weights' gradients after backward
-    doesn't repair that.
+    A different line uses the same tensor whole, as a residual does, or the backward of a branch beside it sums. Both
+    send back a whole gradient. The tensor then gets neither the whole gradient nor a term of it, and a sum of the
+    weights' gradients after backward doesn't repair that.
 
     Attributes:
         place: The line, as `moe.py:83`.
@@ -23,7 +23,7 @@ class UnsummedLineBackward(Cause):
     kinds = ("unreduced-gradient",)
     why = (
         "{place} sends back each rank's own part of a gradient. Nothing sums the parts over {axis} before a different "
-        "line adds its whole gradient, as a residual does"
+        "use adds its whole gradient, as a residual does, or a branch whose backward sums"
     )
     how = (
         "sum the gradient over {axis} at the input of {place}: a torch.autograd.Function that returns its input in "

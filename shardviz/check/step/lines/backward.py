@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
+from itertools import combinations
 from typing import TYPE_CHECKING
 
 from shardviz.check.step.lines.calls import SELECTS
 from shardviz.check.step.lines.fault import Fault, after, fault_at, place_of, reached
-from shardviz.check.step.lines.states import State, words_of
+from shardviz.check.step.lines.states import MAX_BESIDE, State, words_of
 from shardviz.explain.step.lines_backward import UnsummedLineBackward, WholeGradientSummedAgain, WrongLineBackward
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from shardviz.check.step.lines.calls import Call, Lines, Value
     from shardviz.check.step.lines.states import States
@@ -61,9 +62,8 @@ class _Backward:
     def blame(self, value: Value) -> Fault | None:
         """Return the line that hands back the wrong gradient of a tensor."""
         readers = self.lines.readers(value)
-        passing = [call for call in readers if self._is_given_terms(call)]
-        if len({call.place for call in passing}) == 1 and (axis := self._terms_beside_whole(value, passing[-1])):
-            return self._terms(self._begin_of_terms(passing[-1]), value, axis)
+        if (branch := self._unsummed_branch(value, readers)) is not None:
+            return branch
         if len({call.place for call in readers}) > 1:
             readers = [call for call in readers if not self._hands_back_right(value, call)]
         if len({call.place for call in readers}) > 1:
@@ -73,8 +73,6 @@ class _Backward:
             return None
         unsummed = [fault for reader in readers if (fault := self._unsummed_part(value, reader)) is not None]
         call = readers[-1]
-        if axis := self._terms_beside_whole(value, call):
-            return self._terms(call, value, axis)
         gradients = [self.states.gradient(one) for one in self._made_of(call)]
         if any(state.is_wrong for state in gradients):
             return None  # it is given a wrong gradient
@@ -88,7 +86,7 @@ class _Backward:
 
     def _terms(self, call: Call, value: Value, axis: str) -> Fault:
         """Return that a call hands back terms of a tensor's gradient beside what another hands back whole."""
-        cause = UnsummedLineBackward(place_of(call.line), axis)
+        cause = UnsummedLineBackward(place_of(call.first.frames[-1]), axis)
         return self._hands_back(call, value, "", cause, State("none", axes=(axis,)))
 
     def _wrong(self, value: Value, call: Call, given: str, axis: str = "", operand: str = "") -> Fault:
@@ -161,11 +159,18 @@ class _Backward:
             call = next(iter(terms or readers), call)
         return call
 
-    def _terms_beside_whole(self, value: Value, call: Call) -> str:
-        """Return the axis over which a call hands back terms of a sum while another hands back all."""
-        others = [reader for reader in self.lines.readers(value) if reader is not call]
-        outputs = [one for reader in others for one in reader.outputs]
-        return self.states.terms_beside(value, outputs) if outputs else ""
+    def _unsummed_branch(self, value: Value, readers: Sequence[Call]) -> Fault | None:
+        """Return the fault of the readers that hand back terms of a sum while all others hand back the whole.
+
+        A reader may stand on the line of another, as in a function that a module calls.
+        """
+        giving = [call for call in readers if self._is_given_terms(call) or self.uses_part(value, call)]
+        for count in range(1, len(readers)) if len(readers) <= MAX_BESIDE else ():
+            for branch in combinations(giving, count):
+                outputs = [made for reader in readers if reader not in branch for made in reader.outputs]
+                if outputs and (axis := self.states.terms_beside(value, outputs)):
+                    return self._terms(self._begin_of_terms(branch[0]), value, axis)
+        return None
 
     def _made_of(self, call: Call) -> Iterator[Value]:
         """Yield a call's outputs; for those without a known gradient, what is made from them."""
