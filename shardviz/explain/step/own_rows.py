@@ -93,6 +93,32 @@ class OffsetOfUnequalParts(Cause):
     )
 
 
+class SameSlices(Cause):
+    """Every rank takes the same slices of a tensor, although each has its own part of another.
+
+    With fewer key heads than ranks, a rank has all key heads and chooses those of its query heads. A choice by
+    `arange(local_heads)` counts the rank's query heads from 0, so every rank chooses alike. Shapes are right.
+
+    Attributes:
+        place: The line that counts or chooses, as `attention.py:40`.
+        function: What it calls.
+        reader: The line that combines the slices with the rank's own part.
+    """
+
+    place: str
+    function: str
+    reader: str
+    kinds = ("wrong-value",)
+    why = (
+        "{function} in {place} gives every rank the same, so all ranks take the same slices of what {reader} combines "
+        "with each rank's own part: heads or rows are counted from the rank's first, and not from the whole's"
+    )
+    how = (
+        "count in {place} from the first of the whole: add the rank's first number, its coordinate times the size of "
+        "its part, and choose the slices for {reader} with the sizes of the whole"
+    )
+
+
 class LoopFromZero(Cause):
     """A loop over a rank's own slices uses its counter as if it counted the slices of the whole.
 

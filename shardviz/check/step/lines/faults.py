@@ -20,7 +20,7 @@ from shardviz.check.step.lines.exchanges import (
 )
 from shardviz.check.step.lines.fault import Fault, called, fault_at, with_label
 from shardviz.check.step.lines.foreign import foreign_fault, loop_fault, own_rows_fault, padding_fault, unwritten_fault
-from shardviz.check.step.lines.offsets import shifted_fault, unequal_fault
+from shardviz.check.step.lines.offsets import same_slices_fault, shifted_fault, unequal_fault
 from shardviz.check.step.lines.search import ForwardSearch, axes_in
 from shardviz.explain.step.forward import ShiftedPart
 from shardviz.explain.step.lines import (
@@ -86,6 +86,8 @@ def _narrowed(lines: Lines, states: States, fault: Fault | None) -> Fault | None
         return unwritten_fault(lines) or moved_fault(lines, states) or fault
     if fault is not None and _may_be_shifted(fault):
         return _shifted(lines, states) or fault
+    if fault is not None and isinstance(fault.cause, UnlikeOperands):
+        return same_slices_fault(lines, states, wrong_results(lines, states)) or fault
     if fault is not None and isinstance(fault.cause, WrongLines):
         return (
             unwritten_fault(lines)
@@ -96,6 +98,7 @@ def _narrowed(lines: Lines, states: States, fault: Fault | None) -> Fault | None
             or foreign_fault(lines, states)
             or misplaced_fault(lines, states)
             or shifted_fault(lines, states, wrong_results(lines, states))
+            or same_slices_fault(lines, states, wrong_results(lines, states))
             or padding_fault(lines, states)
             or loop_fault(lines, states)
             or fault

@@ -56,7 +56,7 @@ from shardviz.explain.step.modules import (
     UngatheredInput,
     UnsummedModule,
 )
-from shardviz.explain.step.own_rows import CausalMaskOfPart, MisplacedMask
+from shardviz.explain.step.own_rows import CausalMaskOfPart, MisplacedMask, SameSlices
 from shardviz.explain.step.step_lines import LeftOutOfReduction, LocalWeight, NarrowReduction, ReductionNotStored
 from shardviz.explain.step.sums import (
     GradientNotReduced,
@@ -97,7 +97,7 @@ GUESSES = (UnexplainedLoss, UnexplainedValue, PartialVocabularyLoss, Unexplained
 OF_REDUCTIONS = (CopiesSummedLine, RepeatedReductionLine, WrongReductionLine)
 """Causes of a reduction that gives something else."""
 
-OF_PARTS = (CausalMaskOfPart, MisplacedMask, MisplacedOperand, ShiftedPart, UnwrittenMemory)
+OF_PARTS = (CausalMaskOfPart, MisplacedMask, MisplacedOperand, SameSlices, ShiftedPart, UnwrittenMemory)
 """Causes of a part, a mask or memory that is wrong where all keys are there."""
 
 SURE = (LeftOutOfReduction, NarrowReduction, ReductionNotStored, LocalWeight, CopiesSummedLine)

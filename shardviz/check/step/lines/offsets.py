@@ -1,4 +1,4 @@
-"""Lines that take a part at a wrong offset.
+"""Lines that take a part at a wrong offset, or the same slices on every rank.
 
 A stretch of a dim begins where another part does, or the rank's own place is computed as its coordinate times the
 length of its part, although an axis does not divide the dim: parts before its own are longer.
@@ -15,9 +15,10 @@ import numpy as np
 from shardviz.check.step.lines.exchanges import spoils
 from shardviz.check.step.lines.fault import at, fault_at, place_of, reached
 from shardviz.explain.step.forward import ShiftedPart
-from shardviz.explain.step.own_rows import OffsetOfUnequalParts
+from shardviz.explain.step.own_rows import OffsetOfUnequalParts, SameSlices
 from shardviz.layout.layout import Layout
 from shardviz.relate.tolerance import SINGLE
+from shardviz.relate.values import error_of, slices_of
 from shardviz.text import listed
 
 if TYPE_CHECKING:
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 
 MOST_LISTED = 8
 """Lengths of parts that are listed at most."""
+
+MAX_COMPARED = 1 << 22
+"""Numbers that are compared to find slices among those of the whole."""
 
 MAX_LENGTH = 4096
 """Stretches of a longer dim are not looked for."""
@@ -136,6 +140,53 @@ def _fault_of_stretch(
     sentence = f"{given}; {at(call.line, maker.line)} combines them with its part, {due} to {due + length - 1}"
     places = place_of(maker.line), maker.first.function, place_of(call.line)
     return fault_at(maker, sentence, ShiftedPart(*places, stretch.rank, stretch.dim, first, due, length))
+
+
+def same_slices_fault(lines: Lines, states: States, wrong: list[Value]) -> Fault | None:
+    """Return the line that gives all ranks the same slices; None if no call combines these with the rank's own part."""
+    for call in lines.calls if wrong else ():
+        if not call.outputs or not all(states.placed(value).is_wrong for value in call.outputs):
+            continue
+        layouts = [layout for value in call.inputs if (layout := _split_layout(states, value)) is not None]
+        same = (value for layout in layouts for value in call.inputs if _are_same_slices(lines, states, value, layout))
+        if (value := next(same, None)) is None or not spoils(lines, states, call, wrong):
+            continue
+        maker = lines.producer(value)
+        while maker is not None and (earlier := [one for one in maker.inputs if _is_same_part(lines, states, one)]):
+            maker = lines.producer(earlier[0])
+        if maker is not None:
+            gives = f"{reached(maker)} is the first wrong line: {maker.first.function} gives every rank the same"
+            combines = f"{at(call.line, maker.line)} combines the slices with the rank's own part"
+            cause = SameSlices(place_of(maker.first.frames[-1]), maker.first.function, place_of(call.line))
+            return fault_at(maker, f"{gives}; {combines}", cause)
+    return None
+
+
+def _are_same_slices(lines: Lines, states: States, value: Value, layout: Layout) -> bool:
+    """Whether ranks have the same slices of a dim that a layout splits, and some need others."""
+    whole = states.whole(lines.wanted[value]) if value in lines.wanted else None
+    if whole is None or not _is_same_part(lines, states, value):
+        return False
+    held = next(iter(states.held(value).values()))
+    dims = [dim for dim, size in enumerate(whole.shape) if held.shape[dim] != size]
+    near = SINGLE * float(np.max(np.abs(whole), initial=0.0))
+    due = _due(states, layout, whole.shape[dims[0]]) if len(dims) == 1 else None
+    if due is None or whole.size * held.shape[dims[0]] > MAX_COMPARED:
+        return False
+    distances = np.abs(slices_of(held, dims[0])[:, None] - slices_of(whole, dims[0])[None]).max(-1, initial=0.0)
+    length = held.shape[dims[0]]
+    needed = [np.take(whole, range(first, first + length), dims[0]) for first in due.values()]
+    return bool((distances.min(1) <= near).all()) and any(error_of(held, part) > SINGLE for part in needed)
+
+
+def _is_same_part(lines: Lines, states: States, value: Value) -> bool:
+    """Whether all ranks have the same of a tensor, and less than the unsharded model."""
+    whole = states.whole(lines.wanted[value]) if value in lines.wanted else None
+    held = list(states.held(value).values())
+    if whole is None or len(held) < max(states.mesh.size, 2) or held[0].ndim != whole.ndim or not held[0].size:
+        return False
+    is_same = all(array.shape == held[0].shape and error_of(array, held[0]) <= SINGLE for array in held[1:])
+    return is_same and held[0].size < whole.size
 
 
 @dataclass(frozen=True)
