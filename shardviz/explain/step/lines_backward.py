@@ -90,3 +90,30 @@ class WrongLineBackward(Cause):
         "backward of {place}|check {place}: a tensor that all ranks have and each uses for its own part needs a sum in "
         "backward; terms of a sum need none}}"
     )
+
+
+class GradientsOfOtherMicroBatches(Cause):
+    """Gradients of micro-batches come back to the outputs of other ones.
+
+    A stage of a pipeline keeps its outputs until their gradients arrive. If it takes the last output first, and the
+    next stage runs backward for the first micro-batch first, each gradient meets another micro-batch's output. Losses
+    are right, and so are the stages behind.
+
+    Attributes:
+        rank: A rank to which they come back.
+        outputs: The micro-batches of the outputs, counted from 0.
+        gradients: Those of their gradients, in the same order.
+    """
+
+    rank: int
+    outputs: str
+    gradients: str
+    kinds = ("wrong-value",)
+    why = (
+        "On rank {rank}, the outputs of micro-batches {outputs} get the gradients of micro-batches {gradients}: the "
+        "rank takes its outputs in another order than the gradients are sent in"
+    )
+    how = (
+        "take outputs for backward in the order in which the next stage sends gradients, and send the gradients of "
+        "inputs in that order: outputs.pop(0) on both stages if the first micro-batch comes first"
+    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.check.step.lines.backward import backward_fault
+from shardviz.check.step.lines.backward import backward_fault, micro_batches_fault
 from shardviz.check.step.lines.calls import SELECTS
 from shardviz.check.step.lines.exchanges import (
     MOVES,
@@ -43,6 +43,8 @@ COUNTS = ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp")
 
 def fault_in(lines: Lines, states: States) -> Fault | None:
     """Return the first wrong line; None if there is none, or several lines could be it."""
+    if (fault := micro_batches_fault(lines, states)) is not None:
+        return fault
     for value in lines.values:  # in order, so that none of them has to go back far
         states.placed(value)
     fault = _narrowed(lines, states, forward_fault(lines, states))

@@ -35,6 +35,7 @@ from shardviz.explain.step.lines import (
     WrongLines,
     WrongReductionLine,
 )
+from shardviz.explain.step.lines_backward import GradientsOfOtherMicroBatches
 from shardviz.explain.step.losses import (
     PartialVocabularyLoss,
     ScalarNotReduced,
@@ -169,11 +170,19 @@ def _with_line_of_term(dump: Dump, finding: Finding, opened: Iterable[Lines]) ->
 
 
 def _given_wrong(finding: Finding, lines: Lines, fault: Fault) -> Finding:
-    """Return a finding of the module around the one that is given what is wrong."""
-    around = lines.module.rpartition(".")[0]
-    placed = replace(finding, sentence=fault.sentence, details=(finding.sentence,), module=around)
+    """Return a finding of the module around the one that is given what is wrong, or gradients of something else.
+
+    If only gradients are wrong, its inputs are right, whatever its lines are compared with.
+    """
+    around, is_of_gradients = lines.module.rpartition(".")[0], isinstance(fault.cause, GradientsOfOtherMicroBatches)
+    results = results_of(finding)
+    if (bool(results) and all(result.role == "grad" for result in results)) != is_of_gradients:
+        return finding
+    details = finding.details if is_of_gradients else (finding.sentence,)
+    placed = replace(finding, sentence=fault.sentence, details=details, module=around)
     is_open = isinstance(finding.explanation, (*OPEN, UngatheredKeys))
-    return placed.because(UnexplainedInput(lines.module or "the model")) if is_open else finding
+    cause = fault.cause if is_of_gradients else UnexplainedInput(lines.module or "the model")
+    return placed.because(cause) if is_open else finding
 
 
 def _not_read(dump: Dump) -> Iterator[NotChecked]:
