@@ -20,7 +20,7 @@ from shardviz.check.step.lines.exchanges import (
 )
 from shardviz.check.step.lines.fault import Fault, called, fault_at, with_label
 from shardviz.check.step.lines.foreign import foreign_fault, loop_fault, own_rows_fault, padding_fault, unwritten_fault
-from shardviz.check.step.lines.offsets import same_slices_fault, shifted_fault, unequal_fault
+from shardviz.check.step.lines.offsets import other_axis_fault, same_slices_fault, shifted_fault, unequal_fault
 from shardviz.check.step.lines.search import ForwardSearch, axes_in
 from shardviz.explain.step.forward import ShiftedPart
 from shardviz.explain.step.lines import (
@@ -82,8 +82,8 @@ def fault_of_mean(lines: Lines, states: States, value: Value) -> Fault | None:
 
 def _narrowed(lines: Lines, states: States, fault: Fault | None) -> Fault | None:
     """Return the line that a fault comes from, if what its calls read or exchange tells that."""
-    if fault is not None and (unequal := unequal_fault(lines, states)) is not None:
-        return unequal
+    if fault is not None and (cut := unequal_fault(lines, states) or other_axis_fault(lines, states)) is not None:
+        return cut
     if fault is not None and fault.reads and not isinstance(fault.cause, MisplacedLine):
         return unwritten_fault(lines) or moved_fault(lines, states) or fault
     if fault is not None and _may_be_shifted(fault):

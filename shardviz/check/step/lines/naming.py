@@ -57,7 +57,7 @@ from shardviz.explain.step.modules import (
     UngatheredInput,
     UnsummedModule,
 )
-from shardviz.explain.step.own_rows import CausalMaskOfPart, MisplacedMask, SameSlices
+from shardviz.explain.step.own_rows import CausalMaskOfPart, CutByAnotherAxis, MisplacedMask, SameSlices
 from shardviz.explain.step.step_lines import LeftOutOfReduction, LocalWeight, NarrowReduction, ReductionNotStored
 from shardviz.explain.step.sums import (
     GradientNotReduced,
@@ -203,6 +203,7 @@ def with_line(finding: Finding, fault: Fault) -> Finding:
     is_open |= isinstance(finding.explanation, StatisticsOfPart) and _is_no_mean(fault)
     is_open |= isinstance(finding.explanation, UngatheredKeys) and _tells_no_attention(fault)
     is_open |= fault.is_scaled and isinstance(finding.explanation, OF_FACTORS)
+    is_open |= isinstance(fault.cause, CutByAnotherAxis)
     if isinstance(fault.cause, WrongLines):
         return line_finding.because(fault.cause) if is_open else line_finding
     placed = replace(line_finding, line=fault.place)

@@ -1,4 +1,4 @@
-"""Lines that take a part at a wrong offset, or the same slices on every rank.
+"""Lines that take a part at a wrong offset, the same slices on every rank, or a weight's part by another axis.
 
 A stretch of a dim begins where another part does, or the rank's own place is computed as its coordinate times the
 length of its part, although an axis does not divide the dim: parts before its own are longer.
@@ -15,20 +15,23 @@ import numpy as np
 from shardviz.check.step.lines.exchanges import spoils
 from shardviz.check.step.lines.fault import at, fault_at, place_of, reached
 from shardviz.explain.step.forward import ShiftedPart
-from shardviz.explain.step.own_rows import OffsetOfUnequalParts, SameSlices
+from shardviz.explain.step.own_rows import CutByAnotherAxis, OffsetOfUnequalParts, SameSlices
 from shardviz.layout.layout import Layout
 from shardviz.relate.tolerance import SINGLE
 from shardviz.relate.values import error_of, slices_of
 from shardviz.text import listed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from shardviz.check.step.lines.calls import Call, Lines, Value
     from shardviz.check.step.lines.fault import Fault
     from shardviz.check.step.lines.states import States
+
+WEIGHT = "weight "
+"""What the origin of a weight begins with."""
 
 MOST_LISTED = 8
 """Lengths of parts that are listed at most."""
@@ -262,3 +265,51 @@ def _fault_of_unequal(call: Call, split: UnequalSplit, rank: int, length: str) -
     parts, place = listed(split.lengths, MOST_LISTED), place_of(line or call.line)
     cause = OffsetOfUnequalParts(place, split.axis, split.size, parts, length)
     return replace(fault_at(call, sentence, cause), line=line or call.line)
+
+
+def other_axis_fault(lines: Lines, states: States) -> Fault | None:
+    """Return the line that multiplies rows by parts of a weight that differ along the axis of the rows alone.
+
+    Ranks along an axis of as many ranks as there are parts lack some of them: it is the one to cut the weight by.
+    """
+    for call in lines.calls:
+        weights = [value for value in call.inputs if lines.origin(value).startswith(WEIGHT)]
+        weights = [value for value in weights if not lines.records[value[0]].placements]  # of a DTensor, they are right
+        others = [value for value in call.inputs if value not in weights]
+        rows = [axis for value in others for axis in _axes_of_rows(lines, states, value)] if weights else []
+        for weight in weights if rows and not call.first.is_collective else ():
+            name = ".".join(filter(None, (lines.module, lines.origin(weight).removeprefix(WEIGHT))))
+            if (cause := _cut(lines, states, weight, rows, name)) is not None:
+                has = f"ranks along {cause.rows} have different parts of {name}, and those along {cause.axis} not all"
+                sentence = f"{reached(call)} gives {call.first.function} rows that {cause.rows} splits; {has}"
+                return fault_at(call, sentence, cause)
+    return None
+
+
+def _axes_of_rows(lines: Lines, states: States, value: Value) -> Iterator[str]:
+    """Yield the axes that split the rows of a tensor, or of what a rank makes it of without an exchange."""
+    if states.forward(value).is_known:
+        sources = [value]
+    else:
+        makers = list(lines.makers(value))
+        sources = [] if any(call.first.ranks for call in makers) else [one for call in makers for one in call.inputs]
+    for layout in (_split_layout(states, source) for source in sources if not lines.origin(source).startswith(WEIGHT)):
+        chains = () if layout is None else layout.chains[:-1] or layout.chains
+        yield from (link for chain in chains for link in chain if isinstance(link, str))
+
+
+def _cut(lines: Lines, states: States, weight: Value, rows: Sequence[str], name: str) -> CutByAnotherAxis | None:
+    """Return the cause of a weight whose parts differ along an axis of rows, and are not all there along another."""
+    whole, held = states.whole(lines.wanted[weight]) if weight in lines.wanted else None, states.held(weight)
+    mesh = states.mesh
+    if whole is None or len(held) < mesh.size or len({array.shape for array in held.values()}) > 1:
+        return None
+    parts = {rank: array.tobytes() for rank, array in held.items()}
+    count = len(set(parts.values()))
+    number = {axis: [len({parts[rank] for rank in group}) for group in mesh.groups(axis)] for axis in mesh.axes}
+    cut = [axis for axis in mesh.axes if axis not in rows and mesh.axis_size(axis) == count]
+    differing = [axis for axis in rows if max(number[axis]) > 1 and axis in states.batch_axes]
+    if count < 2 or next(iter(held.values())).size * count != whole.size or len(cut) != 1 or not differing:
+        return None
+    together = max(number[cut[0]])
+    return CutByAnotherAxis(name, cut[0], differing[0], together, count) if together < count else None
