@@ -105,7 +105,70 @@ def batch():
 """
 )
 
+FUNCTION = (
+    ENTER
+    + """
+def swiglu(x, w1, w3, w2, group=None):
+    x = x if group is None else Enter.apply(x, group)
+    gate = functional.silu(functional.linear(x, w1))
+    up = functional.linear(x, w3)
+    out = functional.linear(gate * up, w2)
+    return out if group is None else Leave.apply(out, group)
+
+
+class Net(nn.Module):
+    group = None
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = nn.Linear(8, 8), nn.RMSNorm(8)
+        self.w1, self.w3 = (nn.Parameter(torch.randn(12, 8) / 3) for _ in range(2))
+        self.w2 = nn.Parameter(torch.randn(8, 12) / 3)
+
+    def forward(self, x):
+        x = torch.tanh(self.first(x))
+        return x + swiglu(self.norm(x), self.w1, self.w3, self.w2, self.group)
+
+
+def build():
+    return Net()
+
+
+def parallelize(model, mesh):
+    model.group = mesh.get_group("tp")
+    for weight, dim in ((model.w1, 0), (model.w3, 0), (model.w2, 1)):
+        weight.data = weight.data.chunk(mesh.size(), dim)[mesh.get_local_rank()].clone()
+
+
+def batch():
+    return torch.randn(14, 8)
+
+"""
+)
+
+ENTERS = "    x = x if group is None else Enter.apply(x, group)\n"
+
 CASES = (
+    Bug(
+        "the gate of a function that a module calls reads what has no backward sum",
+        "tp=2",
+        FUNCTION,
+        ((ENTERS, "    a = x\n" + ENTERS), ("linear(x, w1)", "linear(a, w1)")),
+        ("unreduced-gradient",),
+        ("`gate = functional.silu(functional.linear(a, w1))`", "each rank's own part of a gradient", "over tp"),
+        never=("doesn't match its forward",),
+        with_lines=True,
+    ),
+    Bug(
+        "both halves of a function read what has no backward sum, beside a residual",
+        "tp=2",
+        FUNCTION,
+        ((ENTERS, ""), ("swiglu(self.norm(x),", "swiglu(x,")),
+        ("unreduced-gradient",),
+        ("gate = functional.silu", "each rank's own part of a gradient", "over tp"),
+        never=("doesn't match its forward",),
+        with_lines=True,
+    ),
     Bug(
         "one of two branches without a backward sum",
         "tp=2",

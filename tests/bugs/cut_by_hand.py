@@ -49,6 +49,66 @@ def batch():
 """
 )
 
+OUTER = (
+    BLOCK.replace('    fully_shard(model, mesh=mesh["dp"])\n', "")
+    + """
+def step(model, rows, mesh):
+    loss = model(rows).square().mean()
+    loss.backward()
+    for parameter in model.parameters():
+        distributed.all_reduce(parameter.grad, group=mesh.get_group("dp"))
+        parameter.grad /= mesh["dp"].size()
+    return loss
+
+"""
+)
+"""A block without FSDP, so that any axis of the mesh may be the outer one."""
+
+WORDS = (
+    BY_HAND
+    + """
+BATCH_AXES = ("dp",)
+
+
+class Words(nn.Module):
+    group, first = None, 0
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(12, 8))
+
+    def forward(self, ids):
+        local = ids - self.first
+        is_other = (local < 0) | (local >= len(self.weight))
+        out = self.weight[local.masked_fill(is_other, 0)].masked_fill(is_other[..., None], 0)
+        return out if self.group is None else Sum.apply(out, self.group)
+
+
+def build():
+    return nn.Sequential(Words(), nn.Linear(8, 4))
+
+
+def parallelize(model, mesh):
+    size, rank = mesh["tp"].size(), mesh.get_local_rank("tp")
+    model[0].group, model[0].first = mesh.get_group("tp"), rank * 12 // size
+    model[0].weight.data = model[0].weight.data.chunk(size)[rank].clone()
+
+
+def batch():
+    return torch.randint(12, (8, 5))
+
+
+def step(model, rows, mesh):
+    loss = model(rows).square().mean()
+    loss.backward()
+    for parameter in model.parameters():
+        distributed.all_reduce(parameter.grad, group=mesh.get_group("dp"))
+        parameter.grad /= mesh["dp"].size()
+    return loss
+
+"""
+)
+
 SUM = "return x + Sum.apply(term, self.group) + self.down.bias"
 
 HEADS = (
@@ -180,5 +240,46 @@ CASES = (
         ("wrong-value",),
         ("whole matri", "full_tensor()"),
         ("learning rate",),
+    ),
+    Bug(
+        "weights cut by the rank in the world, with tp as the outer axis",
+        "tp=2,dp=2",
+        OUTER,
+        (("cut(block, tp.get_local_rank(), tp.size())", "cut(block, distributed.get_rank() % tp.size(), tp.size())"),),
+        ("wrong-value",),
+        (
+            "0.up.weight is cut over dp, which splits the batch, instead of by the coordinate along tp",
+            "1 of its 2 parts",
+            "mesh.get_local_rank('tp')",
+        ),
+        with_lines=True,
+    ),
+    Bug(
+        "weights cut by the rank in the world, with more ranks along tp than along dp",
+        "tp=4,dp=2",
+        OUTER,
+        (("cut(block, tp.get_local_rank(), tp.size())", "cut(block, distributed.get_rank() % tp.size(), tp.size())"),),
+        ("wrong-value",),
+        ("0.up.weight is cut over dp", "2 of its 4 parts"),
+        never=("each other's parts",),
+        with_lines=True,
+    ),
+    Bug(
+        "columns of one weight of two cut along dp",
+        "dp=2,tp=2",
+        OUTER,
+        (("chunk(size, 1)[rank]", "chunk(size, 1)[distributed.get_rank() // size]"),),
+        ("wrong-value",),
+        ("0.down.weight is cut over dp", "1 of its 2 parts"),
+        with_lines=True,
+    ),
+    Bug(
+        "words of a vocabulary cut along dp",
+        "tp=2,dp=2",
+        WORDS,
+        (('mesh.get_local_rank("tp")', "distributed.get_rank() % 2"),),
+        ("wrong-value",),
+        ("0.weight is cut over dp", "1 of its 2 parts"),
+        with_lines=True,
     ),
 )

@@ -21,6 +21,46 @@ def step(model, rows, mesh):
 """
 )
 
+ALL_FORWARD = (
+    STAGES
+    + """
+PARTS = 4
+
+
+def loss(model, rows):
+    return model(rows).square().mean()
+
+
+def step(model, rows, mesh):
+    stage, last, group = mesh.get_local_rank("pp"), mesh["pp"].size() - 1, mesh.get_group("pp")
+    inputs, outputs = [], []
+    for part in rows.chunk(PARTS):
+        if stage > 0:
+            part = torch.empty_like(part)
+            distributed.recv(part, group_src=stage - 1, group=group)
+            part.requires_grad_()
+        inputs.append(part)
+        outputs.append(model(part))
+        if stage < last:
+            distributed.send(outputs[-1].detach(), group_dst=stage + 1, group=group)
+    losses = [output.square().mean() / PARTS for output in outputs]
+    total = sum(losses).detach()
+    for number in range(PARTS):
+        if stage == last:
+            losses[number].backward()
+        else:
+            output = outputs.pop(0)
+            gradient = torch.empty_like(output)
+            distributed.recv(gradient, group_src=stage + 1, group=group)
+            output.backward(gradient)
+        if stage > 0:
+            distributed.send(inputs[number].grad, group_dst=stage - 1, group=group)
+    distributed.broadcast(total, group_src=last, group=group)
+    return total
+
+"""
+)
+
 WITH_DATA = (
     STAGES
     + """
@@ -385,6 +425,34 @@ CASES = (
         ("wrong-value", "misordered", "duplicated"),
         ("micro-batch|repeat",),
     ),
+    Bug(
+        "outputs of micro-batches taken last first",
+        "pp=2",
+        ALL_FORWARD,
+        (("outputs.pop(0)", "outputs.pop()"),),
+        ("wrong-value",),
+        ("micro-batches 3, 2, 1, 0", "outputs.pop(0)"),
+        never=("given another input",),
+        with_lines=True,
+    ),
+    Bug(
+        "outputs of micro-batches taken last first on a stage between others",
+        "pp=4",
+        ALL_FORWARD,
+        (
+            ("outputs.pop(0)", "outputs.pop(-(stage == 1))"),
+            ("inputs[number].grad", "inputs[PARTS - 1 - number if stage == 1 else number].grad"),
+        ),
+        ("wrong-value",),
+        ("on rank 1", "micro-batches 3, 2, 1, 0"),
+        never=("given another input",),
+        with_lines=True,
+    ),
     Healthy("the loss and the output on the first rank of pp", "pp=2", V_SHAPED),
+    Healthy(
+        "all backwards last first",
+        "pp=2",
+        ALL_FORWARD.replace("range(PARTS):", "reversed(range(PARTS)):").replace("outputs.pop(0)", "outputs.pop()"),
+    ),
     Healthy("more layers on the first stage", "pp=2", STAGES.replace("LAYERS = 4", "LAYERS = 5")),
 )

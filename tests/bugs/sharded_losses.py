@@ -57,6 +57,69 @@ def loss(model, batch):
 """
 )
 
+EXTREMES = (
+    ENTER
+    + """
+WORDS = 12
+
+
+class Net(nn.Module):
+    group, first = None, 0
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(8, 8)
+        self.head = nn.Linear(8, WORDS)
+        nn.init.normal_(self.head.weight)
+
+    def forward(self, x):
+        h = torch.tanh(self.body(x))
+        return self.head(h if self.group is None else Enter.apply(h, self.group))
+
+
+def build():
+    return Net()
+
+
+def parallelize(model, mesh):
+    rank, size = mesh["tp"].get_local_rank(), mesh["tp"].size()
+    model.group, model.first = mesh.get_group("tp"), rank * WORDS // size
+    model.head.weight = nn.Parameter(model.head.weight.detach().chunk(size)[rank].clone())
+    model.head.bias = nn.Parameter(model.head.bias.detach().chunk(size)[rank].clone())
+
+
+def batch():
+    return torch.randn(16, 8), torch.randint(WORDS, (16,))
+
+
+def over(x, group, op):
+    if group is not None:
+        x = x.clone()
+        distributed.all_reduce(x, op=op, group=group)
+    return x
+
+
+def summed(x, group):
+    return x if group is None else Leave.apply(x, group)
+
+
+def loss(model, batch):
+    x, y = batch
+    logits = model(x)
+    scale = over(logits.detach().abs().min(-1).values, model.group, distributed.ReduceOp.MIN)
+    top = over(logits.detach().amax(-1), model.group, distributed.ReduceOp.MAX)
+    shifted = logits - top[:, None]
+    log_total = summed(shifted.exp().sum(-1), model.group).log()
+    own = (y >= model.first) & (y < model.first + logits.shape[-1])
+    picked = shifted.gather(-1, (y - model.first).where(own, 0)[:, None])[:, 0]
+    powers = (logits * 0.5).logsumexp(-1)
+    if model.group is not None:
+        powers = Leave.apply((powers - top).exp(), model.group).log() + top
+    return (log_total - summed(picked.where(own, 0.0), model.group) + scale * 0.1 + powers.square() * 0.1).mean()
+
+"""
+)
+
 THREE_TERMS = """
 BATCH_AXES = ("dp",)
 
@@ -301,5 +364,47 @@ CASES = (
         ),
         ("unreduced-gradient",),
         ("over replicate",),
+    ),
+    Bug(
+        "a cross entropy relative to the largest logit of each rank",
+        "tp=2",
+        EXTREMES,
+        (("over(logits.detach().amax(-1), model.group, distributed.ReduceOp.MAX)", "logits.detach().amax(-1)"),),
+        ("wrong-value",),
+        ("the max of its own part", "op=ReduceOp.MAX"),
+        never=("the rank's own offset",),
+        with_lines=True,
+    ),
+    Bug(
+        "a scale of the smallest logit of each rank",
+        "tp=2",
+        EXTREMES,
+        (
+            (
+                "over(logits.detach().abs().min(-1).values, model.group, distributed.ReduceOp.MIN)",
+                "logits.detach().abs().min(-1).values",
+            ),
+        ),
+        ("wrong-value",),
+        ("the min of its own part", "op=ReduceOp.MIN"),
+        with_lines=True,
+    ),
+    Bug(
+        "a smallest logit that is reduced by the largest",
+        "tp=2",
+        EXTREMES,
+        (("ReduceOp.MIN", "ReduceOp.MAX"),),
+        ("wrong-value",),
+        ("doesn't give the whole", "ReduceOp.MIN"),
+        with_lines=True,
+    ),
+    Bug(
+        "the square of each rank's own logsumexp",
+        "tp=2",
+        EXTREMES,
+        (("powers = Leave.apply((powers - top).exp(), model.group).log() + top", "pass"),),
+        ("wrong-value",),
+        ("the logsumexp of its own part", "take their logsumexp"),
+        with_lines=True,
     ),
 )

@@ -71,6 +71,58 @@ def step(model, batch, mesh):
 '''
 )
 
+CHOSEN = (
+    BY_HAND
+    + """
+DIM, SIZE, HEADS, KEYS = 16, 4, 8, 2
+
+
+class Attention(nn.Module):
+    group, first = None, 0
+
+    def __init__(self):
+        super().__init__()
+        self.query = nn.Linear(DIM, HEADS * SIZE, bias=False)
+        self.key, self.value = (nn.Linear(DIM, KEYS * SIZE, bias=False) for _ in range(2))
+        self.out = nn.Linear(HEADS * SIZE, DIM, bias=False)
+
+    def forward(self, x):
+        given = x if self.group is None else Copy.apply(x, self.group)
+        query, key, value = (
+            part(given).unflatten(-1, (-1, SIZE)).transpose(1, 2) for part in (self.query, self.key, self.value)
+        )
+        number = query.shape[1]
+        chosen = (torch.arange(number) + self.first * number) * KEYS // HEADS
+        made = functional.scaled_dot_product_attention(query, key[:, chosen], value[:, chosen], is_causal=True)
+        made = self.out(made.transpose(1, 2).flatten(2))
+        return x + (made if self.group is None else Sum.apply(made, self.group))
+
+
+def build():
+    return nn.Sequential(nn.Linear(DIM, DIM), Attention())
+
+
+def parallelize(model, mesh):
+    attention = model[1]
+    attention.query.weight = own(attention.query.weight, mesh)
+    attention.out.weight = own(attention.out.weight, mesh, 1)
+    attention.group, attention.first = mesh.get_group("tp"), mesh.get_local_rank("tp")
+
+
+def batch():
+    return torch.randn(2, 5, DIM)
+
+
+def step(model, batch, mesh):
+    loss = model(batch).square().mean()
+    loss.backward()
+    for part in (model[1].key, model[1].value):
+        distributed.all_reduce(part.weight.grad, group=mesh.get_group("tp"))
+    return loss
+
+"""
+)
+
 ROTARY = """
 DIM, WORDS = 16, 12
 
@@ -178,6 +230,8 @@ def _bug(name: str, program: str, edit: tuple[str, str], words: tuple[str, ...],
     return Bug(name, mesh, program, (edit,), ("wrong-value",), words, never, with_lines=True)
 
 
+LOCAL = "chosen = torch.arange(number) * KEYS // number"
+
 CASES = (
     _bug(
         "rows of its own for each tensor-parallel rank",
@@ -209,6 +263,19 @@ CASES = (
         HEADS,
         ("first = self.rank * number", "first = (self.size - 1 - self.rank) * number"),
         ("another rank's part", "slopes"),
+    ),
+    _bug(
+        "key heads chosen by the number of the query head on the rank",
+        CHOSEN,
+        ("chosen = (torch.arange(number) + self.first * number) * KEYS // HEADS", LOCAL),
+        ("chosen = torch.arange", "counted from the rank's first", "add the rank's first number"),
+    ),
+    _bug(
+        "key heads that each rank repeats to its own number of heads",
+        CHOSEN,
+        ("key[:, chosen], value[:, chosen], is", "*(x.repeat_interleave(number // KEYS, 1) for x in (key, value)), is"),
+        ("all ranks take the same slices", "repeat_interleave"),
+        "tp=2",
     ),
     _bug(
         "positions that a model counts itself",

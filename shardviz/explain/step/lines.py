@@ -384,6 +384,41 @@ class UnaveragedLine(Cause):
     )
 
 
+class ExtremeOfPart(Cause):
+    """A line takes the maximum of each rank's own part, and nothing reduces the ranks' maxima.
+
+    A softmax over a vocabulary in shards is taken relative to the largest logit of all shards, and a scale for rounding
+    is made of the largest element of all. The maximum of a part has the right shape, and is right on some rank. The
+    same holds for a minimum and for a logsumexp.
+
+    Attributes:
+        place: The line, as `loss.py:49`.
+        function: What it calls.
+        axis: The axis over which the ranks' results have the right one.
+        op: What the right one is of theirs: `max`, `min` or `logsumexp`.
+    """
+
+    place: str
+    function: str
+    axis: str
+    op: str
+    kinds = WRONG
+    why = (
+        "{function} in {place} gives each rank the {op} of its own part. Nothing takes the {op} of the ranks' results "
+        "over {axis}"
+    )
+    how = (
+        "{is_of_powers:?gather the results of {function} in {place} over {axis} and take their logsumexp: their "
+        "maximum by ReduceOp.MAX, and the sum of their exponentials relative to it by ReduceOp.SUM|all_reduce the "
+        "result of {function} in {place} over {axis} with op=ReduceOp.{op:upper} before anything uses it}"
+    )
+
+    @property
+    def is_of_powers(self) -> bool:
+        """Whether it is the logarithm of a sum of exponentials, for which there is no reduction."""
+        return self.op == "logsumexp"
+
+
 class WrongReductionLine(Cause):
     """A collective in a line runs over the wrong ranks, or with the wrong operation, or twice.
 
@@ -394,15 +429,20 @@ class WrongReductionLine(Cause):
         function: The collective.
         ranks: The ranks of its group that the first rank is in.
         axis: The axis over which its input is one term of a sum; empty if that is not known.
+        op: The reduction that its input needs, if that is no sum: `max` or `min`.
     """
 
     place: str
     function: str
     ranks: tuple[int, ...]
     axis: str = ""
+    op: str = ""
     kinds = WRONG
     why = "{function} in {place} over {ranks:ranks} doesn't give the whole of its inputs: the group or the op is wrong"
-    how = "in {place}, reduce the terms once, with ReduceOp.SUM, over the group of {axis:?{axis}|what splits them}"
+    how = (
+        "in {place}, reduce the terms once, with ReduceOp.{op:?{op:upper}|SUM}, over the group of {axis:?{axis}|what "
+        "splits them}"
+    )
 
 
 class CopiesSummedLine(Cause):

@@ -9,9 +9,9 @@ from shardviz.explain.step.lines import WRONG
 class UnsummedLineBackward(Cause):
     """Nothing sums a gradient that each rank computes for its own part only.
 
-    A different line uses the same tensor whole, as a residual does, and sends back the whole gradient. The tensor
-    then gets neither the whole gradient nor a term of it, and a sum of the weights' gradients after backward
-    doesn't repair that.
+    A different line uses the same tensor whole, as a residual does, or the backward of a branch beside it sums. Both
+    send back a whole gradient. The tensor then gets neither the whole gradient nor a term of it, and a sum of the
+    weights' gradients after backward doesn't repair that.
 
     Attributes:
         place: The line, as `moe.py:83`.
@@ -23,7 +23,7 @@ class UnsummedLineBackward(Cause):
     kinds = ("unreduced-gradient",)
     why = (
         "{place} sends back each rank's own part of a gradient. Nothing sums the parts over {axis} before a different "
-        "line adds its whole gradient, as a residual does"
+        "use adds its whole gradient, as a residual does, or a branch whose backward sums"
     )
     how = (
         "sum the gradient over {axis} at the input of {place}: a torch.autograd.Function that returns its input in "
@@ -89,4 +89,31 @@ class WrongLineBackward(Cause):
         "returns its input in forward and all_reduces in backward|{axis:?all_reduce the gradient over {axis} in the "
         "backward of {place}|check {place}: a tensor that all ranks have and each uses for its own part needs a sum in "
         "backward; terms of a sum need none}}"
+    )
+
+
+class GradientsOfOtherMicroBatches(Cause):
+    """Gradients of micro-batches come back to the outputs of other ones.
+
+    A stage of a pipeline keeps its outputs until their gradients arrive. If it takes the last output first, and the
+    next stage runs backward for the first micro-batch first, each gradient meets another micro-batch's output. Losses
+    are right, and so are the stages behind.
+
+    Attributes:
+        rank: A rank to which they come back.
+        outputs: The micro-batches of the outputs, counted from 0.
+        gradients: Those of their gradients, in the same order.
+    """
+
+    rank: int
+    outputs: str
+    gradients: str
+    kinds = ("wrong-value",)
+    why = (
+        "On rank {rank}, the outputs of micro-batches {outputs} get the gradients of micro-batches {gradients}: the "
+        "rank takes its outputs in another order than the gradients are sent in"
+    )
+    how = (
+        "take outputs for backward in the order in which the next stage sends gradients, and send the gradients of "
+        "inputs in that order: outputs.pop(0) on both stages if the first micro-batch comes first"
     )

@@ -143,6 +143,60 @@ class OffsetOfUnequalParts(Cause):
     )
 
 
+class SameSlices(Cause):
+    """Every rank takes the same slices of a tensor, although each has its own part of another.
+
+    With fewer key heads than ranks, a rank has all key heads and chooses those of its query heads. A choice by
+    `arange(local_heads)` counts the rank's query heads from 0, so every rank chooses alike. Shapes are right.
+
+    Attributes:
+        place: The line that counts or chooses, as `attention.py:40`.
+        function: What it calls.
+        reader: The line that combines the slices with the rank's own part.
+    """
+
+    place: str
+    function: str
+    reader: str
+    kinds = ("wrong-value",)
+    why = (
+        "{function} in {place} gives every rank the same, so all ranks take the same slices of what {reader} combines "
+        "with each rank's own part: heads or rows are counted from the rank's first, and not from the whole's"
+    )
+    how = (
+        "count in {place} from the first of the whole: add the rank's first number, its coordinate times the size of "
+        "its part, and choose the slices for {reader} with the sizes of the whole"
+    )
+
+
+class CutByAnotherAxis(Cause):
+    """Weights are cut by a rank's coordinate along another axis of the mesh.
+
+    `rank % tp_size` is the coordinate along tp only if tp is the innermost axis. Otherwise ranks of a tensor-parallel
+    group have the same part of a weight, or lack some parts, and ranks that are given different rows of the batch have
+    different parts. All parts are there, and shapes are right.
+
+    Attributes:
+        weight: The weight.
+        axis: The axis that has as many ranks as there are parts, and along which ranks lack some.
+        rows: The axis along which the parts differ, which splits the batch.
+        number: How many parts ranks along the axis have together.
+        count: How many parts there are.
+    """
+
+    weight: str
+    axis: str
+    rows: str
+    number: int
+    count: int
+    kinds = ("wrong-value",)
+    why = (
+        "{weight} is cut over {rows}, which splits the batch, instead of by the coordinate along {axis}: ranks along "
+        "{axis} together have {number} of its {count} parts, and ranks along {rows} have different ones"
+    )
+    how = "choose the part by mesh.get_local_rank({axis!r}) of mesh[{axis!r}].size(), not by the rank in the world"
+
+
 class LoopFromZero(Cause):
     """A loop over a rank's own slices uses its counter as if it counted the slices of the whole.
 

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from itertools import combinations
 from typing import TYPE_CHECKING
 
 from shardviz.check.step.lines.calls import SELECTS
 from shardviz.check.step.lines.fault import Fault, after, fault_at, place_of, reached
-from shardviz.check.step.lines.states import State, words_of
-from shardviz.explain.step.lines_backward import UnsummedLineBackward, WholeGradientSummedAgain, WrongLineBackward
+from shardviz.check.step.lines.states import MAX_BESIDE, State, words_of
+from shardviz.explain.step.lines_backward import (
+    GradientsOfOtherMicroBatches,
+    UnsummedLineBackward,
+    WholeGradientSummedAgain,
+    WrongLineBackward,
+)
+from shardviz.relate.tolerance import SINGLE
+from shardviz.relate.values import error_of
+from shardviz.text import listed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
 
     from shardviz.check.step.lines.calls import Call, Lines, Value
     from shardviz.check.step.lines.states import States
@@ -20,6 +33,9 @@ if TYPE_CHECKING:
 
 APPLIED = re.compile(r"\w+\.apply(?=\()")
 """How code calls an autograd.Function."""
+
+MOST_LISTED = 8
+"""Micro-batches that are listed at most."""
 
 
 def backward_fault(lines: Lines, states: States) -> Fault | None:
@@ -30,6 +46,53 @@ def backward_fault(lines: Lines, states: States) -> Fault | None:
         return None
     leaving = [value for value in wrong if not _is_contained(lines, states, value)]
     return search.blame(max(leaving, key=lines.order)) if leaving else None
+
+
+def micro_batches_fault(lines: Lines, states: States) -> Fault | None:
+    """Return that micro-batches' outputs get the gradients of other ones, if a step calls the module for each.
+
+    No line of the module is wrong: the code that calls it pairs outputs and gradients.
+    """
+    for rank in lines.sharded:
+        pairs = _micro_batches(lines, states, rank)
+        if len(pairs) > 1 and sorted(pairs) == sorted(pairs.values()) and any(to != of for to, of in pairs.items()):
+            call = next((call for call in reversed(lines.calls) if rank in call.records), None)
+            if call is None:
+                return None
+            to, of = (listed([*numbers], MOST_LISTED) for numbers in (pairs.keys(), pairs.values()))
+            sentence = f"on rank {rank}, the gradients of micro-batches {of} come back to the outputs of {to}"
+            cause = GradientsOfOtherMicroBatches(rank, to, of)
+            return replace(fault_at(call, sentence, cause), is_given=True)
+    return None
+
+
+def _micro_batches(lines: Lines, states: States, rank: int) -> dict[int, int]:
+    """Return of which micro-batch a rank's gradient is that comes back to each one's output; empty if not certain.
+
+    An output is known by its numbers among the unsharded model's, and so is its gradient, at the same place of a call.
+    """
+    made = [(line.call, number) for line in lines.unsharded.lines for number in line.outputs]
+    by_call = {call: [number for of, number in made if of == call] for call, _ in made}
+    places = {number: (call, at) for call, numbers in by_call.items() for at, number in enumerate(numbers)}
+    pairs: dict[int, int] = {}
+    for number in (number for returned in lines.sharded[rank].returned for number in returned):
+        if len(by_call) < 2 or not lines.records[rank, number].has_gradient:
+            continue
+        held, came = (states.held(((rank, number),), gradient=gradient).get(rank) for gradient in (False, True))
+        homes = {places[one] for one in places if _is_equal(held, states.whole(one))}
+        sources = {places[one] for one in places if _is_equal(came, states.whole(one, gradient=True))}
+        calls = {(call, of) for call, at in homes for of, there in sources if there == at}
+        if len(calls) != 1 or (micro_batch := next(iter(calls))[0]) in pairs:
+            return {}
+        pairs |= {micro_batch: next(iter(calls))[1]}
+    return pairs
+
+
+def _is_equal(held: NDArray[np.float64] | None, whole: NDArray[np.float64] | None) -> bool:
+    """Whether both are there and equal but for rounding."""
+    if held is None or whole is None or not held.size or held.shape != whole.shape:
+        return False
+    return error_of(held, whole) <= SINGLE
 
 
 def sent_back_fault(lines: Lines, states: States, axis: str) -> Fault | None:
@@ -61,9 +124,8 @@ class _Backward:
     def blame(self, value: Value) -> Fault | None:
         """Return the line that hands back the wrong gradient of a tensor."""
         readers = self.lines.readers(value)
-        passing = [call for call in readers if self._is_given_terms(call)]
-        if len({call.place for call in passing}) == 1 and (axis := self._terms_beside_whole(value, passing[-1])):
-            return self._terms(self._begin_of_terms(passing[-1]), value, axis)
+        if (branch := self._unsummed_branch(value, readers)) is not None:
+            return branch
         if len({call.place for call in readers}) > 1:
             readers = [call for call in readers if not self._hands_back_right(value, call)]
         if len({call.place for call in readers}) > 1:
@@ -73,8 +135,6 @@ class _Backward:
             return None
         unsummed = [fault for reader in readers if (fault := self._unsummed_part(value, reader)) is not None]
         call = readers[-1]
-        if axis := self._terms_beside_whole(value, call):
-            return self._terms(call, value, axis)
         gradients = [self.states.gradient(one) for one in self._made_of(call)]
         if any(state.is_wrong for state in gradients):
             return None  # it is given a wrong gradient
@@ -88,7 +148,7 @@ class _Backward:
 
     def _terms(self, call: Call, value: Value, axis: str) -> Fault:
         """Return that a call hands back terms of a tensor's gradient beside what another hands back whole."""
-        cause = UnsummedLineBackward(place_of(call.line), axis)
+        cause = UnsummedLineBackward(place_of(call.first.frames[-1]), axis)
         return self._hands_back(call, value, "", cause, State("none", axes=(axis,)))
 
     def _wrong(self, value: Value, call: Call, given: str, axis: str = "", operand: str = "") -> Fault:
@@ -161,11 +221,18 @@ class _Backward:
             call = next(iter(terms or readers), call)
         return call
 
-    def _terms_beside_whole(self, value: Value, call: Call) -> str:
-        """Return the axis over which a call hands back terms of a sum while another hands back all."""
-        others = [reader for reader in self.lines.readers(value) if reader is not call]
-        outputs = [one for reader in others for one in reader.outputs]
-        return self.states.terms_beside(value, outputs) if outputs else ""
+    def _unsummed_branch(self, value: Value, readers: Sequence[Call]) -> Fault | None:
+        """Return the fault of the readers that hand back terms of a sum while all others hand back the whole.
+
+        A reader may stand on the line of another, as in a function that a module calls.
+        """
+        giving = [call for call in readers if self._is_given_terms(call) or self.uses_part(value, call)]
+        for count in range(1, len(readers)) if len(readers) <= MAX_BESIDE else ():
+            for branch in combinations(giving, count):
+                outputs = [made for reader in readers if reader not in branch for made in reader.outputs]
+                if outputs and (axis := self.states.terms_beside(value, outputs)):
+                    return self._terms(self._begin_of_terms(branch[0]), value, axis)
+        return None
 
     def _made_of(self, call: Call) -> Iterator[Value]:
         """Yield a call's outputs; for those without a known gradient, what is made from them."""

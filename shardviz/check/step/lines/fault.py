@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from shardviz.check.step.lines.calls import ENTRIES
 from shardviz.explain.step.lines import (
     CopiesSummedLine,
+    ExtremeOfPart,
     MislabeledPlacement,
     MisplacedLine,
     OtherNumber,
@@ -205,7 +206,24 @@ def wrong_result(
     return replace(act.fault(cause, clause), is_scaled=is_scaled, reads=reads)
 
 
-def wrong_reduction(act: Act, axis: str, times: int = 0, copies: str = "") -> Fault:
+def extreme_of_part(act: Act, axis: str, op: str, reduction: Call | None, reduced: State | None) -> Fault | None:
+    """Return the fault of a call that takes the extreme of a part, or of the collective that reduces extremes wrongly.
+
+    Args:
+        act: The call.
+        axis: The axis over which ranks' results have the unsharded model's.
+        op: What that is of them.
+        reduction: The collective that gets what the call makes; None if none does.
+        reduced: What ranks have of its result.
+    """
+    if reduction is None:
+        return act.fault(ExtremeOfPart(act.inner, act.function, axis, op))
+    if reduced is None or not reduced.is_wrong:
+        return None
+    return wrong_reduction(Act(reduction, act.held.text, reduced, act.call.line), axis, op=op)
+
+
+def wrong_reduction(act: Act, axis: str, times: int = 0, copies: str = "", op: str = "") -> Fault:
     """Return the fault of a reduction that gives something else.
 
     Args:
@@ -213,6 +231,7 @@ def wrong_reduction(act: Act, axis: str, times: int = 0, copies: str = "") -> Fa
         axis: The axis of the terms that it is given; empty if it is given none.
         times: By what its result is too large, if that is all that is wrong; else 0.
         copies: The axes whose ranks have the same term of its sum, if that makes `times`.
+        op: The reduction that the terms need, if that is no sum.
     """
     place, function, ranks = act.place, act.function, act.call.first.ranks
     if copies:
@@ -220,7 +239,7 @@ def wrong_reduction(act: Act, axis: str, times: int = 0, copies: str = "") -> Fa
     elif times:
         cause = RepeatedReductionLine(place, function, times, ranks)
     else:
-        cause = WrongReductionLine(place, function, ranks, axis)
+        cause = WrongReductionLine(place, function, ranks, axis, op)
     return act.fault(cause, over=f" over {named_ranks(ranks)}")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.check.step.lines.backward import backward_fault
+from shardviz.check.step.lines.backward import backward_fault, micro_batches_fault
 from shardviz.check.step.lines.calls import SELECTS
 from shardviz.check.step.lines.exchanges import (
     MOVES,
@@ -20,7 +20,7 @@ from shardviz.check.step.lines.exchanges import (
 )
 from shardviz.check.step.lines.fault import Fault, called, fault_at, with_label
 from shardviz.check.step.lines.foreign import foreign_fault, loop_fault, own_rows_fault, padding_fault, unwritten_fault
-from shardviz.check.step.lines.offsets import shifted_fault, unequal_fault
+from shardviz.check.step.lines.offsets import other_axis_fault, same_slices_fault, shifted_fault, unequal_fault
 from shardviz.check.step.lines.search import ForwardSearch, axes_in
 from shardviz.explain.step.forward import ShiftedPart
 from shardviz.explain.step.lines import (
@@ -43,6 +43,8 @@ COUNTS = ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp")
 
 def fault_in(lines: Lines, states: States) -> Fault | None:
     """Return the first wrong line; None if there is none, or several lines could be it."""
+    if (fault := micro_batches_fault(lines, states)) is not None:
+        return fault
     for value in lines.values:  # in order, so that none of them has to go back far
         states.placed(value)
     fault = _narrowed(lines, states, forward_fault(lines, states))
@@ -80,12 +82,14 @@ def fault_of_mean(lines: Lines, states: States, value: Value) -> Fault | None:
 
 def _narrowed(lines: Lines, states: States, fault: Fault | None) -> Fault | None:
     """Return the line that a fault comes from, if what its calls read or exchange tells that."""
-    if fault is not None and (unequal := unequal_fault(lines, states)) is not None:
-        return unequal
+    if fault is not None and (cut := unequal_fault(lines, states) or other_axis_fault(lines, states)) is not None:
+        return cut
     if fault is not None and fault.reads and not isinstance(fault.cause, MisplacedLine):
         return unwritten_fault(lines) or moved_fault(lines, states) or fault
     if fault is not None and _may_be_shifted(fault):
         return _shifted(lines, states) or fault
+    if fault is not None and isinstance(fault.cause, UnlikeOperands):
+        return same_slices_fault(lines, states, wrong_results(lines, states)) or fault
     if fault is not None and isinstance(fault.cause, WrongLines):
         return (
             unwritten_fault(lines)
@@ -96,6 +100,7 @@ def _narrowed(lines: Lines, states: States, fault: Fault | None) -> Fault | None
             or foreign_fault(lines, states)
             or misplaced_fault(lines, states)
             or shifted_fault(lines, states, wrong_results(lines, states))
+            or same_slices_fault(lines, states, wrong_results(lines, states))
             or padding_fault(lines, states)
             or loop_fault(lines, states)
             or fault

@@ -35,6 +35,7 @@ from shardviz.explain.step.lines import (
     WrongLines,
     WrongReductionLine,
 )
+from shardviz.explain.step.lines_backward import GradientsOfOtherMicroBatches
 from shardviz.explain.step.losses import (
     PartialVocabularyLoss,
     ScalarNotReduced,
@@ -56,7 +57,7 @@ from shardviz.explain.step.modules import (
     UngatheredInput,
     UnsummedModule,
 )
-from shardviz.explain.step.own_rows import CausalMaskOfPart, MisplacedMask
+from shardviz.explain.step.own_rows import CausalMaskOfPart, CutByAnotherAxis, MisplacedMask, SameSlices
 from shardviz.explain.step.step_lines import LeftOutOfReduction, LocalWeight, NarrowReduction, ReductionNotStored
 from shardviz.explain.step.sums import (
     GradientNotReduced,
@@ -97,7 +98,7 @@ GUESSES = (UnexplainedLoss, UnexplainedValue, PartialVocabularyLoss, Unexplained
 OF_REDUCTIONS = (CopiesSummedLine, RepeatedReductionLine, WrongReductionLine)
 """Causes of a reduction that gives something else."""
 
-OF_PARTS = (CausalMaskOfPart, MisplacedMask, MisplacedOperand, ShiftedPart, UnwrittenMemory)
+OF_PARTS = (CausalMaskOfPart, MisplacedMask, MisplacedOperand, SameSlices, ShiftedPart, UnwrittenMemory)
 """Causes of a part, a mask or memory that is wrong where all keys are there."""
 
 SURE = (LeftOutOfReduction, NarrowReduction, ReductionNotStored, LocalWeight, CopiesSummedLine)
@@ -169,11 +170,19 @@ def _with_line_of_term(dump: Dump, finding: Finding, opened: Iterable[Lines]) ->
 
 
 def _given_wrong(finding: Finding, lines: Lines, fault: Fault) -> Finding:
-    """Return a finding of the module around the one that is given what is wrong."""
-    around = lines.module.rpartition(".")[0]
-    placed = replace(finding, sentence=fault.sentence, details=(finding.sentence,), module=around)
+    """Return a finding of the module around the one that is given what is wrong, or gradients of something else.
+
+    If only gradients are wrong, its inputs are right, whatever its lines are compared with.
+    """
+    around, is_of_gradients = lines.module.rpartition(".")[0], isinstance(fault.cause, GradientsOfOtherMicroBatches)
+    results = results_of(finding)
+    if (bool(results) and all(result.role == "grad" for result in results)) != is_of_gradients:
+        return finding
+    details = finding.details if is_of_gradients else (finding.sentence,)
+    placed = replace(finding, sentence=fault.sentence, details=details, module=around)
     is_open = isinstance(finding.explanation, (*OPEN, UngatheredKeys))
-    return placed.because(UnexplainedInput(lines.module or "the model")) if is_open else finding
+    cause = fault.cause if is_of_gradients else UnexplainedInput(lines.module or "the model")
+    return placed.because(cause) if is_open else finding
 
 
 def _not_read(dump: Dump) -> Iterator[NotChecked]:
@@ -194,6 +203,7 @@ def with_line(finding: Finding, fault: Fault) -> Finding:
     is_open |= isinstance(finding.explanation, StatisticsOfPart) and _is_no_mean(fault)
     is_open |= isinstance(finding.explanation, UngatheredKeys) and _tells_no_attention(fault)
     is_open |= fault.is_scaled and isinstance(finding.explanation, OF_FACTORS)
+    is_open |= isinstance(fault.cause, CutByAnotherAxis)
     if isinstance(fault.cause, WrongLines):
         return line_finding.because(fault.cause) if is_open else line_finding
     placed = replace(line_finding, line=fault.place)

@@ -1,4 +1,4 @@
-"""Lines that take a part at a wrong offset.
+"""Lines that take a part at a wrong offset, the same slices on every rank, or a weight's part by another axis.
 
 A stretch of a dim begins where another part does, or the rank's own place is computed as its coordinate times the
 length of its part, although an axis does not divide the dim: parts before its own are longer.
@@ -15,13 +15,14 @@ import numpy as np
 from shardviz.check.step.lines.exchanges import spoils
 from shardviz.check.step.lines.fault import at, fault_at, place_of, reached
 from shardviz.explain.step.forward import ShiftedPart
-from shardviz.explain.step.own_rows import OffsetOfUnequalParts
+from shardviz.explain.step.own_rows import CutByAnotherAxis, OffsetOfUnequalParts, SameSlices
 from shardviz.layout.layout import Layout
 from shardviz.relate.tolerance import SINGLE
+from shardviz.relate.values import error_of, slices_of
 from shardviz.text import listed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -29,8 +30,14 @@ if TYPE_CHECKING:
     from shardviz.check.step.lines.fault import Fault
     from shardviz.check.step.lines.states import States
 
+WEIGHT = "weight "
+"""What the origin of a weight begins with."""
+
 MOST_LISTED = 8
 """Lengths of parts that are listed at most."""
+
+MAX_COMPARED = 1 << 22
+"""Numbers that are compared to find slices among those of the whole."""
 
 MAX_LENGTH = 4096
 """Stretches of a longer dim are not looked for."""
@@ -138,6 +145,53 @@ def _fault_of_stretch(
     return fault_at(maker, sentence, ShiftedPart(*places, stretch.rank, stretch.dim, first, due, length))
 
 
+def same_slices_fault(lines: Lines, states: States, wrong: list[Value]) -> Fault | None:
+    """Return the line that gives all ranks the same slices; None if no call combines these with the rank's own part."""
+    for call in lines.calls if wrong else ():
+        if not call.outputs or not all(states.placed(value).is_wrong for value in call.outputs):
+            continue
+        layouts = [layout for value in call.inputs if (layout := _split_layout(states, value)) is not None]
+        same = (value for layout in layouts for value in call.inputs if _are_same_slices(lines, states, value, layout))
+        if (value := next(same, None)) is None or not spoils(lines, states, call, wrong):
+            continue
+        maker = lines.producer(value)
+        while maker is not None and (earlier := [one for one in maker.inputs if _is_same_part(lines, states, one)]):
+            maker = lines.producer(earlier[0])
+        if maker is not None:
+            gives = f"{reached(maker)} is the first wrong line: {maker.first.function} gives every rank the same"
+            combines = f"{at(call.line, maker.line)} combines the slices with the rank's own part"
+            cause = SameSlices(place_of(maker.first.frames[-1]), maker.first.function, place_of(call.line))
+            return fault_at(maker, f"{gives}; {combines}", cause)
+    return None
+
+
+def _are_same_slices(lines: Lines, states: States, value: Value, layout: Layout) -> bool:
+    """Whether ranks have the same slices of a dim that a layout splits, and some need others."""
+    whole = states.whole(lines.wanted[value]) if value in lines.wanted else None
+    if whole is None or not _is_same_part(lines, states, value):
+        return False
+    held = next(iter(states.held(value).values()))
+    dims = [dim for dim, size in enumerate(whole.shape) if held.shape[dim] != size]
+    near = SINGLE * float(np.max(np.abs(whole), initial=0.0))
+    due = _due(states, layout, whole.shape[dims[0]]) if len(dims) == 1 else None
+    if due is None or whole.size * held.shape[dims[0]] > MAX_COMPARED:
+        return False
+    distances = np.abs(slices_of(held, dims[0])[:, None] - slices_of(whole, dims[0])[None]).max(-1, initial=0.0)
+    length = held.shape[dims[0]]
+    needed = [np.take(whole, range(first, first + length), dims[0]) for first in due.values()]
+    return bool((distances.min(1) <= near).all()) and any(error_of(held, part) > SINGLE for part in needed)
+
+
+def _is_same_part(lines: Lines, states: States, value: Value) -> bool:
+    """Whether all ranks have the same of a tensor, and less than the unsharded model."""
+    whole = states.whole(lines.wanted[value]) if value in lines.wanted else None
+    held = list(states.held(value).values())
+    if whole is None or len(held) < max(states.mesh.size, 2) or held[0].ndim != whole.ndim or not held[0].size:
+        return False
+    is_same = all(array.shape == held[0].shape and error_of(array, held[0]) <= SINGLE for array in held[1:])
+    return is_same and held[0].size < whole.size
+
+
 @dataclass(frozen=True)
 class UnequalSplit:
     """A dim that an axis does not divide.
@@ -211,3 +265,51 @@ def _fault_of_unequal(call: Call, split: UnequalSplit, rank: int, length: str) -
     parts, place = listed(split.lengths, MOST_LISTED), place_of(line or call.line)
     cause = OffsetOfUnequalParts(place, split.axis, split.size, parts, length)
     return replace(fault_at(call, sentence, cause), line=line or call.line)
+
+
+def other_axis_fault(lines: Lines, states: States) -> Fault | None:
+    """Return the line that multiplies rows by parts of a weight that differ along the axis of the rows alone.
+
+    Ranks along an axis of as many ranks as there are parts lack some of them: it is the one to cut the weight by.
+    """
+    for call in lines.calls:
+        weights = [value for value in call.inputs if lines.origin(value).startswith(WEIGHT)]
+        weights = [value for value in weights if not lines.records[value[0]].placements]  # of a DTensor, they are right
+        others = [value for value in call.inputs if value not in weights]
+        rows = [axis for value in others for axis in _axes_of_rows(lines, states, value)] if weights else []
+        for weight in weights if rows and not call.first.is_collective else ():
+            name = ".".join(filter(None, (lines.module, lines.origin(weight).removeprefix(WEIGHT))))
+            if (cause := _cut(lines, states, weight, rows, name)) is not None:
+                has = f"ranks along {cause.rows} have different parts of {name}, and those along {cause.axis} not all"
+                sentence = f"{reached(call)} gives {call.first.function} rows that {cause.rows} splits; {has}"
+                return fault_at(call, sentence, cause)
+    return None
+
+
+def _axes_of_rows(lines: Lines, states: States, value: Value) -> Iterator[str]:
+    """Yield the axes that split the rows of a tensor, or of what a rank makes it of without an exchange."""
+    if states.forward(value).is_known:
+        sources = [value]
+    else:
+        makers = list(lines.makers(value))
+        sources = [] if any(call.first.ranks for call in makers) else [one for call in makers for one in call.inputs]
+    for layout in (_split_layout(states, source) for source in sources if not lines.origin(source).startswith(WEIGHT)):
+        chains = () if layout is None else layout.chains[:-1] or layout.chains
+        yield from (link for chain in chains for link in chain if isinstance(link, str))
+
+
+def _cut(lines: Lines, states: States, weight: Value, rows: Sequence[str], name: str) -> CutByAnotherAxis | None:
+    """Return the cause of a weight whose parts differ along an axis of rows, and are not all there along another."""
+    whole, held = states.whole(lines.wanted[weight]) if weight in lines.wanted else None, states.held(weight)
+    mesh = states.mesh
+    if whole is None or len(held) < mesh.size or len({array.shape for array in held.values()}) > 1:
+        return None
+    parts = {rank: array.tobytes() for rank, array in held.items()}
+    count = len(set(parts.values()))
+    number = {axis: [len({parts[rank] for rank in group}) for group in mesh.groups(axis)] for axis in mesh.axes}
+    cut = [axis for axis in mesh.axes if axis not in rows and mesh.axis_size(axis) == count]
+    differing = [axis for axis in rows if max(number[axis]) > 1 and axis in states.batch_axes]
+    if count < 2 or next(iter(held.values())).size * count != whole.size or len(cut) != 1 or not differing:
+        return None
+    together = max(number[cut[0]])
+    return CutByAnotherAxis(name, cut[0], differing[0], together, count) if together < count else None

@@ -15,12 +15,15 @@ from dataclasses import replace
 from itertools import combinations
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from shardviz.check.step.lines.calls import SELECTS
 from shardviz.check.step.lines.exchanges import COPIES, MOVES, SUMS
 from shardviz.check.step.lines.fault import (
     Act,
     Fault,
     at,
+    extreme_of_part,
     fault_at,
     given_fault,
     place_of,
@@ -33,7 +36,9 @@ from shardviz.check.step.lines.fault import (
 )
 from shardviz.check.step.lines.states import words_of
 from shardviz.explain.step.lines import DRAWS, ELEMENTWISE, WrongLines
+from shardviz.relate.factors import over
 from shardviz.relate.tolerance import EXACT, SINGLE
+from shardviz.relate.values import error_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,6 +46,10 @@ if TYPE_CHECKING:
     from shardviz.check.step.lines.calls import Call, Lines, Value
     from shardviz.check.step.lines.states import State, States
     from shardviz.dump.records.lines import FrameRecord
+
+LOGSUMEXP = "logsumexp"
+EXTREMES = ("max", "amax", "min", "amin", "aminmax", "any", "all", "topk", "norm", "vector_norm", LOGSUMEXP)
+"""Functions of which a part's result needs a maximum, a minimum or a logsumexp over ranks."""
 
 DIVISIONS = ("div", "div_", "truediv", "itruediv", "true_divide", "true_divide_", "divide", "divide_")
 """Functions of two tensors: a rank may divide its own term of a sum, but by the whole number."""
@@ -173,12 +182,38 @@ class ForwardSearch:
         unlike = "" if reads else self._unlike_dim(inputs, call.first.function)
         times = state.factor if state.factor != 1 else 0
         act = Act(call, words, state, self._before(inputs), self._sum_behind(call))
+        if not reads and (fault := self._fault_of_extreme(act)) is not None:
+            return fault
         segments = None
         if not (times or state.moved or reads):
             if not unlike and (numbers := _other_number(call)) is not None:
                 return wrong_number(act, *numbers)
             segments = segments_of(self.lines, call, given)
         return wrong_result(act, axes, times, reads, unlike, self._split_by(given, times), segments)
+
+    def _fault_of_extreme(self, act: Act) -> Fault | None:
+        """Return the fault of a call that takes a maximum of a rank's part, unless ranks reduce what it gives them."""
+        call, state = act.call, act.held
+        op, axis = state.op, state.axes[0] if state.axes else ""
+        if call.first.function == LOGSUMEXP and state.kind == "none":
+            op, axis = LOGSUMEXP, self._axis_of_powers(call.outputs[0])
+        if call.first.function not in EXTREMES or op in ("", "avg") or not axis:
+            return None
+        reduction = self._collective_behind(call)
+        held = self.states.forward(reduction.outputs[0]) if reduction is not None and reduction.outputs else None
+        return extreme_of_part(act, axis, op, reduction, held)
+
+    def _axis_of_powers(self, value: Value) -> str:
+        """Return the axis over which the exponentials of ranks' numbers add up to the unsharded model's; else ''."""
+        whole = self.states.whole(self.lines.wanted[value]) if value in self.lines.wanted else None
+        held = self.states.held(value)
+        if whole is None or not held or any(array.shape != whole.shape for array in held.values()):
+            return ""
+        with np.errstate(over="ignore", invalid="ignore"):
+            powers, wanted = {rank: np.exp(array) for rank, array in held.items()}, np.exp(whole)
+            sums = {axis: over(axis, "sum", powers, self.states.mesh) for axis in self.states.mesh.axes}
+            fits = (axis for axis, of in sums.items() if of and all(error_of(of[r], wanted) <= SINGLE for r in held))
+            return next(fits, "")
 
     def _draws(self, call: Call) -> str:
         """Say what ranks draw random numbers from, if they draw as many as the unsharded model; else nothing."""
@@ -297,16 +332,21 @@ class ForwardSearch:
 
     def _sum_behind(self, call: Call) -> str:
         """Return the collective that sums what a call makes, or a copy of it; empty if none does."""
+        summing = self._collective_behind(call, SUMS)
+        return summing.first.function if summing is not None else ""
+
+    def _collective_behind(self, call: Call, names: tuple[str, ...] = ("",)) -> Call | None:
+        """Return the collective that gets what a call makes, or a copy of it, if its name begins with one of these."""
         left, seen = [call], set()
         while left:
             current = left.pop(0)
             readers = [reader for value in current.outputs for reader in self.lines.readers(value)]
-            summing = next((one.first.function for one in readers if one.first.function.startswith(SUMS)), "")
-            if summing:
-                return summing
+            reading = (one for one in readers if one.first.ranks or one.first.function.startswith(SUMS))
+            if (collective := next((one for one in reading if one.first.function.startswith(names)), None)) is not None:
+                return collective
             seen.add(current)
             left += [one for one in readers if one.first.function in COPIES and one not in seen]
-        return ""
+        return None
 
     def never_summed(self, value: Value) -> Fault | None:
         """Return the line that makes terms of a sum which the module returns as they are."""

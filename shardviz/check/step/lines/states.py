@@ -137,13 +137,18 @@ class States:
 
     def _axes_of_batch(self) -> Iterator[str]:
         """Yield the axes that split the batch, of a step around the model: as is claimed, or by what the model gets."""
-        loss = self.dump.find("step", "scalar", "loss")
-        yield from (axis for axis, _ in loss.claimed.partial) if loss is not None and loss.claimed is not None else ()
+        yield from self.batch_axes
         for call in self.lines.calls:
             if any(self.lines.origin(value).startswith("output") for value in call.outputs):
                 for value in (value for value in call.inputs if value in self.lines.wanted):
                     layout = self.related(value, self.lines.wanted[value]).layout
                     yield from layout.split_axes if layout is not None else ()
+
+    @cached_property
+    def batch_axes(self) -> tuple[str, ...]:
+        """The axes over which the loss is claimed to be a mean: ranks along them have different rows of the batch."""
+        loss = self.dump.find("step", "scalar", "loss")
+        return tuple(axis for axis, _ in loss.claimed.partial) if loss is not None and loss.claimed is not None else ()
 
     def placed(self, value: Value, *, gradient: bool = False) -> State:
         """Return whether ranks have the unsharded model's values of a tensor, by placements alone.
