@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Literal
 
 from shardviz.check.order.rules.intent import is_compared
@@ -140,5 +141,7 @@ def nothing_checked(dump: Dump, report: Report) -> str:
     unchecked = {result.tensor for result in report.not_checked if result.about in ("order", "no-ids")}
     if names - unchecked or next(compared(dump), None) is not None:
         return ""
-    reasons = sorted({result.why for result in report.not_checked if result.about in ("order", "no-ids")})
-    return f"nothing was checked in {counted(report.num_tensors, 'tensor')}" + (f": {reasons[0]}" if reasons else "")
+    reasons = Counter(result.why for result in report.not_checked if result.about in ("order", "no-ids")).most_common()
+    of = f"{reasons[0][1]:,} of them: " if len(reasons) > 1 else ""
+    why = f": {of}{reasons[0][0]}" if reasons else ""
+    return f"nothing was checked in {counted(report.num_tensors, 'tensor')}{why}"

@@ -55,6 +55,19 @@ def test_a_map_renames(tmp_path, capsys):
     assert "1 equal, 1 permuted" in out
 
 
+def test_a_name_that_a_map_says_is_not_renamed(tmp_path):
+    names = [f"layers.{layer}.{name}" for layer in range(4) for name in ("up", "gate")]
+    before = {name: weight(4, 8, seed=seed) for seed, name in enumerate(names)}
+    after = {name.replace("3.gate", "3.router"): tensor for name, tensor in before.items()}
+    known = {"layers.3.gate": "layers.3.router"}
+    paths = files(tmp_path, before, after)
+    assert [verdict for verdict, _ in compared(*paths).values()] == ["moved"]
+    assert compared(*paths, known) == compared(*reversed(paths), known) == {}
+    after["layers.2._orig_mod.gate"] = after.pop("layers.2.gate")
+    ((name, (verdict, _)),) = compared(*files(tmp_path, before, after), known).items()
+    assert (name, verdict) == ("layers.2.gate", "renamed")
+
+
 def test_the_same_exchange_within_every_module_is_told_once(tmp_path, capsys):
     names = [f"{module}.weight" for module in ("embed", "layers.0.up", "layers.1.up", "layers.1.down")]
     moments = {f"{name}.{moment}": weight(4, 8, seed=at) for at, (name, moment) in enumerate(product(names, "mv"))}

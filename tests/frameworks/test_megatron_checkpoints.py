@@ -24,7 +24,7 @@ def test_moments_are_read_by_parameter(mesh, shard_dump):
     found = open_checkpoint(folder)
     report = check_checkpoint(found)
     assert report.findings == ()
-    assert [one.why[:24] for one in report.not_checked] == ["files next to the weights"]
+    assert [one.why[:25] for one in report.not_checked] == ["files next to the weights"]
     states = {state_of(name): one for name, one in found.tensors.items() if state_of(name)}
     assert {key for _, key in states} == {"exp_avg", "exp_avg_sq", "param"}
     for name in WHOLE:

@@ -61,12 +61,14 @@ class Pair:
         first: The first checkpoint's; None if it has none.
         second: The second's; None if it has none.
         lacking: Why one of them cannot be made, as a map says.
+        is_mapped: Whether a map says that one is the other under a different name.
     """
 
     name: str
     first: Tensor | None
     second: Tensor | None
     lacking: str = ""
+    is_mapped: bool = False
 
     @property
     def other_name(self) -> str:
@@ -221,7 +223,11 @@ def _all_pairs(before: Side, after: Side, forth: MapResult, back: MapResult) -> 
     known_as |= {name: other for name, other in forth.known_as.items() if name in known_as}
     free = [name for name in after.tensors if name not in taken[1]]
     renamed, how = _by_names(known_as, free, after)
-    matches = [*from_maps, *(Pair(name, before.tensors[name], after.tensors[other]) for name, other in renamed.items())]
+    by_name = (
+        Pair(name, before.tensors[name], after.tensors[other], is_mapped=known_as[name] != name)
+        for name, other in renamed.items()
+    )
+    matches = [*from_maps, *by_name]
     lonely = [
         Pair(name, tensor, None, forth.lacking.get(name, ""))
         for name, tensor in before.tensors.items()

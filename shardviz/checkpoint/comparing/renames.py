@@ -37,8 +37,8 @@ def changed_words(name: str, other: str) -> tuple[str, str]:
 
 
 def with_renamed(outcomes: Outcomes) -> Outcomes:
-    """Report equal tensors under other names if the names of most tensors are equal."""
-    both = [(outcome, pair) for outcome, pair in outcomes if _has_plain_sides(pair)]
+    """Report equal tensors under other names if most names are equal and no map says the names."""
+    both = [(outcome, pair) for outcome, pair in outcomes if _has_plain_sides(pair) and not pair.is_mapped]
     renamed = {id(pair) for outcome, pair in both if outcome.verdict == "equal" and _names(pair)[0] != _names(pair)[1]}
     same = sum(_names(pair)[0] == _names(pair)[1] for _, pair in both)
     if len(renamed) >= same:

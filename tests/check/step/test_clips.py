@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from shardviz.check.step.jobs.compare import own_norms
+from shardviz.check.step.jobs.clips import own_norms
 from shardviz.dump.records.step import ClipRecord
 from shardviz.explain.step.scales import ClippedByOwnNorms
 

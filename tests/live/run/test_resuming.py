@@ -1,11 +1,15 @@
 """Jobs that resume by torch's state dicts, which step the optimizer once before a checkpoint is read into them."""
 
+import pytest
+
 from tests.lanes import nightly
 from tests.live.run.jobs import run
 
 RESUME = """
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict, get_state_dict, set_model_state_dict, set_state_dict,
+)
 mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("fsdp",))
 torch.manual_seed(7)
 earlier = build()
@@ -30,6 +34,24 @@ LOADS = {
     "    dcp.load({'model': copies}, checkpoint_id='step-10')\n"
     "    for name, value in model.named_parameters():\n        value.data = copies[name].full_tensor().bfloat16()\n"
     "teacher = build()\nresume(teacher)\n",
+}
+
+APP = """
+class App:
+    def state_dict(self):
+        weights, states = get_state_dict(model, optimizer)
+        return {"model": {name: GIVEN for name, value in weights.items()}}
+    def load_state_dict(self, state):
+        RETURNED
+del earlier, weights, states
+dcp.load({"app": App()}, checkpoint_id="step-10")
+"""
+"""A `Stateful`, as torch's tutorial has it: `dcp.load` asks it for its tensors, and gives them back to it."""
+
+APPS = {
+    "set": {"GIVEN": "value", "RETURNED": "set_model_state_dict(model, state['model'])"},
+    "exchanged": {"GIVEN": "value", "RETURNED": "exchange(state['model']['0.weight'])"},
+    "thrown away": {"GIVEN": "value.clone()", "RETURNED": "pass"},
 }
 
 
@@ -73,3 +95,31 @@ def test_a_checkpoint_that_was_read_into_copies_which_are_gone_is_a_finding(tmp_
 def test_a_checkpoint_that_was_read_for_a_teacher_is_no_finding(tmp_path):
     ran = resumed(tmp_path, "of a teacher")
     assert not ran.report().findings, ran.out
+
+
+def resumed_by_an_app(folder, words):
+    load = APP
+    for word, text in APPS[words].items():
+        load = load.replace(word, text)
+    saved = RESUME.replace(
+        '{"model": get_model_state_dict(earlier)}', '{"app": {"model": get_model_state_dict(earlier)}}'
+    )
+    return run(folder, saved + load + "train(model)\n", "--steps", "2")
+
+
+@nightly
+def test_a_job_that_resumes_by_a_stateful_is_compared_with_its_folder(tmp_path):
+    ran = resumed_by_an_app(tmp_path, "set")
+    assert ran.code == 0, ran.err + ran.out
+    assert "step-10" in ran.err
+    assert not ran.report().findings
+    assert not [one for one in ran.report().not_checked if "written after" in one.why]
+
+
+@nightly
+@pytest.mark.parametrize(("words", "kind"), [("exchanged", "misordered"), ("thrown away", "loaded-into-copies")])
+def test_what_a_stateful_does_wrong_is_named(tmp_path, words, kind):
+    ran = resumed_by_an_app(tmp_path, words)
+    assert ran.code == 1, ran.err + ran.out
+    (finding,) = ran.report().findings
+    assert kind in (finding.kind, finding.explanation.id)

@@ -17,6 +17,7 @@ from msgspec import structs
 from shardviz.check.report import NotChecked
 from shardviz.check.step.contradictions import check_no_gradient
 from shardviz.check.step.evidence import Evidence
+from shardviz.check.step.jobs.clips import of_size_before
 from shardviz.check.step.jobs.starts import by_name
 from shardviz.check.step.rules.all_gradients import of_all_gradients
 from shardviz.check.step.run import explained, seen_in
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from shardviz.check.step.jobs.clips import Clips
     from shardviz.check.step.jobs.starts import Belonging
     from shardviz.check.step.trace.calls import Call
     from shardviz.check.step.trace.divergence import Divergence
@@ -169,7 +171,13 @@ def _layout(tables: _Rank, layout: Layout) -> int:
 
 @dataclass(frozen=True)
 class JobEvidence(Evidence):
-    """What two jobs' steps show: nobody wrote down a loss, and outputs are those of modules."""
+    """What two jobs' steps show: nobody wrote down a loss, and outputs are those of modules.
+
+    Attributes:
+        clips: How both clipped their gradients, if each did once.
+    """
+
+    clips: Clips | None = None
 
     @cached_property
     def outputs_are_right(self) -> bool:
@@ -334,6 +342,8 @@ def findings_on(evidence: JobEvidence, judging: Judging, reference_name: str) ->
     pairs, of_all = of_all_gradients(
         evidence, [(result, finding) for result, finding in results if isinstance(finding, Finding)]
     )
+    if (clipped := of_size_before(evidence, evidence.clips)) is not None:
+        pairs, of_all = [(result, finding) for result, finding in pairs if result.role != "grad"], [clipped]
     unequal = _of_unequal_losses(judging) if first is None and (pairs or of_all) else None
     if unequal is not None:
         yield unequal

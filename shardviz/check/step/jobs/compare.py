@@ -15,6 +15,7 @@ from shardviz.check.ranks import without_trace
 from shardviz.check.report import NotChecked, grouped, ranks_by_name
 from shardviz.check.step.comparison import compared
 from shardviz.check.step.jobs.assembly import JobEvidence, Weights, assembled, findings_on
+from shardviz.check.step.jobs.clips import clips_of, with_own_clips
 from shardviz.check.step.jobs.peers import rows_of_peers
 from shardviz.check.step.jobs.starts import Rows, belongings_of, by_name, farthest_weights, other_weights, rows_of
 from shardviz.check.step.jobs.whole_job import WholeJob, chosen, mesh_of_job
@@ -25,17 +26,13 @@ from shardviz.check.step.trace.traces import counts_per_forward, float_of, trace
 from shardviz.dump.records.lines import STEP
 from shardviz.explain.checkpoints.conversion import NarrowedOnTheWay
 from shardviz.explain.finding import Finding
-from shardviz.explain.step.scales import ClippedByOwnNorms, ClippedByParts
 from shardviz.explain.step.whole_step import (
     DifferentSettings,
     DifferentWeights,
     EarlierStepsDiffer,
     MisplacedWeights,
     StepsInNarrowDtype,
-    UnexplainedBackward,
 )
-from shardviz.explain.templates import number
-from shardviz.relate import tolerance
 from shardviz.relate.casts import is_narrower
 from shardviz.relate.tolerance import EPSILON, NEAR_STARTS
 from shardviz.text import counted, fold, listed, named_ranks
@@ -195,8 +192,8 @@ def _judging(reference: WholeJob, job: WholeJob, order: NDArray[np.int64] | None
     counts = counts_per_forward(reference.counts)
     if reference.is_pipeline or job.is_pipeline:
         counts = {name: count for name, count in counts.items() if name}  # a stage is called what the model is
-    of_ranks = {rank: own.points(counts) for rank, own in job.job.ranks.items()}
-    choices = reference.choices(counts)
+    of_ranks = {rank: own.points(counts, rows=reference.rows(counts)) for rank, own in job.job.ranks.items()}
+    choices = reference.choices(counts, job.rows(counts))
     if order is not None:
         choices = {
             place: [(way, _reordered(point, place, of_ranks, order)) for way, point in ways]
@@ -227,7 +224,7 @@ def _beside(
         return Attempt(_not_compared(why), is_complete=False)
     dump, sampled = assembled(job.job, judging, weights, reference.job)
     reference_name = "one process" if reference.is_of_one else reference.name
-    evidence = JobEvidence(dump, tuple(compared(dump)))
+    evidence = JobEvidence(dump, tuple(compared(dump)), clips_of(reference, job))
     results = list(findings_on(evidence, judging, reference_name))
     findings = grouped([result for result in results if isinstance(result, Finding)], ranks_by_name(dump))
     placed = [result for result in with_lines(dump, findings) if isinstance(result, Finding)]
@@ -375,39 +372,3 @@ def _narrow_steps(
             if narrow != wide and is_narrower(narrow, wide) and name in options[at]:
                 return narrow, wide, jobs[at].name
     return None
-
-
-def with_own_clips(findings: Sequence[Finding], job: WholeJob) -> list[Finding]:
-    """Explain gradients that no rule explains, or that ranks scale by numbers of their own, by ranks' own norms."""
-    cause = own_norms(job)
-    if cause is None:
-        return list(findings)
-    return [
-        finding.because(cause) if isinstance(finding.explanation, UnexplainedBackward | ClippedByParts) else finding
-        for finding in findings
-    ]
-
-
-def own_norms(job: WholeJob) -> ClippedByOwnNorms | None:
-    """Return the cause if ranks clipped in the same calls by different norms, and some of these were too large."""
-    clips = {rank: record.clips for rank, record in job.job.dump.files.ranks.items()}
-    calls = list(zip(*clips.values(), strict=False))
-    if len({len(of_rank) for of_rank in clips.values()}) > 1 or not calls:
-        return None
-    for call in calls:
-        norms, limits = [clip.norm for clip in call], {clip.limit for clip in call}
-        are_apart = max(norms) - min(norms) > tolerance.STEP * max(norms)
-        if are_apart and len(limits) == 1 and max(norms) > max(limits):
-            texts = (f"{number(norm)} on rank {rank}" for rank, norm in zip(clips, norms, strict=True))
-            return ClippedByOwnNorms(tuple(texts), max(limits), _are_reduced(job))
-    return None
-
-
-def _are_reduced(job: WholeJob) -> bool:
-    """Whether all ranks have every gradient, and equally: what they were clipped by was then not yet reduced."""
-    every = by_name(job.job.ranks, "grad").values()
-    values = [[part.values for part in parts.values() if part.values is not None] for parts in every]
-    return bool(values) and all(
-        len(copies) == len(job.job.ranks) and all(np.array_equal(copies[0].values, copy.values) for copy in copies)
-        for copies in values
-    )

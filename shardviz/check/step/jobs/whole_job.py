@@ -26,6 +26,7 @@ from shardviz.check.step.trace.traces import (
     float_of,
     is_pipeline,
     joined_along,
+    joined_rows,
     places_in_whole,
     with_first_module,
 )
@@ -287,9 +288,18 @@ class WholeJob:
             if len(whole) == 1 + len(others):
                 yield whole
 
-    def choices(self, counts: Mapping[str, int]) -> dict[Place, list[Choice]]:
-        """Return the ways to assemble ranks' values at each place."""
-        of_ranks = {rank: own.points(counts) for rank, own in self.job.ranks.items()}
+    def rows(self, counts: Mapping[str, int]) -> dict[Place, frozenset[int]]:
+        """Return how many rows there are at every place in forward, in any call on any rank."""
+        return joined_rows(own.rows(counts) for own in self.job.ranks.values())
+
+    def choices(self, counts: Mapping[str, int], rows: Mapping[Place, frozenset[int]]) -> dict[Place, list[Choice]]:
+        """Return the ways to assemble ranks' values at each place.
+
+        Args:
+            counts: How often each module is called in one forward.
+            rows: How many rows the other job has at every place.
+        """
+        of_ranks = {rank: own.points(counts, rows=rows) for rank, own in self.job.ranks.items()}
         places = dict.fromkeys(place for own in of_ranks.values() for place in own)
         return {
             place: self._ways({rank: own[place] for rank, own in of_ranks.items() if place in own}) for place in places

@@ -78,7 +78,7 @@ def of_all_gradients(evidence: Evidence, pairs: Sequence[Found]) -> tuple[list[F
     of_results = [(result, finding) for result, finding in pairs if result.role != "grad"]
     if not all_alike.clipped_to:
         remaining = [pair for pair in of_results if evidence.loss_is_right or pair[0] is not evidence.loss]
-        return remaining, [_finding(evidence, all_alike.gradients, all_alike.factor)]
+        return remaining, [of_factor(evidence, all_alike.gradients, all_alike.factor)]
     why = (
         f"the size of the gradients: the step clips them to a norm of {number(all_alike.clipped_to)}, and the "
         f"unsharded step does not; they are right but for the factor {number(all_alike.factor)}; clip by "
@@ -105,11 +105,20 @@ OF_LOSS = {"unseen": "the model's output is right, and the loss was not seen", "
 """What is known of the loss if it isn't known to have the gradients' factor."""
 
 
-def _finding(evidence: Evidence, gradients: Sequence[Compared], factor: float) -> Finding:
+def of_factor(evidence: Evidence, gradients: Sequence[Compared], factor: float, when: str = "") -> Finding:
+    """Return the finding of gradients that all have a factor.
+
+    Args:
+        evidence: The step.
+        gradients: All of its gradients.
+        factor: The factor.
+        when: The moment at which they have it, if that is not when they were recorded.
+    """
     ratio = _ratio(evidence, gradients, factor)
     axes = overs(gradients, ratio, evidence.batch) if ratio else []
     size = " or ".join(over.text for over in axes)
-    exact, is_in_loss = ratio or factor, _is_in_loss(evidence, factor)
+    of_runs = ratio_near(factor, evidence.num_runs, near_ratio(gradients[0].rounding.epsilon))
+    exact, is_in_loss = ratio or of_runs or factor, _is_in_loss(evidence, factor)
     loss: Literal["", "unseen"] = "unseen" if evidence.loss is None else ""
     of_backward: Cause = ScaledBackward(exact, evidence.num_runs or None, loss)
     if evidence.runs_backward_itself is False:
@@ -127,7 +136,7 @@ def _finding(evidence: Evidence, gradients: Sequence[Compared], factor: float) -
         first.name,
         first.wrong or tuple(first.reduced),
         f"the gradient is {times_text(exact)} the unsharded model's{size_clause(ratio or Fraction(0), size)}",
-        details=("the loss has this factor, too" if is_in_loss else OF_LOSS[loss],),
+        details=(*([when] if when else []), "the loss has this factor, too" if is_in_loss else OF_LOSS[loss]),
     ).seen_in(first)
     return finding if len(gradients) == 1 else _of_all(finding, gradients)
 

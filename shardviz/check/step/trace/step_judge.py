@@ -9,7 +9,7 @@ import numpy as np
 
 from shardviz.check.step.jobs.whole_job import put_together
 from shardviz.check.step.trace.judging import Judging, Noise
-from shardviz.check.step.trace.traces import read_trace
+from shardviz.check.step.trace.traces import joined_rows, read_trace
 from shardviz.dump.arrays.sketch import apart, sketch
 from shardviz.dump.records.trace import Place, SketchRecord, StepAnswer
 from shardviz.dump.write import MOVED_FOLDER, TRACE_FOLDER
@@ -53,8 +53,10 @@ def judge(
     sharded, unsharded = read_trace(folder / TRACE_FOLDER), read_trace(whole / TRACE_FOLDER)
     of_stages = {name: count for name, count in counts.items() if name} if is_pipeline else counts
 
+    own_rows = joined_rows(own.rows(of_stages) for own in sharded.ranks.values())
+
     def points(trace: JobTrace) -> dict[Place, Point]:
-        every = trace.ranks[0].points(counts, dim)
+        every = trace.ranks[0].points(counts, dim, own_rows)
         return {place: point for place, point in every.items() if not (is_forward and place.is_gradient)}
 
     noise = None
@@ -63,7 +65,8 @@ def judge(
         records = (*sharded.dump.files.ranks.values(), *unsharded.dump.files.ranks.values())
         dtypes = {dtype for record in records for dtype in record.narrowed_to}
         noise = Noise(points(read_trace(moved)), max((EPSILON.get(dtype, 0.0) for dtype in dtypes), default=0.0))
-    ranks = {rank: own.points(of_stages) for rank, own in sharded.ranks.items()}
+    rows = unsharded.ranks[0].rows(counts, dim)
+    ranks = {rank: own.points(of_stages, rows=rows) for rank, own in sharded.ranks.items()}
     return StepJudge(Judging(points(unsharded), ranks, mesh, noise), counts)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +21,7 @@ from shardviz.dump.write import TRACE_FOLDER
 from shardviz.relate.tolerance import ELEMENT, EXACT, TENSOR_FLOAT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -218,30 +219,57 @@ class OfRank:
         tensors = (joined([self._values(one) for one in own]) for own in by_tensor.values())
         return [one for one in tensors if one is not None]
 
-    def points(self, counts: Mapping[str, int], dim: int = 0) -> dict[Place, Point]:
-        """Return the rank's points at every place."""
+    def points(
+        self, counts: Mapping[str, int], dim: int = 0, rows: Mapping[Place, frozenset[int]] = MappingProxyType({})
+    ) -> dict[Place, Point]:
+        """Return the rank's points at every place, its micro-batches joined.
+
+        What is the same in all micro-batches, and as long as what the other side has in one, is no part of the batch,
+        as embedded positions are not: it is there once, and its gradients add up.
+
+        Args:
+            counts: How often each module is called in one forward.
+            dim: The dim of the batch.
+            rows: What `rows` of this dim returns on the other side.
+        """
+        by_place = self._by_place(counts)
+        values = {place: [self._values(record) for record in records] for place, records in by_place.items()}
+        once = {place for place, parts in values.items() if _are_alike(parts, dim, rows.get(place, ()))}
+        points: dict[Place, Point] = {}
+        for place, records in by_place.items():
+            parts, forward = values[place], place.forward if place.is_gradient else place
+            whole = _added(parts) if place.is_gradient else parts[0]
+            points[place] = _point(records, whole if forward in once else joined(parts, dim))
+        return points
+
+    def rows(self, counts: Mapping[str, int], dim: int = 0) -> dict[Place, frozenset[int]]:
+        """Return how long a dim is at every place in forward, in any of its calls."""
+        rows: dict[Place, frozenset[int]] = {}
+        for place, records in self._by_place(counts).items():
+            shards = [] if place.is_gradient else [self._shard(_name(record)) for record in records]
+            shapes = {shard.body.shape for shard in shards if shard is not None}
+            rows[place] = frozenset(shape[dim] for shape in shapes if len(shape) > dim)
+        return rows
+
+    def _by_place(self, counts: Mapping[str, int]) -> dict[Place, list[KeptRecord]]:
         by_place: dict[Place, list[KeptRecord]] = {}
         for record in self.records:
             count = counts.get(record.module, 0)
             if record.what != "batch" and count and not self.counts[record.module] % count:
                 place = Place(record.module, record.call % count, record.what, record.index)
                 by_place.setdefault(place, []).append(record)
-        return {place: self._point(records, dim) for place, records in by_place.items()}
-
-    def _point(self, records: Sequence[KeptRecord], dim: int) -> Point:
-        first = records[0]
-        values = joined([self._values(one) for one in records], dim)
-        draws = any(one.draws for one in records)
-        needs_grad = any(one.needs_grad for one in records)
-        return Point(values, needs_grad, first.tensor, first.order, first.type, draws)
+        return by_place
 
     def _values(self, record: KeptRecord) -> Kept | None:
-        return self.activation(record.same_as or of_point(record.module, record.what, record.call, record.index))
+        return self.activation(_name(record))
+
+    def _shard(self, name: str) -> Shard | None:
+        tensor = self.dump.find("step", "activation", name)
+        return tensor.shards.get(self.rank) if tensor is not None else None
 
     def activation(self, name: str) -> Kept | None:
         """Return what it has under a name; None if it has nothing."""
-        tensor = self.dump.find("step", "activation", name)
-        shard = tensor.shards.get(self.rank) if tensor is not None else None
+        shard = self._shard(name)
         if shard is None:
             return None
         return Kept.of(shard.body.shape, self._numbers(shard, name), shard.body.dtype, shard.body.device)
@@ -271,6 +299,37 @@ class OfRank:
         kept = Kept.of(shape, self._numbers(shard, name), body.dtype, body.device)
         is_stepped = self.dump.files.ranks[self.rank].steps_before > 0
         return Weight(body.shape, layout, None if kept is None else replace(kept, is_stepped=is_stepped))
+
+
+def _name(record: KeptRecord) -> str:
+    return record.same_as or of_point(record.module, record.what, record.call, record.index)
+
+
+def _point(records: Sequence[KeptRecord], values: Kept | None) -> Point:
+    first = records[0]
+    draws = any(record.draws for record in records)
+    needs_grad = any(record.needs_grad for record in records)
+    return Point(values, needs_grad, first.tensor, first.order, first.type, draws)
+
+
+def _are_alike(parts: Sequence[Kept | None], dim: int, rows: Collection[int]) -> bool:
+    """Whether several micro-batches have the same, and one of them is as long as one of some lengths."""
+    first = parts[0]
+    return (
+        first is not None
+        and len(parts) > 1
+        and len(first.shape) > dim
+        and first.shape[dim] in rows
+        and all(part is not None and np.array_equal(part.values, first.values) for part in parts)
+    )
+
+
+def _added(parts: Sequence[Kept | None]) -> Kept | None:
+    """Return the sum of gradients of one tensor; None if one is missing."""
+    present = [part for part in parts if part is not None]
+    if len(present) < len(parts) or len({part.values.shape for part in present}) > 1:
+        return None
+    return present[0].with_values(np.sum([part.values for part in present], axis=0))
 
 
 @dataclass(frozen=True)
@@ -309,6 +368,15 @@ def read_trace(folder: Path) -> JobTrace:
     """
     traced = dump_of(read_files(folder))
     return JobTrace(traced, {rank: OfRank(rank, traced) for rank in sorted(traced.files.ranks)})
+
+
+def joined_rows(of_ranks: Iterable[Mapping[Place, frozenset[int]]]) -> dict[Place, frozenset[int]]:
+    """Return the numbers of rows at each place, on any rank."""
+    rows: dict[Place, frozenset[int]] = {}
+    for of_rank in of_ranks:
+        for place, numbers in of_rank.items():
+            rows[place] = rows.get(place, frozenset()) | numbers
+    return rows
 
 
 def counts_per_forward(counts: Mapping[str, int]) -> dict[str, int]:

@@ -67,7 +67,8 @@ def _loads(called: str) -> Callable[[Observer, Call], None]:
 
 
 def _dcp(observer: Observer, call: Call, loaded: Any) -> None:
-    place = call[1].get("checkpoint_id") or getattr(call[1].get("storage_reader"), "path", None)
+    """See what a folder was loaded into: `load` has asked each `Stateful` for its tensors by then."""
+    place = getattr(argument(call, 1, "storage_reader"), "path", None)
     if place is not None:
         observer.session.loaded_dcp(argument(call, 0, "state_dict"), str(place))
 
@@ -141,7 +142,7 @@ HOOKS: dict[str, tuple[Hook, ...]] = {
         ),
         *map(Hook, ("get_state_dict", "get_optimizer_state_dict", "set_optimizer_state_dict")),
     ),
-    "torch.distributed.checkpoint.state_dict_loader": (Hook("load", None, _dcp),),
+    "torch.distributed.checkpoint.state_dict_loader": (Hook("_load_state_dict", None, _dcp),),
     "torch.distributed.distributed_c10d": (
         Hook("init_process_group", None, lambda seen, call, result: seen.joined(), _always, hides=False),
     ),

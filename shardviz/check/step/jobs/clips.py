@@ -1,0 +1,115 @@
+"""Clipping in two jobs' steps: by ranks' own norms, and what it hides of all gradients' size.
+
+Gradients are recorded as the optimizer is given them, which is after they are clipped. If both jobs clip, gradients
+that were too large are not, and their factor shows in the norms that were found: it is the one that the gradients have
+once both clippings are undone, or else a norm is wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.check.step.jobs.starts import by_name
+from shardviz.check.step.rules.all_gradients import CLIP_EPSILON, multiplied, of_factor
+from shardviz.explain.step.scales import ClippedByOwnNorms, ClippedByParts
+from shardviz.explain.step.whole_step import UnexplainedBackward
+from shardviz.explain.templates import number
+from shardviz.relate.tolerance import STEP
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardviz.check.step.evidence import Evidence
+    from shardviz.check.step.jobs.whole_job import WholeJob
+    from shardviz.dump.records.step import ClipRecord
+    from shardviz.explain.finding import Finding
+
+
+@dataclass(frozen=True, slots=True)
+class Clips:
+    """The one call by which each of two jobs clipped its gradients.
+
+    Attributes:
+        reference: That of the job which the other is compared with.
+        job: The other's, the same on all of its ranks.
+    """
+
+    reference: ClipRecord
+    job: ClipRecord
+
+    @property
+    def before(self) -> float:
+        """The ratio of the norms that were found."""
+        return self.job.norm / self.reference.norm if self.reference.norm else 1.0
+
+    @property
+    def after(self) -> float:
+        """The ratio of two gradients after clipping that were equal before it."""
+        return _kept(self.job) / _kept(self.reference)
+
+
+def _kept(clip: ClipRecord) -> float:
+    return min(1.0, clip.limit / (clip.norm + CLIP_EPSILON))
+
+
+def clips_of(reference: WholeJob, job: WholeJob) -> Clips | None:
+    """Return how two jobs clipped their gradients; None unless each did once, by one norm."""
+    calls = [
+        {clip for record in each.job.dump.files.ranks.values() for clip in record.clips} for each in (reference, job)
+    ]
+    numbers = {len(record.clips) for each in (reference, job) for record in each.job.dump.files.ranks.values()}
+    return Clips(calls[0].pop(), calls[1].pop()) if numbers == {1} and [len(of) for of in calls] == [1, 1] else None
+
+
+def of_size_before(evidence: Evidence, clips: Clips | None) -> Finding | None:
+    """Return the finding of all gradients if they had a factor before they were clipped that they have not since."""
+    gradients = tuple(gradient for gradient in evidence.gradients.values() if np.any(gradient.wanted))
+    all_alike = multiplied(evidence)
+    if clips is None or not gradients or (all_alike is None and any(gradient.wrong for gradient in gradients)):
+        return None
+    factor = all_alike.factor if all_alike is not None else 1.0
+    if math.isclose(clips.after, 1, rel_tol=STEP) or math.isclose(clips.before, 1, rel_tol=STEP):
+        return None
+    if not math.isclose(factor, clips.before * clips.after, rel_tol=STEP):
+        return None
+    return of_factor(evidence, gradients, clips.before, f"that is before they are clipped to {number(clips.job.limit)}")
+
+
+def with_own_clips(findings: Sequence[Finding], job: WholeJob) -> list[Finding]:
+    """Explain gradients that no rule explains, or that ranks scale by numbers of their own, by ranks' own norms."""
+    cause = own_norms(job)
+    if cause is None:
+        return list(findings)
+    return [
+        finding.because(cause) if isinstance(finding.explanation, UnexplainedBackward | ClippedByParts) else finding
+        for finding in findings
+    ]
+
+
+def own_norms(job: WholeJob) -> ClippedByOwnNorms | None:
+    """Return the cause if ranks clipped in the same calls by different norms, and some of these were too large."""
+    clips = {rank: record.clips for rank, record in job.job.dump.files.ranks.items()}
+    calls = list(zip(*clips.values(), strict=False))
+    if len({len(of_rank) for of_rank in clips.values()}) > 1 or not calls:
+        return None
+    for call in calls:
+        norms, limits = [clip.norm for clip in call], {clip.limit for clip in call}
+        are_apart = max(norms) - min(norms) > STEP * max(norms)
+        if are_apart and len(limits) == 1 and max(norms) > max(limits):
+            texts = (f"{number(norm)} on rank {rank}" for rank, norm in zip(clips, norms, strict=True))
+            return ClippedByOwnNorms(tuple(texts), max(limits), _are_reduced(job))
+    return None
+
+
+def _are_reduced(job: WholeJob) -> bool:
+    """Whether all ranks have every gradient, and equally: what they were clipped by was then not yet reduced."""
+    every = by_name(job.job.ranks, "grad").values()
+    values = [[part.values for part in parts.values() if part.values is not None] for parts in every]
+    return bool(values) and all(
+        len(copies) == len(job.job.ranks) and all(np.array_equal(copies[0].values, copy.values) for copy in copies)
+        for copies in values
+    )
