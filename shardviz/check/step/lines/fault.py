@@ -17,6 +17,7 @@ from shardviz.explain.step.lines import (
     OtherNumber,
     RepeatedReductionLine,
     ScaledLine,
+    ScaledTermLine,
     SegmentsOfPart,
     UnaveragedLine,
     UnlikeOperands,
@@ -251,6 +252,13 @@ def unsummed(act: Act, axis: str, operand: str = "", *, is_beside_whole: bool = 
     inside = (act.function, operand, "a tensor that needs no sum" if is_beside_whole else "") if operand else ("",) * 3
     reader, mean = act.place if act.given else "", "mean" if is_mean and not operand else ""
     return act.said(sentence, UnsummedLine(place_of(before), reader, axis, *inside, mean))
+
+
+def scaled_term(act: Act, axis: str, times: float, *, is_size: bool) -> Fault:
+    """Return the fault of a call that multiplies each rank's term of a mean by a number."""
+    is_first = f"{reached(act.call)} is the first wrong line{after(act.before, act.call.line)}"
+    sentence = f"{is_first}: {act.function} gets {act.given}, and returns {number(times)} times the term"
+    return act.said(sentence, ScaledTermLine(act.place, times, axis, is_size))
 
 
 def ratio_of_terms(act: Act, axis: str) -> Fault:
