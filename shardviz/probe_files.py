@@ -93,7 +93,7 @@ def shipped_files() -> dict[str, Path]:
 def find(text: str) -> Probe:
     """Find a probe by its name, or by `path/to/file.py[:function]`.
 
-    A probe of another distribution is `distribution/name`, or `name` alone where only one has it.
+    A probe of another distribution is `distribution/name`, or `name` alone if only one has it.
 
     Raises:
         ProbeError: There is no such probe, several have the name, or the file is not a probe.

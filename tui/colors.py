@@ -129,7 +129,7 @@ ON_DARK_16 = {GREEN: "#55ff55", VERMILLION: "#ff5555", ORANGE: "#ffff55"}
 
 
 class Inks(LineFilter):
-    """Writes text in the colors of verdicts in others, where those cannot be read or told apart.
+    """Writes text in the colors of verdicts in others, if those cannot be read or told apart.
 
     Args:
         inks: What stands for each color.

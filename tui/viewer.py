@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 
 LOOK_AGAIN = 1.0
-"""Seconds between two looks whether any file has changed."""
+"""Seconds between two checks for changed files."""
 
 
 COLLECT = (50_000, 50, 50)

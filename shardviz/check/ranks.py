@@ -6,7 +6,7 @@ comparison, what ranks with missing or damaged files hold is not known.
 
 Collectives put results in the order of the group, placements in that of the mesh. Where the two differ, every gather
 along the axis comes back permuted, whatever the shards are: a tensor that is split over the axis is not in order, even
-where each shard is where it is claimed.
+if each shard is where it is claimed.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def capture(
         reference: A safetensors file, or a folder of them, with the weights that the model was loaded from. Values are
             looked up in it, so that no weight has to be stamped; each rank reads the slices that it claims. Without
             stamps and without a reference only copies can be compared.
-        reference_names: The reference's names where they are not the model's, by pattern over the model's:
+        reference_names: The reference's names if they are not the model's, by pattern over the model's:
             `{"layers.*.wq.weight": "model.layers.*.self_attn.q_proj.weight"}`; or what a tensor is made of, as in the
             lines of a map: `{"layers.*.gate_up": "cat(layers.*.w1, layers.*.w3, 0)"}`.
         step: What the job's own step gave, after backward and before the optimizer: `{"loss": loss, "output": output,

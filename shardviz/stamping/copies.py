@@ -218,7 +218,7 @@ def _nbytes(name: str, header: Mapping[str, Any], entries: Mapping[str, Entry], 
 
 
 def _content(name: str, header: Mapping[str, Any], entries: Mapping[str, Entry], made: CopyPlan) -> Iterator[bytes]:
-    """Yield the bytes of a tensor: its fill, its own values, or ones where it has none."""
+    """Yield the bytes of a tensor: its fill, its own values, or ones if it has none."""
     if name in made.fills:
         for block in made.fills[name].blocks():
             yield block.tobytes()

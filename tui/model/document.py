@@ -55,7 +55,7 @@ class TensorEntry:
         verdict: The worst that was found of it.
         listed: Whether it is listed unless more is asked for.
         findings: Indices into the report's findings.
-        verdicts: The verdict on each of its names, where they are not all alike.
+        verdicts: The verdict on each of its names, if they are not all alike.
         wrong: What is wrong, if it is not the tensor itself: its gradient, for one.
     """
 

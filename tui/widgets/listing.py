@@ -174,7 +174,7 @@ class ModuleTree(Lines):
 
 
 LEAST_LAYOUT = 0.6
-"""The part of a layout that is shown where not all of it fits; with less of it the name stands alone."""
+"""The part of a layout that is shown if not all of it fits; with less of it the name stands alone."""
 
 
 class TensorTree(ModuleTree):
@@ -339,7 +339,7 @@ class Listing(Box):
         self._search.focus()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Offer to go back to all tensors where that changes anything."""
+        """Offer to go back to all tensors if that changes anything."""
         return action != "clear" or self.filters != self.base or self.screen.focused is self._search
 
     def action_clear(self) -> None:

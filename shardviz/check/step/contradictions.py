@@ -111,7 +111,7 @@ UNLIKE_SIZES = tuple(
 
 
 def _cause_of_sizes(dump: Dump, error: str) -> ShardedModelRaises | None:
-    """Return the cause of sizes of which one is a mesh axis times the other, or the part of a dim that none divides.
+    """Return the cause of an error with two sizes if an axis makes one of the other, or doesn't divide a dim.
 
     That of a module's own weight is known.
     """

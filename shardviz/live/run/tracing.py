@@ -269,7 +269,7 @@ class Follower:
 
     Attributes:
         options: What is asked for.
-        write: Writes what was seen of the step; given also why the step has no end, where it has none.
+        write: Writes what was seen of the step; given also why the step has no end, if it has none.
         model: The model; by default the first that an optimizer steps whose making is seen.
     """
 

@@ -97,7 +97,7 @@ class Failed:
 
     Attributes:
         text: Who raised what, in a line.
-        unsharded: The exception, where the unsharded model raised it.
+        unsharded: The exception, if the unsharded model raised it.
         is_everywhere: Whether it did so on every rank, so that there is no step to compare with.
     """
 
@@ -119,7 +119,7 @@ class ProbeStep:
     def capture_step(self) -> None:
         """Step the unsharded model and then the sharded one, and capture both.
 
-        Both in float64, where rounding hides nothing; where that raises, as it does for kernels that want bfloat16,
+        Both in float64, where rounding hides nothing; if that raises, as it does for kernels that want bfloat16,
         both again in their own dtypes.
         """
         give_cpu_streams_events()

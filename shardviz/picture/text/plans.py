@@ -76,7 +76,7 @@ def said_lines(ranks: PlannedRanks, width: int) -> Iterator[Text]:
 
 
 def _nodes(ranks: int, node: int) -> str:
-    """Return how many nodes there are, and how full the last one is where ranks do not fill it."""
+    """Return how many nodes there are, and how full the last one is if ranks do not fill it."""
     left = ranks % node if ranks > node else 0
     return f"{counted(-(-ranks // node), 'node')} of {node}{f', the last with {left}' if left else ''}"
 

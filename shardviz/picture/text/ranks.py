@@ -189,7 +189,7 @@ class _Block:
         ranks: The ranks that have them.
         rows: The numbers, in rows of the last dim.
         is_named: Whether a finding names these ranks.
-        wrong: Row and column of the numbers that ranks with the same part have otherwise, where no finding names these.
+        wrong: Row and column of the numbers that ranks with the same part have otherwise, if no finding names these.
     """
 
     ranks: tuple[int, ...]

@@ -140,11 +140,11 @@ def _row(dump: Dump, tensor: Tensor, name: str, verdict: Verdict, wrong: str) ->
 
 
 def layout_text(tensor: Tensor, dtype: str = "") -> str:
-    """Write what a tensor's placements claim; the shape alone where it has none.
+    """Write what a tensor's placements claim; the shape alone if it has none.
 
     Args:
         tensor: What is captured of it.
-        dtype: The model's own dtype, where that is another than the one captured.
+        dtype: The model's own dtype, if that is another than the one captured.
     """
     dtype = dtype or tensor.dtype
     claims = list(tensor.claims)

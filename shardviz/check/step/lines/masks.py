@@ -135,7 +135,7 @@ def _places_in(whole: Array, held: Array) -> Places | None:
 
 
 def _is_near(held: Array, due: Array) -> bool:
-    """Whether two arrays are equal but for rounding; infinite numbers are, where both have them."""
+    """Whether two arrays are equal but for rounding; infinite numbers are, if both have them."""
     largest = float(np.max(np.abs(due), initial=0.0, where=np.isfinite(due)))
     return held.shape == due.shape and bool(np.isclose(held, due, rtol=0.0, atol=STEP * largest).all())
 

@@ -1,6 +1,6 @@
 """Recorder of every module call's inputs and outputs in a step, with their gradients.
 
-A gradient is that of the tensor: where several modules read one, it is the sum of what they send back. Values are
+A gradient is that of the tensor: if several modules read one, it is the sum of what they send back. Values are
 copied, so that a later in-place operation does not change them. Hooks only read; they do not wrap tensors, which would
 make in-place operations raise. Inside of what `torch.compile` compiled nothing is followed: a region is one module.
 """
@@ -48,7 +48,7 @@ class Seen:
         needs_grad: Whether a gradient can flow back to it.
         number: Counts the tensors of a trace.
         gradient: This rank's part of its gradient; None if none came back.
-        shape: The shape of this rank's part, also where only a sample of it is kept.
+        shape: The shape of this rank's part, also if only a sample of it is kept.
         local: The same values with the placements that the tensor claims.
     """
 
