@@ -130,7 +130,7 @@ def _add_rest(
     rank_capture.not_checked += notes_on(idle_axes(model, plain, locals_, shapes, pipeline_part.axes), plain)
     add_masters(rank_capture, model, plain, pipeline_part)
     if step is not None:
-        add_step(rank_capture, pipeline_part.own(locals_), step, plain)
+        add_step(rank_capture, pipeline_part.of_stage(locals_), step, plain)
 
 
 def capture_by_reference(
@@ -159,7 +159,7 @@ def capture_by_reference(
         command: The command that the dump is of; the process's own by default.
     """
     reference, names, prefix = source.reference, source.names, pipeline_part.prefix
-    tensors = pipeline_part.own(local_tensors(unwrapped(model), plain_mesh(mesh)))
+    tensors = pipeline_part.of_stage(local_tensors(unwrapped(model), plain_mesh(mesh)))
     locals_ = [local for local in tensors if not local.unknown]
     moments = [replace(local, name=prefix + local.name) for local in source.moments]
     locals_ += moments
@@ -278,7 +278,7 @@ def add_model(
     pipeline_part = pipeline_part or PipelinePart()
     rank_capture.add_ties(model, pipeline_part.prefix)
     rank_capture.add_meshes(model)
-    locals_ = pipeline_part.own(local_tensors(model, plain_mesh(mesh) if mesh is not None else None))
+    locals_ = pipeline_part.of_stage(local_tensors(model, plain_mesh(mesh) if mesh is not None else None))
     for local in locals_:
         if local.name not in placed and (stamps is None or local.unknown or local.name not in rank_capture.stamps):
             rank_capture.add_values(local, "initial")

@@ -102,7 +102,7 @@ def _capture(session: Session, root: nn.Module, folder: Path, stage: Stage | Non
     """Write the dump, and return what values were compared with."""
     mesh = _mesh_of(root, stage)
     pipeline_part = PipelinePart(_axes_of(mesh, stage) if stage else ())
-    locals_ = list(pipeline_part.own(local_tensors(unwrapped(root), plain_mesh(mesh))))
+    locals_ = list(pipeline_part.of_stage(local_tensors(unwrapped(root), plain_mesh(mesh))))
     source = replace(
         _reference_of_job(session, unwrapped(root), locals_),
         unwritten=session.unwritten.names(unwrapped(root)),

@@ -154,9 +154,9 @@ class Trace:
         return end
 
     def _seen(self, tensors: Any) -> list[Seen]:
-        return [self._one(tensor) for tensor in _floating(tensors)]
+        return [self._seen_once(tensor) for tensor in _floating(tensors)]
 
-    def _one(self, tensor: torch.Tensor) -> Seen:
+    def _seen_once(self, tensor: torch.Tensor) -> Seen:
         """Return what is kept of a tensor, once if it goes through several modules unchanged."""
         cached = self._known.get(id(tensor))
         if cached is not None and cached[0]() is tensor and cached[1] == tensor._version:
