@@ -49,6 +49,10 @@ class DumpError(ShardvizError):
     """A dump can't be read or written."""
 
 
+class ChangedError(DumpError):
+    """A file of a dump was damaged after it was written: its checksum differs."""
+
+
 class NoDumpError(DumpError):
     """A folder isn't a dump and contains none; it may be something else."""
 

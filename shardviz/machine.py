@@ -28,7 +28,7 @@ def cores() -> int:
 
 
 def free_memory() -> int | None:
-    """Return the bytes that new processes can take, where the system says so (Linux)."""
+    """Return the bytes that new processes can take, if the system says so (Linux)."""
     available = _number_after(MEMORY, "MemAvailable:")
     found = [*_memory_left(), *([] if available is None else [available * 1024])]
     return min(found, default=None)
@@ -74,7 +74,7 @@ def _read_text(file: Path) -> str:
 
 
 def _number(file: Path, at: int = 0) -> int | None:
-    """Return a number in a file; None if there is none, as where it says `max`."""
+    """Return a number in a file; None if it has none, or says `max`."""
     words = _read_text(file).split()
     return int(words[at]) if len(words) > at and words[at].isdecimal() else None
 

@@ -93,7 +93,7 @@ def shipped_files() -> dict[str, Path]:
 def find(text: str) -> Probe:
     """Find a probe by its name, or by `path/to/file.py[:function]`.
 
-    A probe of another distribution is `distribution/name`, or `name` alone where only one has it.
+    A probe of another distribution is `distribution/name`, or `name` alone if only one has it.
 
     Raises:
         ProbeError: There is no such probe, several have the name, or the file is not a probe.
@@ -108,31 +108,31 @@ def find(text: str) -> Probe:
 def _find_installed(text: str, shipped: Iterable[str]) -> Probe:
     others, broken = installed()
     names = {probe.name: probe for probe in others}
-    found = [name for name in (*names, *broken) if text in (name, name.partition("/")[2])]
-    if len(found) > 1:
-        raise ProbeError(f"{len(found)} distributions have a probe {text!r}", f"name one: {', '.join(found)}")
-    if not found:
+    matching = [name for name in (*names, *broken) if text in (name, name.partition("/")[2])]
+    if len(matching) > 1:
+        raise ProbeError(f"{len(matching)} distributions have a probe {text!r}", f"name one: {', '.join(matching)}")
+    if not matching:
         hint = (
             did_you_mean(text, [*shipped, *names])
             or "`shardviz probes` lists them; the name of your own file ends in .py"
         )
         raise ProbeError(f"unknown probe {text!r}", hint)
-    if found[0] in broken:
-        raise broken[found[0]]
-    return names[found[0]]
+    if matching[0] in broken:
+        raise broken[matching[0]]
+    return names[matching[0]]
 
 
 def installed() -> tuple[list[Probe], dict[str, ProbeError]]:
     """Return the probes of other distributions, `acme-probes/moe`, and errors of broken ones."""
-    found: dict[str, Probe] = {}
+    probes: dict[str, Probe] = {}
     broken: dict[str, ProbeError] = {}
     for entry in entry_points(group=GROUP):
         name = f"{entry.dist.name if entry.dist else 'unknown'}/{entry.name}"
         try:
-            found.setdefault(name, _read_entry(name, entry))
+            probes.setdefault(name, _read_entry(name, entry))
         except ProbeError as error:
             broken[name] = error
-    return [found[name] for name in sorted(found)], broken
+    return [probes[name] for name in sorted(probes)], broken
 
 
 def _read_entry(name: str, entry: EntryPoint) -> Probe:
@@ -157,11 +157,11 @@ def check_torch(probe: Probe) -> None:
     Raises:
         ProbeError: It is too old.
     """
-    found = package_version("torch")
-    if found and tuple(map(int, re.findall("[0-9]+", found)[:2])) < probe.torch:
+    version = package_version("torch")
+    if version and tuple(map(int, re.findall("[0-9]+", version)[:2])) < probe.torch:
         needed = ".".join(map(str, probe.torch))
         raise ProbeError(
-            f"probe {probe.name} needs torch {needed} or newer, found {found}", f"pip install 'torch>={needed}'"
+            f"probe {probe.name} needs torch {needed} or newer, found {version}", f"pip install 'torch>={needed}'"
         )
 
 

@@ -69,8 +69,8 @@ def constant_tuple(source: Source, name: str, kind: type[Item]) -> tuple[Item, .
     Raises:
         ProbeError: The file has the name, and it is something else or cannot be found without running the file.
     """
-    found, value = _bound(source, name, MAX_HOPS)
-    if found is None and value is None and name not in top_level_names(source.tree):
+    assigned_in, value = _bound(source, name, MAX_HOPS)
+    if assigned_in is None and value is None and name not in top_level_names(source.tree):
         return ()
     try:
         items = ast.literal_eval(value) if value is not None else None
@@ -78,7 +78,7 @@ def constant_tuple(source: Source, name: str, kind: type[Item]) -> tuple[Item, .
         items = None
     if not isinstance(items, tuple | list) or not all(type(item) is kind for item in items):
         example = '("fsdp", "tp")' if kind is str else "(2, 4)"
-        where = f" (read in {found.path})" if found is not None and found.path != source.path else ""
+        where = f" (read in {assigned_in.path})" if assigned_in is not None and assigned_in.path != source.path else ""
         hint = f"write {name} = {example} in the probe or in a module that it imports {name} from: neither is run"
         raise ProbeError(f"probe {source.path}: {name} is not a literal tuple of {kind.__name__}{where}", hint)
     return tuple(items)

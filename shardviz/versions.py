@@ -6,7 +6,7 @@ from importlib import metadata
 
 
 def package_version(package: str) -> str:
-    """Return a package's version; empty if it is not installed, as where shardviz runs from its sources."""
+    """Return a package's version; empty if it is not installed, as when shardviz runs from its sources."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -108,14 +108,9 @@ def view(
     rank: int | None = None,
     started: Callable[[ShardvizApp], object] | None = None,
 ) -> None:
-    """Open the TUI on a dump, with a second one beside it if given, or on a tensor and a rank.
+    """Open the TUI on a dump, next to a second one if given, or on a tensor and a rank.
 
-    Args:
-        path: The dump.
-        other: The second one.
-        tensor: The tensor that it opens on.
-        rank: The rank that it opens on.
-        started: Called with the viewer just before it runs.
+    `started` is called with the viewer just before it runs.
 
     Raises:
         ShardvizError: A folder is not a dump, or can no longer be read; it has no such tensor or rank.

@@ -129,11 +129,7 @@ ON_DARK_16 = {GREEN: "#55ff55", VERMILLION: "#ff5555", ORANGE: "#ffff55"}
 
 
 class Inks(LineFilter):
-    """Writes text in the colors of verdicts in others, where those cannot be read or told apart.
-
-    Args:
-        inks: What stands for each color.
-    """
+    """Writes text in the colors of verdicts in others, if those cannot be read or told apart."""
 
     def __init__(self, inks: Mapping[str, str]) -> None:
         super().__init__()
@@ -147,6 +143,19 @@ class Inks(LineFilter):
     def _change(self, style: Style) -> Style:
         ink_of = self._inks.get(style.color.get_truecolor().hex) if style.color is not None else None
         return style + Style(color=ink_of) if ink_of else style
+
+
+class NoColors(Inks):
+    """Writes text without colors, as NO_COLOR asks; what has a background of its own is reversed."""
+
+    def _change(self, style: Style) -> Style:
+        behind = Color.from_rich_color(style.bgcolor).brightness if style.bgcolor is not None else 0
+        is_marked = FAINT < behind < 1 - FAINT or bool(style.reverse)
+        return style.without_color + Style(reverse=is_marked, color="default", bgcolor="default")
+
+
+FAINT = 0.2
+"""A background so near to black or white is the screen's, and not that of a cursor or of a rank."""
 
 
 def verdict_style(verdict: Verdict) -> Style:

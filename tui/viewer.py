@@ -23,7 +23,7 @@ from shardviz.dump.records.files import RunRecord
 from shardviz.errors import ShardvizError
 from shardviz.text import printable
 
-from .colors import ON_DARK_16, ON_LIGHT, THEMES, Inks, PlainCharacters, shows_unicode
+from .colors import ON_DARK_16, ON_LIGHT, THEMES, Inks, NoColors, PlainCharacters, shows_unicode
 from .export import copy, remember_theme, remembered_theme, save, screen_svg, screen_text
 from .keys import AT_CURSOR, keys
 from .loading import Stamps, stamps_of
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 
 LOOK_AGAIN = 1.0
-"""Seconds between two looks whether any file has changed."""
+"""Seconds between two checks for changed files."""
 
 
 COLLECT = (50_000, 50, 50)
@@ -133,7 +133,7 @@ class Viewer(App[None], Generic[Opened]):
         gc.set_threshold(*COLLECT)
         self.animation_level = "none"  # a page down would be painted a dozen times, and over ssh be late
         self._plain = PlainCharacters(enabled=not shows_unicode())
-        self._on_light, self._on_dark_16 = Inks(ON_LIGHT), Inks(ON_DARK_16)
+        self._on_light, self._on_dark_16, self._without_colors = Inks(ON_LIGHT), Inks(ON_DARK_16), NoColors({})
         for theme in THEMES:
             self.register_theme(theme)
         known = remembered_theme()
@@ -250,10 +250,10 @@ class Viewer(App[None], Generic[Opened]):
             self.refresh_bindings()
 
     def get_line_filters(self) -> Sequence[LineFilter]:
-        """Add one that writes ASCII if the terminal shows nothing else, and one for the colors of verdicts."""
+        """Add one that writes ASCII if the terminal shows nothing else, and one for colors, or against them."""
         filters = [*super().get_line_filters(), *([self._plain] if self._plain.enabled else [])]
-        if not self.current_theme.dark:
-            return [*filters, self._on_light]
+        if self.no_color or not self.current_theme.dark:
+            return [*filters, self._without_colors if self.no_color else self._on_light]
         return [*filters, self._on_dark_16] if self.console.color_system == "standard" else filters
 
     async def _look_again(self) -> None:

@@ -6,7 +6,7 @@ comparison, what ranks with missing or damaged files hold is not known.
 
 Collectives put results in the order of the group, placements in that of the mesh. Where the two differ, every gather
 along the axis comes back permuted, whatever the shards are: a tensor that is split over the axis is not in order, even
-where each shard is where it is claimed.
+if each shard is where it is claimed.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from shardviz.dump.read import mesh_of
 from shardviz.dump.validate import mesh_of as mesh_from
 from shardviz.explain.placement.whole_run import (
     DamagedFile,
+    DamagedNumbers,
     GroupAgainstMesh,
     MeshNotRising,
     ModuleAbsentOnRanks,
@@ -49,7 +50,8 @@ def check_completeness(dump: Dump) -> Iterator[Finding]:
     for rank, why in sorted(files.damaged.items()):
         problem = why.replace(f"{files.path}/", "")
         lost = ("nothing of what this rank holds was checked",)
-        yield DamagedFile().finding("", (rank,), problem, severity="warning", details=lost)
+        cause = DamagedNumbers() if rank in files.changed else DamagedFile()
+        yield cause.finding("", (rank,), problem, severity="warning", details=lost)
     missing = tuple(rank for rank in files.missing_ranks if rank not in files.damaged)
     if missing:
         yield RankWithoutFile().finding(

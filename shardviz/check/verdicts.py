@@ -6,21 +6,24 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import chain
 from typing import TYPE_CHECKING, Literal
 
 from shardviz.check.order.rules.intent import is_compared
 from shardviz.check.report import Place
-from shardviz.check.step.comparison import compared
+from shardviz.check.step.comparison import Compared, compared
 from shardviz.dump.records.base import WEIGHTS
 from shardviz.dump.records.files import MEANT
 from shardviz.dump.trace_dump import NO_WEIGHTS
 from shardviz.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from shardviz.check.report import Report
     from shardviz.dump.dump import Dump, Tensor
+    from shardviz.dump.records.base import Role
+    from shardviz.explain.finding import Finding
 
 Verdict = Literal["error", "warning", "unknown", "good", "pending"]
 
@@ -72,6 +75,28 @@ def verdict_on(dump: Dump, tensor: Tensor, names: Iterable[str], report: Report)
     if any(state_of(dump, tensor, name, report) in ("not checked", "cannot tell") for name in name_list):
         verdicts.append("unknown")
     return worst(verdicts)
+
+
+RESULTS: Mapping[Role, str] = {"grad": "its gradient", "param": "its next value", "optim": "its optimizer state"}
+"""What a step makes of a weight."""
+
+
+def wrong_result(tensor: Tensor, names: Iterable[str], report: Report | None) -> str:
+    """Name what is wrong of a weight if its values and places are in order, as `its gradient`; else return nothing."""
+    if report is None or tensor.role not in WEIGHTS or tensor.moment not in ("stamped", "initial"):
+        return ""
+    findings = [finding for name in names for finding in report.findings_of.get(name, ())]
+    results = [_results_of(finding) for finding in findings]
+    return " and ".join(dict.fromkeys(chain(*results))) if all(results) else ""
+
+
+def _results_of(finding: Finding) -> list[str]:
+    """Return which results of a step a finding is about; none if it is about anything else."""
+    if finding.kind == "unreduced-gradient":
+        return [RESULTS["grad"]]
+    sides = [getattr(pair, "comparison", pair) for pair in finding.pairs]
+    roles = [result.role if isinstance(result, Compared) else "output" for result in sides]
+    return [RESULTS[role] for role in roles] if all(role in RESULTS for role in roles) else []
 
 
 def captured(dump: Dump) -> list[Tensor]:

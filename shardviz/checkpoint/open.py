@@ -93,12 +93,12 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
 def _with_ranks(checkpoint: Checkpoint) -> Checkpoint:
     """Add the names of all ranks if a file is one rank's part: by its own name, or by its folder's."""
     path = checkpoint.path.absolute()
-    for one in (path, path.parent):
+    for part_path in (path, path.parent):
         try:
-            ranks = of_ranks(beside.name for beside in one.parent.iterdir()) if is_of_rank(one.name) else []
+            ranks = of_ranks(beside.name for beside in part_path.parent.iterdir()) if is_of_rank(part_path.name) else []
         except OSError:
             continue
-        if one.name in ranks:
+        if part_path.name in ranks:
             return replace(checkpoint, ranks=tuple(ranks))
     return checkpoint
 

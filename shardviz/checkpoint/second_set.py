@@ -43,11 +43,11 @@ def check_second_set(checkpoint: Checkpoint) -> Finding | NotChecked | None:
 
 def second_set_outcome(checkpoint: Checkpoint, side: str) -> Outcome | None:
     """Return a difference for a second set of other values in one side of a comparison."""
-    found = check_second_set(checkpoint)
-    if found is None or isinstance(found, NotChecked):
+    finding = check_second_set(checkpoint)
+    if finding is None or isinstance(finding, NotChecked):
         return None
     outcome = Outcome(printable(checkpoint.second_set), "", "other")
-    return outcome.became("other", f"in the {side}, {found.summary}", found.explanation)
+    return outcome.became("other", f"in the {side}, {finding.summary}", finding.explanation)
 
 
 def _are_alike(first: Tensor | None, second: Tensor | None) -> bool:

@@ -72,28 +72,28 @@ def report(folders: Sequence[Path], style: str, color: str = "auto", *, strict: 
 
         return report_checkpoint(folders[0], style, color, strict=strict)
     dump = read_dump(*folders)
-    found = checked(dump)
-    _print(dump, found, style, color)
-    if why := nothing_checked(dump, found):
+    report = checked(dump)
+    _print(dump, report, style, color)
+    if why := nothing_checked(dump, report):
         talk(f"shardviz: error: {printable(why)}")
         return EXIT_USAGE
-    return EXIT_FINDINGS if found.findings or (strict and found.not_checked) else EXIT_CLEAN
+    return EXIT_FINDINGS if report.findings or (strict and report.not_checked) else EXIT_CLEAN
 
 
-def _print(dump: Dump, found: Report, style: str, color: str) -> None:
+def _print(dump: Dump, report: Report, style: str, color: str) -> None:
     if style == "text":
         from shardviz.commands.common.dumps import terminal_for, write_answer
         from shardviz.picture.text.report import report_lines
 
         terminal = terminal_for(color)
-        write_answer(report_lines(dump, found, terminal), terminal)
+        write_answer(report_lines(dump, report, terminal), terminal)
         return
     from shardviz.picture.machine import report_github, report_json, report_junit
 
     with reader_may_leave():
         if style == "json":
-            sys.stdout.write(report_json(found))
+            sys.stdout.write(report_json(report))
         elif style == "github":
-            sys.stdout.write(report_github(found))
+            sys.stdout.write(report_github(report))
         else:
-            sys.stdout.write(report_junit(found, [name for tensor in dump.tensors for name in tensor.names]))
+            sys.stdout.write(report_junit(report, [name for tensor in dump.tensors for name in tensor.names]))

@@ -194,13 +194,20 @@ def ending_at_signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    ending = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) != signal.SIG_IGN]
-    before = {one: signal.signal(one, lambda number, frame: sys.exit(128 + number)) for one in ending}
+    ending = [
+        signal_number
+        for signal_number in (signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(signal_number) != signal.SIG_IGN
+    ]
+    before = {
+        signal_number: signal.signal(signal_number, lambda number, frame: sys.exit(128 + number))
+        for signal_number in ending
+    }
     try:
         yield
     finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
+        for signal_number, handler in before.items():
+            signal.signal(signal_number, handler)
 
 
 def _progress_text(folder: Path, num_ranks: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+import zlib
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -13,7 +14,7 @@ import msgspec
 from shardviz.dump import suggestions
 from shardviz.dump.records.base import MAX_NUMBER, SCHEMA
 from shardviz.dump.write import PLAN_FILE, RUN_FILE
-from shardviz.errors import DumpError
+from shardviz.errors import ChangedError, DumpError
 from shardviz.text import printable
 
 if TYPE_CHECKING:
@@ -75,13 +76,35 @@ _OLD_PHASE = re.compile(rb'("role":"[a-z]+",)"stage":"')
 """A body's phase as it was called in older dumps; a stage is a pipeline's."""
 
 
+CHECKSUM = re.compile(rb',"crc32":"([0-9a-f]{8})"\}\n\Z')
+"""The end of a file as shardviz writes it. What another program wrote anew has no line's end, or spaces in it."""
+
+CHECKSUM_BYTES = 21
+
+
+def _as_written(content: bytes, path: Path) -> bytes:
+    """Return a file's text without its checksum.
+
+    Raises:
+        ChangedError: It has another checksum than it was written with.
+    """
+    match = CHECKSUM.search(content, max(0, len(content) - CHECKSUM_BYTES))
+    if match is None:
+        return content
+    text = content[: match.start()] + b"}"
+    if zlib.crc32(text) != int(match[1], 16):
+        raise ChangedError(f"{path} was damaged after it was written: its checksum differs", "write the dump again")
+    return text
+
+
 class _Schema(msgspec.Struct):
     schema: Annotated[int, msgspec.Meta(ge=-1, le=MAX_NUMBER)] = -1
 
 
 def read_record(folder: Path, name: str, kind: type[AnyRecord]) -> AnyRecord:
     """Read one file, and tell another version from damage before its fields are looked at."""
-    content, path = _content(folder, name), folder / name
+    path = folder / name
+    content = _as_written(_content(folder, name), path)
     try:
         record = msgspec.json.decode(content, type=kind)
         if record.schema == SCHEMA:

@@ -22,7 +22,7 @@ from shardviz.dump.pause import collector_paused
 from shardviz.dump.records.files import RankRecord, RunRecord
 from shardviz.dump.validate import StampedShapes, check_rank, check_run, layout_of, mesh_of
 from shardviz.dump.write import PLAN_FILE, RANK_FILE, RUN_FILE, dense_file, rank_file
-from shardviz.errors import DumpError
+from shardviz.errors import ChangedError, DumpError
 from shardviz.layout.mesh import Mesh
 from shardviz.text import Fold, printable
 
@@ -48,6 +48,7 @@ class DumpFiles:
         ranks: Each rank's record, by rank; those of a plan are made when they are asked for.
         damaged: Ranks whose file could not be read, or whose dense values could not, with the line that says why;
             empty when read strictly.
+        changed: Those of them whose file was damaged after it was written.
         folder_of: The folders of ranks, if several parts of a dump were read as one.
     """
 
@@ -55,6 +56,7 @@ class DumpFiles:
     run: RunRecord
     ranks: Mapping[int, RankRecord]
     damaged: dict[int, str] = field(default_factory=dict)
+    changed: frozenset[int] = frozenset()
     folder_of: Mapping[int, Path] = field(default_factory=dict)
 
     def folder(self, rank: int) -> Path:
@@ -163,6 +165,7 @@ def read_files(
         return DumpFiles(folder, run, _read_plan(folder, run, stamped))
     ranks: dict[int, RankRecord] = {}
     damaged: dict[int, str] = {}
+    changed: frozenset[int] = frozenset()
     files = _rank_files(folder)
     with collector_paused():
         for count, (rank, name) in enumerate(files):
@@ -173,12 +176,13 @@ def read_files(
                 if strict:
                     raise
                 damaged.setdefault(rank, error.message)
+                changed |= {rank} if isinstance(error, ChangedError) else frozenset()
             if on_first and len(ranks) == 1 and count + 1 < len(files):
                 on_first(DumpFiles(folder, run, dict(ranks)))
                 on_first = None
             if on_progress:
                 on_progress(count + 1, len(files))
-    return DumpFiles(folder, run, ranks, damaged)
+    return DumpFiles(folder, run, ranks, damaged, changed)
 
 
 def ranks_here(folder: Path) -> list[int]:

@@ -6,6 +6,7 @@ import fcntl
 import os
 import re
 import shutil
+import zlib
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -238,13 +239,15 @@ def _write_dense(path: Path, dense: Mapping[str, NDArray[np.generic]]) -> None:
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
+    from shardviz.dump.arrays.dense import checksums_of
+
     # safetensors writes the memory of an array as it lies, whatever its strides (0.8.0, tried).
     contiguous = {key: np.asarray(array, order="C") for key, array in dense.items()}
     try:
         with _renamed(path) as temporary:
             temporary.touch()
             mode = temporary.stat().st_mode
-            save_file(contiguous, temporary)
+            save_file(contiguous, temporary, checksums_of(contiguous))
             with suppress(OSError):  # a file system without modes
                 temporary.chmod(mode)  # safetensors makes a file that only its owner can read (0.8.0)
     except SafetensorError as error:
@@ -252,7 +255,9 @@ def _write_dense(path: Path, dense: Mapping[str, NDArray[np.generic]]) -> None:
 
 
 def _encoded(record: Record) -> bytes:
-    return msgspec.json.encode(record) + b"\n"
+    """Return a record as JSON in a line, whose last field is the checksum of what it is without that field."""
+    text = msgspec.json.encode(record)
+    return b'%b,"crc32":"%08x"}\n' % (text[:-1], zlib.crc32(text))
 
 
 @contextmanager

@@ -58,12 +58,14 @@ def _stretches(size: int, chain: Chain, sizes: Mapping[str, int], axes: Sequence
 
 
 @lru_cache(maxsize=1024)
-def same_parts(size: int, one: Chain, other: Chain, sizes: Sizes) -> bool:
+def same_parts(size: int, chain: Chain, other: Chain, sizes: Sizes) -> bool:
     """Whether two chains give every coordinate the same indices of a dim."""
-    if one == other:
+    if chain == other:
         return True
-    parts, others = parts_of(size, one, sizes), parts_of(size, other, sizes)
-    numbers = (position_numbers(sizes, [axis for axis, _ in sizes if axis in chain]).tolist() for chain in (one, other))
+    parts, others = parts_of(size, chain, sizes), parts_of(size, other, sizes)
+    numbers = (
+        position_numbers(sizes, [axis for axis, _ in sizes if axis in chain]).tolist() for chain in (chain, other)
+    )
     return all(parts[first] == others[second] for first, second in zip(*numbers, strict=True))
 
 

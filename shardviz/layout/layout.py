@@ -76,7 +76,7 @@ class Layout:
         chains: How each dim is split, outermost first.
         partial: Axes over which a sum (or another reduction) is pending, with the reduction.
         flat: The tensor's place in a flattened concatenation; None for all but FSDP1.
-        own_axes: The axes of the tensor's own mesh, where that is a part of `mesh`; empty if it is all of it.
+        own_axes: The axes of the tensor's own mesh, if that is a part of `mesh`; empty if it is all of it.
 
     Raises:
         LayoutError: One axis is used twice, a dim is cut into less than one segment or more than

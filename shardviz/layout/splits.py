@@ -36,7 +36,7 @@ MAX_SEGMENTS = 1 << 16
 """A dim is cut into at most this many segments that are not distributed, until they are joined again."""
 
 COMPARED_SEGMENTS = 1 << 16
-"""Two chains are compared where they have at most this many segments over all coordinates."""
+"""Two chains are compared if they have at most this many segments over all coordinates."""
 
 
 def check_segments(chain: Chain) -> None:
@@ -208,7 +208,7 @@ def placements_of(dim: int, chain: Chain, mesh: Mesh) -> dict[str, Placement]:
 
 
 def _glued(chain: Chain) -> list[list[Link]]:
-    """Cut a chain at its joins; where no number came before it, a join glues nothing."""
+    """Cut a chain at its joins; if no number came before it, a join glues nothing."""
     groups: list[list[Link]] = [[]]
     for link in chain:
         if link != JOIN:

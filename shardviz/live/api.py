@@ -61,7 +61,7 @@ def capture(
         reference: A safetensors file, or a folder of them, with the weights that the model was loaded from. Values are
             looked up in it, so that no weight has to be stamped; each rank reads the slices that it claims. Without
             stamps and without a reference only copies can be compared.
-        reference_names: The reference's names where they are not the model's, by pattern over the model's:
+        reference_names: The reference's names if they are not the model's, by pattern over the model's:
             `{"layers.*.wq.weight": "model.layers.*.self_attn.q_proj.weight"}`; or what a tensor is made of, as in the
             lines of a map: `{"layers.*.gate_up": "cat(layers.*.w1, layers.*.w3, 0)"}`.
         step: What the job's own step gave, after backward and before the optimizer: `{"loss": loss, "output": output,
@@ -130,7 +130,7 @@ def _add_rest(
     rank_capture.not_checked += notes_on(idle_axes(model, plain, locals_, shapes, pipeline_part.axes), plain)
     add_masters(rank_capture, model, plain, pipeline_part)
     if step is not None:
-        add_step(rank_capture, pipeline_part.own(locals_), step, plain)
+        add_step(rank_capture, pipeline_part.of_stage(locals_), step, plain)
 
 
 def capture_by_reference(
@@ -159,7 +159,7 @@ def capture_by_reference(
         command: The command that the dump is of; the process's own by default.
     """
     reference, names, prefix = source.reference, source.names, pipeline_part.prefix
-    tensors = pipeline_part.own(local_tensors(unwrapped(model), plain_mesh(mesh)))
+    tensors = pipeline_part.of_stage(local_tensors(unwrapped(model), plain_mesh(mesh)))
     locals_ = [local for local in tensors if not local.unknown]
     moments = [replace(local, name=prefix + local.name) for local in source.moments]
     locals_ += moments
@@ -278,7 +278,7 @@ def add_model(
     pipeline_part = pipeline_part or PipelinePart()
     rank_capture.add_ties(model, pipeline_part.prefix)
     rank_capture.add_meshes(model)
-    locals_ = pipeline_part.own(local_tensors(model, plain_mesh(mesh) if mesh is not None else None))
+    locals_ = pipeline_part.of_stage(local_tensors(model, plain_mesh(mesh) if mesh is not None else None))
     for local in locals_:
         if local.name not in placed and (stamps is None or local.unknown or local.name not in rank_capture.stamps):
             rank_capture.add_values(local, "initial")

@@ -159,7 +159,7 @@ class ProbeOnRank:
             model = self.initialized(self.parallelized(built))
         self.capture.as_built += as_built(model, wholes, self.job.mesh, self.capture.rank)
         self.capture.wrappers = reducing(model, self.part.prefix)
-        locals_ = self.part.own(local_tensors(unwrapped(model), self.job.mesh))
+        locals_ = self.part.of_stage(local_tensors(unwrapped(model), self.job.mesh))
         for local in locals_:
             self.capture.add_values(local, "initial")
         self.capture.filled += [local.name for local in locals_ if local.is_constant and local.name in varied]

@@ -41,7 +41,7 @@ class Followed:
         raise ShardvizError(f"--trace {text!r} is not {ways}", f"--trace all, or --trace {example}")
 
     def includes(self, name: str) -> bool:
-        """Whether a module is followed; the model itself is, where any of its modules is."""
+        """Whether a module is followed; the model itself is, if any of its modules is."""
         return bool(self.pattern) and (not name or fnmatchcase(name, self.pattern))
 
 

@@ -92,11 +92,11 @@ def assembled(name: str, shape: Sequence[int], parts: Parts, absent: Sequence[in
     dtype = np.result_type(*(values.dtype for _, values in parts.values())) if parts else np.dtype(np.float64)
     whole, is_there = np.zeros(shape, dtype), np.zeros(shape, bool)
     for rank, (place, values) in parts.items():
-        index, own = _index(name, rank, shape, place, values)
+        index, part = _index(name, rank, shape, place, values)
         known = is_there[index]
         if known.any():
-            _check_copies(name, rank, parts, shape, (known, own, whole[index], index))
-        whole[index], is_there[index] = own, True
+            _check_copies(name, rank, parts, shape, (known, part, whole[index], index))
+        whole[index], is_there[index] = part, True
     if not is_there.all():
         lost = int(is_there.size - np.count_nonzero(is_there))
         at = index_of(int(np.argmin(is_there)), shape)
@@ -121,8 +121,8 @@ def _index(name: str, rank: int, shape: Sequence[int], place: Place, values: Arr
 
 def _check_copies(name: str, rank: int, parts: Parts, shape: Sequence[int], sides: tuple[Any, ...]) -> None:
     """Raise if a rank's values differ from its copies'; signs of zero and kinds of NaN may."""
-    known, own, there, index = sides
-    differs = known & (own != there) & ~((own != own) & (there != there))
+    known, part, there, index = sides
+    differs = known & (part != there) & ~((part != part) & (there != there))
     if not differs.any():
         return
     numbers = np.arange(int(np.prod(shape, dtype=np.int64))).reshape(shape)[index]
@@ -131,7 +131,7 @@ def _check_copies(name: str, rank: int, parts: Parts, shape: Sequence[int], side
     count = int(np.count_nonzero(differs))
     raise DumpError(
         f"{printable(name)}: ranks {other} and {rank} hold different values of {counted(count, 'element')}, "
-        f"the first at {index_of(first, shape)}: {there[differs][0]:.9g} and {own[differs][0]:.9g}",
+        f"the first at {index_of(first, shape)}: {there[differs][0]:.9g} and {part[differs][0]:.9g}",
         "`.shards` has each rank's own; check() says what is wrong",
     )
 

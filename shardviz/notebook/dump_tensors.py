@@ -279,7 +279,7 @@ def _place_text(place: Place) -> str:
 
 
 def _values_of(dump: Dump, shard: Shard, name: str) -> Array:
-    """Return a shard's values in its own dtype, mapped from the file where they are large.
+    """Return a shard's values in its own dtype, mapped from the file if they are large.
 
     Raises:
         DumpError: The dump does not have them.

@@ -42,10 +42,10 @@ def load(path: Path | str) -> DumpRun | SavedRun:
         >>> run.check().clean
         False
     """
-    found = Path(path).expanduser()
-    if is_checkpoint(found):
-        return SavedRun(open_checkpoint(found))
-    files = read_files(found, strict=False)
+    folder = Path(path).expanduser()
+    if is_checkpoint(folder):
+        return SavedRun(open_checkpoint(folder))
+    files = read_files(folder, strict=False)
     _warn_of(list(files.damaged.values()))
     return DumpRun(dump_of(files))
 

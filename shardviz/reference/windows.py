@@ -143,10 +143,10 @@ def _place_by_windows(lines: LineTable, whole: LineTable) -> NDArray[np.int64]:
 
 
 def _look_up(
-    own: LineTable, whole: LineTable, starts: NDArray[np.int64]
+    part: LineTable, whole: LineTable, starts: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return a place with each window's hash, or -1, and how many places have it."""
-    wanted = _rolling(own.at(starts), own.width)[:, 0]
+    wanted = _rolling(part.at(starts), part.width)[:, 0]
     keys, back = np.unique(wanted, return_inverse=True)
     table = np.zeros(1 << 16, bool)
     table[keys >> np.uint64(48)] = True

@@ -53,7 +53,7 @@ class Rounding:
 
     @property
     def is_double(self) -> bool:
-        """Whether the whole step is in float64, where only sums that nearly cancel have noise."""
+        """Whether the whole step is in float64, in which only sums that nearly cancel have noise."""
         return self.epsilon <= EPSILON["float64"]
 
     def tolerance(self, expected: NDArray[np.float64], *, gradient: bool) -> float:

@@ -125,22 +125,22 @@ def equal_ones(entries: Mapping[str, Entry]) -> dict[str, str]:
             sample = entry.bits.reshape(-1)[:SAMPLE]
             if len(sample) > 1 and not is_alike(sample):
                 alike.setdefault((entry.dtype, entry.shape, sample.tobytes()), []).append(name)
-    found: dict[str, str] = {}
+    first_of: dict[str, str] = {}
     for names in alike.values():
-        found.update(_equal_among(names, entries))
-    return found
+        first_of.update(_equal_among(names, entries))
+    return first_of
 
 
 def _equal_among(names: Iterable[str], entries: Mapping[str, Entry]) -> dict[str, str]:
     firsts: list[str] = []
-    found: dict[str, str] = {}
+    first_of: dict[str, str] = {}
     for name in names:
         same = next((first for first in firsts if np.array_equal(entries[first].bits, entries[name].bits)), None)
         if same is None:
             firsts.append(name)
         else:
-            found[name] = same
-    return found
+            first_of[name] = same
+    return first_of
 
 
 def stamp_safetensors(source: Path, target: Path, *, force: bool = False, salt: str = "") -> CopyPlan:
@@ -218,7 +218,7 @@ def _nbytes(name: str, header: Mapping[str, Any], entries: Mapping[str, Entry], 
 
 
 def _content(name: str, header: Mapping[str, Any], entries: Mapping[str, Entry], made: CopyPlan) -> Iterator[bytes]:
-    """Yield the bytes of a tensor: its fill, its own values, or ones where it has none."""
+    """Yield the bytes of a tensor: its fill, its own values, or ones if it has none."""
     if name in made.fills:
         for block in made.fills[name].blocks():
             yield block.tobytes()
@@ -233,11 +233,11 @@ def _content(name: str, header: Mapping[str, Any], entries: Mapping[str, Entry],
 
 def _copy_others(source: Path, target: Path) -> None:
     """Copy config, tokenizer and index, but no other weights and no links that lead elsewhere."""
-    own = (source.resolve(), source.resolve().parent.parent / HUB_FILES)
+    folders = (source.resolve(), source.resolve().parent.parent / HUB_FILES)
     index = index_in(source)
     for path in sorted(source.iterdir()):
         is_weights = path.suffix in WEIGHTS or (path.name.endswith(".index.json") and path != index)
-        if path.is_file() and not is_weights and path.resolve().parent in own:
+        if path.is_file() and not is_weights and path.resolve().parent in folders:
             shutil.copyfile(path, target / path.name)
 
 

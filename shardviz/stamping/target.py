@@ -54,10 +54,10 @@ def header_of(path: Path) -> dict[str, Any]:
 def json_object(text: bytes) -> dict[str, Any]:
     """Return a JSON object; empty if the text is not one."""
     try:
-        found = json.loads(text)
+        content = json.loads(text)
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 @contextmanager

@@ -105,6 +105,17 @@ def test_a_cause_that_many_gradients_of_a_step_have_is_printed_once():
     ]
 
 
+@pytest.mark.parametrize("is_of_jobs", [True, False])
+def test_where_steps_agree_has_no_tick_beside_a_difference(is_of_jobs):
+    change, departure = Change("w", "dtype", "float32", "float64"), Departure("sharded", "head", "", "head differs", "")
+    agree = StepDifference((), 3, agreement="they agree", is_of_jobs=is_of_jobs)
+    for changes, step in (((change,), agree), ((), replace(agree, departures=(departure,)))):
+        text = [line.plain for line in difference_lines(Difference(changes, (), (), (), 0, step), Terminal())]
+        other = "other " if step.departures and is_of_jobs else ""
+        assert f"  step: they agree at 3 {other}places, exactly" in text
+        assert "✓" not in "".join(text)
+
+
 def test_layouts_of_two_jobs_whose_steps_agree_are_shown_and_change_nothing():
     change = Change("w", "claimed", "[8/tp] on (tp=2)", "[8/tp] on (tp=4)")
     others = [replace(change, tensor=name, before="[8] on (tp=2)") for name in ("layers.0.b", "layers.1.b")]

@@ -44,8 +44,9 @@ ROOMS = {
     ),
     "checkpoints": ("tests/checkpoint", "tests/reference"),
     "jobs": (
-        *("--lane", "nightly", "tests/live/run/traced/test_traced.py", "tests/live/run/test_stamped.py"),
-        *("tests/live/run/test_stages.py", "tests/live/run/test_unwritten.py", "tests/live/run/test_ties.py"),
+        *("--lane", "nightly", "tests/live/run/traced/test_traced.py", "tests/live/run/traced/test_lines.py"),
+        *("tests/live/run/test_stamped.py", "tests/live/run/test_stages.py"),
+        *("tests/live/run/test_unwritten.py", "tests/live/run/test_ties.py"),
     ),
 }
 """Each room with the tests that its cases come from."""

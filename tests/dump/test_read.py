@@ -9,10 +9,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
+from shardviz.check.ranks import check_completeness
 from shardviz.dump.arrays.dense import read_array
+from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
-from shardviz.errors import DumpError
+from shardviz.errors import ChangedError, DumpError
+from shardviz.explain.placement.whole_run import DamagedNumbers
 from shardviz.layout.mesh import Mesh, parse_mesh
 from tests.dump.samples import RUN, rank_record, spoil, write_sample
 from tests.dumps import make_dump
@@ -161,6 +165,34 @@ def test_a_file_of_another_version_is_reported_from_a_damaged_one(
         read_files(sample)
     assert caught.value.message == f"{sample}/{name}: {found}, expected schema 1"
     assert caught.value.hint == "read it with the shardviz that wrote it"
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("rank_00001.safetensors", "the numbers of stamped/param/big have a different checksum"),
+        ("rank_00001.json", "its checksum differs"),
+    ],
+)
+def test_a_byte_that_changes_after_a_dump_was_written_is_named(sample: Path, name: str, why: str):
+    content = bytearray((sample / name).read_bytes())
+    content[-30] ^= 1
+    (sample / name).write_bytes(content)
+    with pytest.raises(ChangedError) as caught:
+        read_files(sample)
+    assert caught.value.message == f"{sample / name} was damaged after it was written: {why}"
+    (found,) = check_completeness(dump_of(read_files(sample, strict=False)))
+    assert isinstance(found.explanation, DamagedNumbers), found
+    assert found.ranks == (1,)
+
+
+def test_files_without_a_checksum_are_read_as_they_are(sample: Path):
+    """Another program wrote the JSON anew, and an earlier version the numbers."""
+    spoil(sample / "rank_00001.json", lambda rank: rank.update(hostname="elsewhere"))
+    save_file({"stamped/param/big": np.zeros((2, 2), np.int64)}, sample / "rank_00001.safetensors")
+    files = read_files(sample)
+    assert files.ranks[1].hostname == "elsewhere"
+    assert not files.dense(1, "stamped/param/big", (2, 2)).any()
 
 
 @pytest.mark.parametrize(

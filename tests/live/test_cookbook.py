@@ -258,14 +258,14 @@ def _changed(probe, folder, before, after):
     return str(copy)
 
 
-def test_the_collectives_of_a_step_come_with_axis_module_and_bytes(ran):
+def test_the_collectives_of_a_step_come_with_axis_bytes_and_the_module_whose_unit_makes_them(ran):
     rank = ran("tp_fsdp", "2,2").files.ranks[0]
     seen = {(one.op, one.axes, one.module, one.backward): one.bytes for one in rank.collectives}
     numbers = 24 * 12 + 24 + 12 * 24 + 12
     assert seen == {
         ("all_gather", ("fsdp",), "", False): 2 * _padded(numbers),
         ("all_reduce", ("tp",), "down", False): 60 * 12 * 8,
-        ("reduce_scatter", ("fsdp",), "up", True): 2 * _padded(numbers),
+        ("reduce_scatter", ("fsdp",), "", True): 2 * _padded(numbers),
     }
 
 

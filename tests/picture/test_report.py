@@ -20,6 +20,8 @@ from shardviz.picture.machine import report_github, report_json, report_junit
 from shardviz.picture.text.findings import findings_lines
 from shardviz.picture.text.report import listed_rows, report_lines, summary_line, summary_lines
 from shardviz.picture.text.terminal import Terminal
+from tests.check import steps
+from tests.check.steps import WANTED, Step, on_all
 from tests.dumps import Made, make_dump
 from tests.findings import finding_of
 from tests.picture.golden import check_golden
@@ -27,6 +29,7 @@ from tests.picture.golden import check_golden
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from shardviz.dump.records.base import Role
     from shardviz.explain.finding import Finding
 
 MESH = parse_mesh("fsdp=2,tp=4")
@@ -94,6 +97,28 @@ def test_the_report_of_a_dump_with_findings(tmp_path: Path) -> None:
         num_tensors=6,
     )
     check_golden("report_findings", TERMINAL.render(report_lines(broken, found, TERMINAL)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"grad": 2}, "  its gradient"),
+        ({"grad": 2, "param": 3}, "  its gradient"),
+        ({"param": 3}, "  its next value"),
+        ({}, ""),
+    ],
+)
+def test_a_weight_that_is_in_order_says_which_result_of_the_step_is_not(
+    tmp_path: Path, changes: dict[Role, int], words: str
+) -> None:
+    step = Step(tmp_path)
+    for rank in steps.MESH.ranks:
+        step.put(rank, "w", "param", "initial", WANTED)
+    step.add("w", "grad", on_all(WANTED * changes.get("grad", 1)))
+    step.add("w", "param", on_all(WANTED * changes.get("param", 1))).put(0, "w", "param", "updated", WANTED)
+    made = step.dump()
+    ((_, row), *_) = listed_rows(made, report_on(made))
+    assert row.local == f"{list(WANTED.shape)}{words}"
 
 
 def test_findings_that_differ_in_more_than_the_layer_stay_apart() -> None:

@@ -124,6 +124,22 @@ def test_a_viewer_that_fails_says_so_in_its_last_line_and_restores_the_terminal(
         terminal.close()
 
 
+def test_no_color_writes_neither_colors_nor_backgrounds_and_marks_the_cursor(
+    bug: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    opened = Terminal(sys.executable, "-m", "shardviz", "view", str(bug))
+    try:
+        opened.wait_for("misordered")
+        opened.type("4")
+        opened.wait_for("do not hold the elements")
+        styles = set(re.findall(r"\x1b\[([0-9;]*)m", opened.output))
+        assert not any(re.search(r"(^|;)[34]8;", style) for style in styles), styles
+        assert any("7" in style.split(";") for style in styles), styles
+    finally:
+        opened.close()
+
+
 def test_a_pipe_gets_the_text_instead(bug: Path) -> None:
     shown = subprocess.run(
         [sys.executable, "-m", "shardviz", "view", str(bug)],

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
-from shardviz.check.verdicts import captured, is_listed, verdict_on
+from shardviz.check.verdicts import captured, is_listed, verdict_on, wrong_result
 from shardviz.dump.costs.memory import CountedTensor, counted_tensors
 from shardviz.dump.find import find_tensors
 from shardviz.dump.records.base import WEIGHTS
@@ -55,7 +55,8 @@ class TensorEntry:
         verdict: The worst that was found of it.
         listed: Whether it is listed unless more is asked for.
         findings: Indices into the report's findings.
-        verdicts: The verdict on each of its names, where they are not all alike.
+        verdicts: The verdict on each of its names, if they are not all alike.
+        wrong: What is wrong, if it is not the tensor itself: its gradient, for one.
     """
 
     tensor: Tensor
@@ -64,6 +65,7 @@ class TensorEntry:
     listed: bool = True
     findings: tuple[int, ...] = ()
     verdicts: Mapping[str, Verdict] = field(default_factory=dict)
+    wrong: str = ""
 
     @cached_property
     def title(self) -> str:
@@ -98,11 +100,6 @@ class TensorEntry:
         """The axes over which a sum is pending: `+tp`."""
         return " ".join(f"+{axis}" for axis, _ in self.tensor.claimed.partial) if self.tensor.claimed else ""
 
-    @property
-    def has_claim(self) -> bool:
-        """Whether it has placements on any rank."""
-        return self.tensor.claimed is not None
-
     def verdict_of(self, name: str) -> Verdict:
         """Return the verdict on one of its names."""
         return self.verdicts.get(name, self.verdict)
@@ -112,7 +109,7 @@ class TensorEntry:
         """The local shape on the lowest rank that has it, unless that is what the layout says, and its bytes there."""
         local_shape = self.tensor.first.body.local_shape
         shape, size = str(list(local_shape)), bytes_text(math.prod(local_shape) * itemsize(self.dtype))
-        return size if self.short_layout.startswith(shape) else f"{shape} {size}"
+        return size if self.layout.startswith(f"{self.dtype}{shape}") else f"{shape} {size}"
 
     @cached_property
     def layout(self) -> str:
@@ -216,9 +213,10 @@ class Document(Judged):
             return TensorEntry(tensor, dtype, "unknown" if self.failed else "pending", listed)
         indices = tuple(sorted({index for name in names for index in self.findings_of.get(name, ())}))
         verdict = verdict_on(dump, tensor, names, report)
-        is_mixed = verdict != "good" and len(names) > 1
-        verdicts = {name: verdict_on(dump, tensor, [name], report) for name in names} if is_mixed else {}
-        return TensorEntry(tensor, dtype, verdict, listed, indices, verdicts)
+        mixed = names if verdict != "good" and len(names) > 1 else []
+        verdicts = {name: verdict_on(dump, tensor, [name], report) for name in mixed}
+        wrong = wrong_result(tensor, names, report)
+        return TensorEntry(tensor, dtype, verdict, listed, indices, verdicts, wrong)
 
     @property
     def counts(self) -> str:

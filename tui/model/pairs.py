@@ -125,7 +125,7 @@ def _map_of(document: Document, entry: int | None, side: str) -> SideMap:
 def pairs(here: Document, there: Document, difference: Difference) -> tuple[Pair, ...]:
     """Pair the tensors of two dumps by name and role, in the first one's order, different ones first.
 
-    Layers that are one entry in one dump may be several in the other: they are one pair where both dumps agree.
+    Layers that are one entry in one dump may be several in the other: they are one pair if both dumps agree.
     """
     from shardviz.check.diff import KEPT
 

@@ -166,7 +166,7 @@ def parse_place(text: str, shape: Sequence[int]) -> Place | str:
 
 @dataclass
 class TensorChosen(Message):
-    """A tensor was chosen from the list: its entry and, where it is identical layers, which of its names."""
+    """A tensor was chosen from the list: its entry and, if it is identical layers, which of its names."""
 
     entry: int
     name: str = ""
@@ -202,7 +202,7 @@ class Selection:
         plane: The dims drawn, and the place of the cursor; None for a tensor without elements.
         rank: The chosen rank; None until one is chosen.
         finding: Index of the chosen finding.
-        name: Which of the tensor's names, where it is identical layers; empty for the first.
+        name: Which of the tensor's names, if it is identical layers; empty for the first.
     """
 
     entry: int = 0
@@ -237,7 +237,7 @@ def of_entry(document: AnyDocument, selection: Selection, entry: int, name: str 
     kinds = [document.findings[index].kind for index in tensor_entry.findings]
     differs = any(kind in OF_PLACES or kind in IN_PLACE for kind in kinds)
     side: Side = "difference" if differs else "claimed" if selection.side == "difference" else selection.side
-    if not tensor_entry.has_claim and not differs:
+    if tensor_entry.layout.endswith(" plain") and not differs:  # nothing is claimed
         side = "held"
     return replace(selection, entry=entry, plane=plane, finding=finding, side=side, name=name)
 

@@ -253,7 +253,7 @@ class Modules:
         return node_line(node, UNICODE, is_open=key_of(node) in self.opened)
 
     def card(self, at: int) -> Text:
-        """Write what is known of the call of a line: its sides, and its numbers where it is the first wrong one."""
+        """Write what is known of the call of a line: its sides, and its numbers if it is the first wrong one."""
         node = self.lines[at]
         rows = [(f"{SHORT[side]:<9} {printable(side_text(node, side))}", node.call.is_bad(side)) for side in SIDES]
         parts = [Text(row, BAD if is_bad else "") for row, is_bad in rows]

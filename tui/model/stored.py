@@ -45,9 +45,9 @@ class StoredEntry:
     findings: tuple[int, ...] = ()
     role: ClassVar[str] = "param"
     listed: ClassVar[bool] = True
-    has_claim: ClassVar[bool] = True
     mesh: ClassVar[None] = None
     pending: ClassVar[str] = ""
+    wrong: ClassVar[str] = ""
     axes: ClassVar[frozenset[str]] = frozenset()
 
     @property

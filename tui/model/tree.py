@@ -72,7 +72,7 @@ class Filters:
         return self.text.lower() in printable(name).lower()
 
     def kept(self, entries: Sequence[Entry]) -> Kept:
-        """Return the names that are listed; all of them where nothing is asked for and nothing is the model's own.
+        """Return the names that are listed; all of them if nothing is asked for and nothing is the model's own.
 
         Of several layers only those are listed that have the text in their names, unless all do or it is in the layout.
         """
@@ -111,7 +111,7 @@ class Node:
     Attributes:
         parts: What is in it, in model order.
         entry: Of a tensor, the index of its entry.
-        names: Of a tensor, its names: several where identical layers are one.
+        names: Of a tensor, its names: several if identical layers are one.
         verdict: The worst in it.
         counts: Whether it counts in the verdict of its module: what is unknown of a result or a state does not.
         kind: A number that modules have in common which are alike all through: in parts, entries and verdicts.
@@ -172,7 +172,7 @@ def tree_of(entries: Sequence[Entry | UsageEntry], shown: Mapping[int, Sequence[
 
 
 def _module(modules: dict[tuple[Part, ...], Node], path: tuple[Part, ...]) -> Node:
-    """Return the module at a path from the root, made where it is not there yet."""
+    """Return the module at a path from the root, made if it is not there yet."""
     if path not in modules:
         modules[path] = _module(modules, path[:-1]).parts.setdefault(path[-1], Node())
     return modules[path]

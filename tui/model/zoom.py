@@ -24,10 +24,10 @@ LEAST_PART, LEAST_BLOCK = 3, 11
 """Columns that a part needs to be drawn by itself, and that a block of several needs for its name."""
 
 TALLEST = 3
-"""Lines of a block where it is the only one, or all are stretches of a line."""
+"""Lines of a block if it is the only one, or all are stretches of a line."""
 
 MOST_CELLS = 64
-"""At most so many cells per index, where the whole tensor is smaller than its room."""
+"""At most so many cells per index, if the whole tensor is smaller than its room."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,7 +151,7 @@ def _scaled(sides: Sides, dim: int, side: Side, each: int, cells: int = 1) -> Ru
 
 @lru_cache(maxsize=256)
 def _blocks(sides: Sides, dim: int, side: Side) -> tuple[NDArray[np.int64], ...]:
-    """Return the edges of blocks, coarsest first: of the drawn side; where two are compared, of who should hold it."""
+    """Return the edges of blocks, coarsest first: of the drawn side; if two are compared, of who should hold it."""
     levels = nest(sides, dim, held=side == "held")
     if side != "difference" or not sides.is_compared:
         return levels
@@ -168,7 +168,7 @@ def _deepest(sides: Sides, down: int, right: int, side: Side, height: int, width
 def row_name(frame: Frame, at: int, row: int, span: tuple[int, int], *, every: bool) -> tuple[str, bool]:
     """Name a row of the screen, and say whether the cursor, which is `at` a row of the tensor, is on it.
 
-    A block is named at its first row, the end on the last line, and `every` row where that is asked. What the row
+    A block is named at its first row, the end on the last line, and `every` row if that is asked. What the row
     covers is its span; start and stop are equal on a line.
     """
     start, stop = span

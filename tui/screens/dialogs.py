@@ -22,12 +22,7 @@ if TYPE_CHECKING:
 
 
 class GotoScreen(ModalScreen[Target | None]):
-    """A dialog that takes a rank, a name or an index, and returns where to go.
-
-    Args:
-        read: Reads where a text leads, or why it leads nowhere.
-        about: Describes a target.
-    """
+    """A dialog that takes a rank, a name or an index, reads where that leads, and returns it."""
 
     BINDINGS = keys("goto", [("escape", "dismiss(None)", "Back", "Close without moving")])
 

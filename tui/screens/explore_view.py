@@ -145,7 +145,7 @@ class MapPanel(Box):
         return cast("Viewer[AnyDocument]", self.app)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Dims are chosen where there are more than two."""
+        """Dims are chosen if there are more than two."""
         plane = self._state.selection.plane
         if action in ("next_dims", "step"):
             return plane is not None and len(plane.at) > 2

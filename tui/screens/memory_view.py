@@ -62,7 +62,7 @@ class UsageTree(ModuleTree):
 
 The bytes of each module: of its fullest rank, and the mean over the ranks that have a part of it. Layers that are alike
 are one line, `32 × 12 MiB`: both numbers are of one of them. The *imbalance* is the fullest rank's bytes over the mean:
-1 if all hold the same. `!` marks those where the fullest rank holds a tenth more than the mean.
+1 if all hold the same. `!` marks those if the fullest rank holds a tenth more than the mean.
 """
 
     BINDINGS = keys(
@@ -79,7 +79,7 @@ are one line, `32 × 12 MiB`: both numbers are of one of them. The *imbalance* i
         self.show_tree(usage.tree, usage.largest_first if self.largest_first else None)
 
     def sign(self, row: TreeLine) -> Text:
-        """Return a mark where ranks hold very different amounts."""
+        """Return a mark if ranks hold very different amounts."""
         return Text("! " if self._usage.spread(row).imbalance >= UNEVEN else "  ", "bold")
 
     def about(self, row: TreeLine, column: int) -> Text:

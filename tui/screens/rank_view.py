@@ -280,7 +280,7 @@ is a result of the step, or is counted with the tensor that it shares storage wi
         return self._document.sizes_of(node.entry, self._rank, node.names)
 
     def about(self, row: TreeLine, column: int) -> Text:
-        """Return the bytes of a line, and a tensor's part of the whole where there is room."""
+        """Return the bytes of a line, and a tensor's part of the whole if there is room."""
         text = self._size_text(row)
         if row.entry is not None and self._document is not None:
             part = f"  {part_text(self._document.entries[row.entry].tensor.shards[self._rank])}"

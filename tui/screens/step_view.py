@@ -89,7 +89,7 @@ through the stages is underlined.
         self.fit()
 
     def fit(self) -> None:
-        """Leave a space between passes where there is room for it."""
+        """Leave a space between passes if there is room for it."""
         if (times := self.timeline) is not None:
             self._cell = 1 + len(str(times.num_microbatches - 1))
             self._cell += self._gutter + (self._cell + 1) * times.length <= self.room.width

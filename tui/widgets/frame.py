@@ -108,7 +108,7 @@ class ViewTabs(WordLine):
     """A key and a title for each view, the current one marked; a click shows a view."""
 
     def show(self, tabs: Sequence[tuple[str, type[View[Any]]]], current: str) -> None:
-        """Mark the current view; where it is narrow, only that one has its title, for the verdict to have room."""
+        """Mark the current view; if it is narrow, only that one has its title, for the verdict to have room."""
         whole = sum(len(f" {key} {view.TITLE}") for key, view in tabs)
         is_narrow, words = whole > self.app.size.width - FOR_VERDICT, []
         for key, view in tabs:
@@ -137,7 +137,7 @@ class Title(Static):
 
 MOST_NAME = 80
 FOR_VERDICT = 28
-"""Columns that are kept free for the verdict where there are so many, whatever the name of the dump."""
+"""Columns that are kept free for the verdict if there are so many, whatever the name of the dump."""
 SHORT = 40
 """Columns of a line that names what was not checked in a dump without findings."""
 

@@ -174,7 +174,7 @@ class ModuleTree(Lines):
 
 
 LEAST_LAYOUT = 0.6
-"""The part of a layout that is shown where not all of it fits; with less of it the name stands alone."""
+"""The part of a layout that is shown if not all of it fits; with less of it the name stands alone."""
 
 
 class TensorTree(ModuleTree):
@@ -204,15 +204,16 @@ them, and so does one that you search for or go to.
         return Text.assemble((UNICODE.of(row.verdict), verdict_style(row.verdict)), " ")
 
     def about(self, row: TreeLine, column: int) -> Text:
-        """Return a tensor's layout, and what one rank has of it where there is room."""
+        """Return what is wrong if it is not the tensor itself, its layout, and what a rank has of it if that fits."""
         if row.entry is None:
             return Text()
         entry = self.entries[row.entry]
+        wrong = f"  {entry.wrong}" if entry.wrong and row.verdict != "good" else ""
+        room = self.text_width - column - len(wrong)
         layout, facts = f"  {entry.short_layout}", f"  {entry.facts}"
-        room = self.text_width - column
-        if room <= len(layout) * LEAST_LAYOUT:
-            return Text()
-        return Text(layout + facts * (len(layout) + len(facts) <= room), "dim")
+        shown = layout + facts * (len(layout) + len(facts) <= room)
+        shown = shown * (room > len(layout) * LEAST_LAYOUT)
+        return Text.assemble((wrong, verdict_style(row.verdict)), (shown, "dim"))
 
     def room_for_name(self, row: TreeLine, column: int) -> int:
         """Return the columns to the edge: a layout comes behind a name that leaves room for it."""
@@ -338,7 +339,7 @@ class Listing(Box):
         self._search.focus()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Offer to go back to all tensors where that changes anything."""
+        """Offer to go back to all tensors if that changes anything."""
         return action != "clear" or self.filters != self.base or self.screen.focused is self._search
 
     def action_clear(self) -> None:

@@ -71,7 +71,7 @@ def inspector_text(
 ) -> Text:
     """Write which ranks or which file has the element under the cursor, or why nothing is drawn.
 
-    Coordinates of ranks are left out where they do not fit into `width`.
+    Coordinates of ranks are left out if they do not fit into `width`.
     """
     if sides is None:
         return Text(f"? not drawn: {printable(why)}", verdict_style("unknown"))

@@ -111,7 +111,7 @@ UNLIKE_SIZES = tuple(
 
 
 def _cause_of_sizes(dump: Dump, error: str) -> ShardedModelRaises | None:
-    """Return the cause of sizes of which one is a mesh axis times the other, or the part of a dim that none divides.
+    """Return the cause of an error with two sizes if an axis makes one of the other, or doesn't divide a dim.
 
     That of a module's own weight is known.
     """
@@ -194,12 +194,12 @@ def _cause_of_words(dump: Dump, error: str) -> ShardedModelRaises:
 def _weights_of(dump: Dump, error: str) -> str:
     """Say how the module's own tensors are split in whose forward the error was raised."""
     match = re.search(r", in module ([\w.]+): ", error)
-    own = re.compile(rf"{re.escape(match[1])}\.\w+") if match else None
+    of_module = re.compile(rf"{re.escape(match[1])}\.\w+") if match else None
     layouts = {
         name: write(tensor.claimed)
         for tensor in dump.tensors
         for name in tensor.names
-        if own is not None and own.fullmatch(name) and tensor.claimed and tensor.moment == "stamped"
+        if of_module is not None and of_module.fullmatch(name) and tensor.claimed and tensor.moment == "stamped"
     }
     return listed([f"{name} is {layout}" for name, layout in layouts.items()], MOST_WEIGHTS)
 

@@ -302,7 +302,7 @@ class Evidence:
 
     @cached_property
     def divergence(self) -> Divergence | None:
-        """The first wrong module: in forward where an output is wrong, in backward where all of forward is right."""
+        """The first wrong module: in forward if an output is wrong, in backward if all of forward is right."""
         outputs = [result for result in self.results if result.role == "output"]
         if any(not is_right(result) for result in outputs):
             return first_in_forward(self.calls)

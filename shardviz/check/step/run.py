@@ -9,7 +9,7 @@ bit by bit the same on these ranks, and not all one number, which shards can be 
 
 All ranks are seeded alike before a step in training mode. Ranks along an axis that does not split the batch and that
 hold copies of an output or a gradient must have drawn the same numbers for it. Those that hold different parts of an
-activation must drop different elements (`identical-shards`): an axis splits it where every rank along it has other
+activation must drop different elements (`identical-shards`): an axis splits it if every rank along it has other
 values, and the whole is as many times as large. Masks that are equal in a second step, too, in which all ranks are
 seeded differently, were seeded by the model.
 """
@@ -117,7 +117,7 @@ def _are_copies(weight: Tensor, index: int, group: list[Shard]) -> bool:
 
 
 def _copies_compared(dump: Dump, tensor: Tensor, name: str, group: list[Shard]) -> Finding | None:
-    """Return the finding where copies are farther apart than rounding explains."""
+    """Return the finding if copies are farther apart than rounding explains."""
     index = tensor.index(name)
     if len({shard.digest(index) for shard in group}) == 1:
         return None

@@ -39,7 +39,7 @@ class Family:
     """Tensors of one shape whose names differ by their numbers.
 
     Attributes:
-        pattern: Their name with `*` for each number; a name where it is a single one.
+        pattern: Their name with `*` for each number; a name if it is a single one.
         members: The tensors, by their numbers.
     """
 
@@ -195,7 +195,7 @@ class MapLine:
 
 
 def lines_of(choices: Iterable[FamilyMatch], sides: tuple[Collection[str], Collection[str]]) -> tuple[MapLine, ...]:
-    """Return the lines of a map, the narrower patterns first where two fit one name.
+    """Return the lines of a map, the narrower patterns first if two fit one name.
 
     Args:
         choices: What was found.

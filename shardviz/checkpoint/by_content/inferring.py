@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from shardviz.checkpoint.records import Tensor
 
 MOST_ALONE = 1024
-"""Tensors that are looked for one by one, where no family has them."""
+"""Tensors that are looked for one by one, if no family has them."""
 
 MOST_RENUMBERED = 256
 """Tensors of a family among which one is looked for under any number."""

@@ -238,7 +238,7 @@ def factor_text(factor: float) -> str:
 
 
 def number_text(number: float) -> str:
-    """Return a number in few digits; as a whole number where it is nearly one."""
+    """Return a number in few digits; as a whole number if it is nearly one."""
     near = round(number)
     is_whole = near and math.isclose(number, near, rel_tol=WHOLE_FACTOR) and abs(number - near) < WHOLE_FACTOR
     return f"{near:,}" if is_whole else f"{number:.4g}"

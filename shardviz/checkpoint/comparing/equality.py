@@ -30,7 +30,7 @@ BLOCK = 1 << 18
 """Elements that are compared at a time: as many as a processor keeps near."""
 
 TILE = 256
-"""Rows and columns that are compared at a time where one side lies across the other."""
+"""Rows and columns that are compared at a time if one side lies across the other."""
 
 PADDING = 32
 """Elements between the columns of a tile."""

@@ -73,7 +73,7 @@ def read_deepspeed(path: Path) -> Checkpoint:
     models = {_numbers(match): name for name in names if (match := _MODEL.fullmatch(name))}
     optims = {_numbers(match): name for name in names if (match := _OPTIM.fullmatch(name))}
     if not models:
-        raise DumpError(f"{folder} has no mp_rank_*_model_states.pt", "copy the checkpoint again, all of its files")
+        raise DumpError(f"{folder} has no mp_rank_*_model_states.pt", "copy the whole checkpoint again")
     parts = sorted({mp for _, mp in models})
     tensors: dict[str, StoredTensor] = {}
     problems: list[Problem] = []

@@ -9,16 +9,16 @@ from __future__ import annotations
 import os
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 import numpy as np
 
-from shardviz.errors import DumpError
-from shardviz.text import printable
+from shardviz.errors import ChangedError, DumpError
+from shardviz.text import counted, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -36,7 +36,17 @@ TYPES_OF = {
 IDS = "I64"
 """The dtype that ids are written in, whatever the dtype of the tensor that held them."""
 
+CHECKSUMS = "sums"
+"""In a file's metadata, the checksum of each array, 16 hex digits each, in the order of their names.
+
+It is the sum of its bytes as 64-bit words, little end first. A CRC-32 takes four times as long, longer than a check.
+"""
+
+CHECKSUM_DIGITS = 16
+
+METADATA = "__metadata__"
 LENGTH_BYTES = 8
+WORD = 8
 MAX_HEADER = 100_000_000
 """Bytes of a header: safetensors reads no longer one."""
 
@@ -70,10 +80,24 @@ class _Entry(msgspec.Struct):
     data_offsets: tuple[int, int]
 
 
+def checksums_of(arrays: Mapping[str, NDArray[np.generic]]) -> dict[str, str]:
+    """Return the metadata of a file: the checksums of the contiguous arrays that it is written with."""
+    sums = (_checksum(array.reshape(-1).view(np.uint8)) for _, array in sorted(arrays.items()))
+    return {CHECKSUMS: "".join(sums)}
+
+
+def _checksum(content: NDArray[np.uint8]) -> str:
+    num_words = len(content) // WORD
+    total = int(np.add.reduce(content[: num_words * WORD].view("<u8")))
+    total += int.from_bytes(content[num_words * WORD :].tobytes(), "little")
+    return f"{total % (1 << (8 * WORD)):0{CHECKSUM_DIGITS}x}"
+
+
 def check_arrays(path: Path, requests: Iterable[ArrayRequest]) -> None:
-    """Make sure that a file is whole and has the arrays that are wanted, without reading them.
+    """Make sure that a file is whole, has the arrays that are wanted, and has them as they were written.
 
     Raises:
+        ChangedError: An array has other bytes than were written.
         DumpError: The file is not there, is not a safetensors file, or has no such array.
     """
     with _open_arrays(path) as file:
@@ -83,6 +107,32 @@ def check_arrays(path: Path, requests: Iterable[ArrayRequest]) -> None:
             if array.types and dtype not in array.types:
                 listed = " or ".join(sorted(array.types))
                 raise DumpError(f"{path} is damaged: {printable(array.key)} is {dtype}, expected {listed}", _HINT)
+        checksums = (file.metadata() or {}).get(CHECKSUMS, "")
+        if checksums and (changed := _changed_arrays(path, checksums)):
+            first = f"the numbers of {printable(changed[0])}"
+            what = first if len(changed) == 1 else f"{first} and of {counted(len(changed) - 1, 'other tensor')}"
+            raise ChangedError(f"{path} was damaged after it was written: {what} have a different checksum", _HINT)
+
+
+def _changed_arrays(path: Path, checksums: str) -> list[str]:
+    """Return the names of the arrays that don't have their checksums."""
+    with path.open("rb") as file:
+        start, header = _read_header(file)
+        content = np.memmap(file, np.uint8, "r")
+    changed = []
+    for at, key in enumerate(sorted(header.keys() - {METADATA})):
+        begin, end = msgspec.json.decode(header[key], type=_Entry).data_offsets
+        expected = checksums[at * CHECKSUM_DIGITS : (at + 1) * CHECKSUM_DIGITS]
+        changed += [key] if _checksum(content[start + begin : start + end]) != expected else []
+    return changed
+
+
+def _read_header(file: BinaryIO) -> tuple[int, dict[str, msgspec.Raw]]:
+    """Return where the arrays of a file begin, and its header."""
+    length = int.from_bytes(file.read(LENGTH_BYTES), "little")
+    size = os.fstat(file.fileno()).st_size
+    header = file.read(length) if length <= min(size, MAX_HEADER) else b""
+    return LENGTH_BYTES + length, msgspec.json.decode(header, type=dict[str, msgspec.Raw])
 
 
 def read_array(path: Path, key: str, shape: tuple[int, ...]) -> NDArray[np.generic]:
@@ -145,13 +195,11 @@ def _map(path: Path, key: str, shape: tuple[int, ...]) -> NDArray[np.generic] | 
         DumpError: It is another file by now.
     """
     with path.open("rb") as file:
-        length = int.from_bytes(file.read(LENGTH_BYTES), "little")
-        size = os.fstat(file.fileno()).st_size
-        header = file.read(length) if length <= min(size, MAX_HEADER) else b""
-        header_entry = msgspec.json.decode(msgspec.json.decode(header, type=dict[str, msgspec.Raw])[key], type=_Entry)
+        begin, header = _read_header(file)
+        header_entry = msgspec.json.decode(header[key], type=_Entry)
         start, end = header_entry.data_offsets
-        if header_entry.shape != shape or LENGTH_BYTES + length + end > size:
+        if header_entry.shape != shape or begin + end > os.fstat(file.fileno()).st_size:
             raise DumpError(f"{path} was changed while it was read", _HINT)
         if header_entry.dtype not in DTYPES or start == end:
             return None
-        return np.memmap(file, DTYPES[header_entry.dtype], "r", LENGTH_BYTES + length + start, shape)
+        return np.memmap(file, DTYPES[header_entry.dtype], "r", begin + start, shape)

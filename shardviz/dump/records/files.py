@@ -106,6 +106,7 @@ class RankRecord(Record, frozen=True):
         lines: The calls inside of the first wrong module, if no rule named the cause; rank 0 also has those of the
             unsharded model's.
         run_id: That of its run.
+        crc32: The CRC-32 of the file without this field; empty once a file is read, or if another program wrote it.
     """
 
     schema: Count
@@ -162,6 +163,7 @@ class RankRecord(Record, frozen=True):
     lines: tuple[LinesRecord, ...] = ()
     unread: tuple[UnreadRecord, ...] = ()
     run_id: RunId = ""
+    crc32: str = ""
 
 
 class RunRecord(Record, frozen=True):
@@ -180,6 +182,7 @@ class RunRecord(Record, frozen=True):
         sequence: The dim of stamped tensors that is the one sequence they share, by pattern over names.
         run_id: What every rank's file of this run names too.
         reference: The checkpoint in which values were looked up; empty if ids were written into the weights.
+        crc32: The CRC-32 of the file without this field; empty once a file is read, or if another program wrote it.
     """
 
     schema: Count
@@ -194,3 +197,4 @@ class RunRecord(Record, frozen=True):
     sequence: dict[str, Count] = field(default_factory=dict)
     run_id: RunId = ""
     reference: str = ""
+    crc32: str = ""

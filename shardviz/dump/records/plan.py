@@ -107,6 +107,7 @@ class PlanRecord(Record, frozen=True):
         how: How many ranks were asked, and what is to be known of how they were built and stepped, a sentence each.
         without_step: Why no step was planned; empty if one was.
         step_fails: Whether that is because the step fails, on real ranks too.
+        crc32: The CRC-32 of the file without this field; empty once a file is read, or if another program wrote it.
     """
 
     schema: Count
@@ -117,3 +118,4 @@ class PlanRecord(Record, frozen=True):
     how: tuple[str, ...] = ()
     without_step: str = ""
     step_fails: StepFails = "no"
+    crc32: str = ""

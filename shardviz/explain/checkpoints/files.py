@@ -8,7 +8,7 @@ from shardviz.explain.cause import Cause
 from shardviz.text import counted, printable
 
 SAVE_AGAIN = "save the checkpoint again, and don't load this one before you know what happened"
-OF_DEEPSPEED = "copy the checkpoint again, all of its files; or save it again with engine.save_checkpoint on every rank"
+OF_DEEPSPEED = "copy the whole checkpoint again; or save it again with engine.save_checkpoint on every rank"
 
 
 class UnreadableFile(Cause):

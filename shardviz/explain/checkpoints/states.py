@@ -448,7 +448,7 @@ class LostMoments(Cause):
         "These weights had no gradient in any step",
     )
     how = (
-        "cut and rename the moments as the weights, and raise where there are none; without moments, set step to 0",
+        "cut and rename the moments as the weights, and raise if there are none; without moments, set step to 0",
         "check that the loss uses these weights, and that they aren't detached",
     )
 

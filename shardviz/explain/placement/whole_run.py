@@ -19,6 +19,18 @@ class DamagedFile(Cause):
     how = "copy the rank's files again, or write the dump again"
 
 
+class DamagedNumbers(Cause):
+    """A rank's file was damaged after it was written, so nothing that it holds was checked.
+
+    Each file has a checksum, and each tensor in a file of numbers has one. One of them no longer fits: a disk, a copy
+    over a network or another program changed bytes. The model is not to blame. All other ranks are still checked.
+    """
+
+    kinds = ("incomplete",)
+    why = "A disk, a copy or another program changed the file after shardviz wrote it; this says nothing of the model"
+    how = "copy the file again from the machine that wrote it, or write the dump again"
+
+
 class RankWithoutFile(Cause):
     """The dump has no file of some ranks.
 

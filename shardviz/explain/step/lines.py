@@ -270,6 +270,31 @@ class ScaledLine(Cause):
         return bool(self.axis) and not self.is_root
 
 
+class ScaledTermLine(Cause):
+    """A line multiplies each rank's term of a mean by a number.
+
+    Each rank computes the loss of its own rows, and DDP and FSDP average the gradients. The term needs no factor. A
+    line that multiplies it by the number of ranks takes back an average that is still to come.
+
+    Attributes:
+        place: The line, as `train.py:33`.
+        times: The number.
+        axis: The axes over which the terms have the mean.
+        is_size: Whether it is the number of ranks along them.
+    """
+
+    place: str
+    times: float
+    axis: str
+    is_size: bool
+    kinds = WRONG
+    why = (
+        "{place} multiplies each rank's mean by {times:.5g}{is_size:?, the number of ranks along {axis}}, although the "
+        "mean over {axis} is still taken, of the losses or of their gradients"
+    )
+    how = "{is_size:?leave the number of ranks out of {place}|leave the factor {times:.5g} out of {place}}"
+
+
 class WrongLines(Cause):
     """One of several lines goes wrong on a rank's own part.
 

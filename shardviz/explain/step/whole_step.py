@@ -313,8 +313,8 @@ class EarlierStepsDiffer(Cause):
         "is {rate} in both)|, for example if each process steps the scheduler}"
     )
     how = (
-        "trace the first step, which --trace-step 1 does: if the jobs agree there, compare the learning rate and the "
-        "other settings that their optimizers step with"
+        "trace the first step (--trace-step 1); if the jobs agree there, compare the learning rates and the other "
+        "settings of their optimizers"
     )
 
 

@@ -228,6 +228,7 @@ class Capture:
         """Return everything captured as this rank's record."""
         digests: dict[tuple[str, int], str] = {(name, body): digest for name, body, digest in self._tensors}
         folded = fold((name, body) for name, body, _ in self._tensors)
+        lists: dict[str, Any] = {name: tuple(getattr(self, name)) for name in LISTS}
         return RankRecord(
             schema=SCHEMA,
             rank=self.rank,
@@ -253,7 +254,7 @@ class Capture:
             is_own_step=self.is_own_step,
             steps_before=self.steps_before,
             wrappers=None if self.wrappers is None else tuple(self.wrappers),
-            **{name: tuple(getattr(self, name)) for name in LISTS},
+            **lists,
         )
 
     def _add(self, name: str, body: Body, digest: str) -> None:

@@ -37,7 +37,7 @@ ORDINARY = re.compile(
 """Names of axes along which every rank has all weights, or other layers."""
 
 SHARDING = re.compile(r"shard|fsdp")
-"""Names of axes that are reported even where nothing is split: other weights may be cut by hand, without a label."""
+"""Names of axes that are reported even if nothing is split: other weights may be cut by hand, without a label."""
 
 
 def idle_axes(

@@ -72,7 +72,7 @@ def capture_passes(capture: Capture, sharding: Sharding, pipeline_part: Pipeline
     """
     model, stamped = sharding.stamped()
     capture.stamps = {stamp.name: stamp for stamp in pipeline_part.stamps or stamped.stamps}
-    locals_ = _with_values(capture, pipeline_part.own(local_tensors(unwrapped(model), sharding.mesh)))
+    locals_ = _with_values(capture, pipeline_part.of_stage(local_tensors(unwrapped(model), sharding.mesh)))
     exact_bits_here = min((exact_bits(local.values.dtype) or 64 for local in locals_), default=64)
     of_all = of_all_ranks((exact_bits_here, stamped.last))  # every rank shards in every pass, whatever its stage needs
     bits, last = min(bits for bits, _ in of_all), max(last for _, last in of_all)
@@ -144,7 +144,7 @@ def _capture_digits(capture: Capture, sharding: Sharding, base: int, last: int, 
     followed: dict[str, Local] = {}
     for place in range(places):
         model, stamped = sharding.stamped(Digits(base, place))
-        locals_ = _with_values(capture, pipeline_part.own(local_tensors(unwrapped(model), sharding.mesh)))
+        locals_ = _with_values(capture, pipeline_part.of_stage(local_tensors(unwrapped(model), sharding.mesh)))
         for local in locals_:
             if exact_bits(local.values.dtype):
                 digits = describe.ids_of(local.values, base)

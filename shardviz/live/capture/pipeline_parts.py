@@ -48,7 +48,7 @@ class PipelinePart:
     prefix: str = ""
     shift: int = 0
 
-    def own(self, locals_: Iterable[Local]) -> list[Local]:
+    def of_stage(self, locals_: Iterable[Local]) -> list[Local]:
         """Return this rank's tensors as in the dump: named, with no claim along stage axes."""
         rank = distributed.get_rank() if self.axes else 0
 

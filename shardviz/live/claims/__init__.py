@@ -10,7 +10,7 @@ A source is a module here, and a line in `SOURCES` of `registry`. It has whichev
     mesh_of(model)                        the largest device mesh that the model's tensors are on
     groups_of(model)                      or the groups that it is split and copied over, by axis, outermost first
     fragments(engine, model)              this rank's fragments of the master copies and moments in flat buffers
-    checkpoint(model, reference)          the reference under the model's names, where the library renames or merges
+    checkpoint(model, reference)          the reference under the model's names, if the library renames or merges
 
 A source imports its library only if the job has imported it. Of a tensor that it does not understand it returns
 `not_understood(...)`, with a reason that names the class or the library: that tensor is never called wrong.

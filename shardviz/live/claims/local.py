@@ -21,7 +21,7 @@ class Local:
         name: Its fully qualified name.
         role: Its role in the model.
         shape: The global shape.
-        values: This rank's part, plain and detached; on the meta device where it cannot be read.
+        values: This rank's part, plain and detached; on the meta device if it cannot be read.
         claim: Its mesh and placements; None for a plain tensor.
         flat: Its place in FSDP1's concatenation, with that concatenation's length.
         grad: This rank's part of `.grad`, if there is one.

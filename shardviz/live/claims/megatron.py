@@ -3,7 +3,7 @@
 The mesh is what `parallel_state` says. Its axes are `pp`, `dp`, `cp` and `tp`; axes of one rank are left out.
 
 `sharded_state_dict()` says where in the global tensor each rank's part is saved. It is what a checkpoint is made of, so
-that it goes before the attributes of a weight where they differ. A factory has several parts of one weight: gate and up
+that it goes before the attributes of a weight if they differ. A factory has several parts of one weight: gate and up
 of a gated MLP, each split by itself.
 
 Each expert-parallel rank has other experts, which it numbers from 0. They are distinguished by their global numbers, as

@@ -49,7 +49,7 @@ def groups_of(model: nn.Module) -> dict[str, Any]:
     """Return the group over which DDP, or DeepSpeed's engine, averages gradients."""
     for module in model.modules():
         if isinstance(module, DistributedDataParallel):
-            return {"dp": module.process_group}
+            return {"ddp": module.process_group}
         group = getattr(module, "data_parallel_group", None) if _is_deepspeed(module) else None
         if group is not None:
             return {"dp": group}

@@ -1,4 +1,4 @@
-"""DistributedDataParallel: its buckets, also where no other rank is there."""
+"""DistributedDataParallel: its buckets, even if no other rank is there."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def _builds_again(ddp: Any) -> bool:
 
 
 _ASKED_TO_BE_STATIC: WeakSet[Any] = WeakSet()
-"""Models for which `static_graph=True` was given where no other rank could agree to it."""
+"""Models for which `static_graph=True` was given although no other rank could agree to it."""
 
 
 def _is_static(ddp: Any) -> bool:

@@ -128,7 +128,7 @@ def _with_quick_keys(kind: Any) -> Any:
     """Return a `FakeTensorMode` whose cache lookups take a third of the time.
 
     torch makes a key of 17 attributes of every tensor, one by one in Python, for each operator of a step. The key here
-    has those of them that do not follow from others, and leads to the same entry of torch's cache; where it is not
+    has those of them that do not follow from others, and leads to the same entry of torch's cache; if it is not
     sure, torch decides. `_cached_dispatch_impl`, `_make_cache_entry` and `_output_from_cache_entry` in torch 2.13.0.
     """
 

@@ -50,11 +50,27 @@ def dividing_float64_once() -> Iterator[None]:
         yield
 
 
+def unit_calling() -> nn.Module | None:
+    """Return the module whose FSDP2 unit makes the collective that runs now; None without one, or if it is several.
+
+    It is `FSDPParamGroup.modules` of the frame that calls. Tried on torch 2.13.0.
+    """
+    frame = sys._getframe(1) if PARAM_GROUPS in sys.modules else None
+    while frame is not None and frame.f_globals.get("__name__") != PARAM_GROUPS:
+        frame = frame.f_back
+    group = frame.f_locals.get("self") if frame is not None else None
+    modules: tuple[nn.Module, ...] = getattr(group, "modules", ())
+    return modules[0] if len(modules) == 1 else None
+
+
+PARAM_GROUPS = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
+
+
 def held_back(model: nn.Module) -> Iterator[torch.Tensor]:
     """Yield parameters whose gradient FSDP2 keeps until a later backward, with no `.grad`.
 
     After `set_requires_gradient_sync(False)` it is on the unsharded parameter, after `set_requires_all_reduce(False)`
-    in `_partial_reduce_output`. Tried on torch 2.13.0; where a name has moved, nothing is held back.
+    in `_partial_reduce_output`. Tried on torch 2.13.0; if a name has moved, nothing is held back.
     """
     for group, param in _fsdp_params(model):
         whole = getattr(param, "_unsharded_param", None)
@@ -123,7 +139,7 @@ def flat_gradients_reduced(
     """Report each gradient that FSDP1 will reduce; yield a function that says if it is reducing.
 
     It is the whole one of a flat parameter, which autograd has made. `_runtime_utils._post_backward_hook`, in torch
-    2.13.0; where it has another name, nothing is reported and the answer is always no.
+    2.13.0; if it has another name, nothing is reported and the answer is always no.
     """
     from torch.distributed.fsdp import _runtime_utils
 

@@ -1,4 +1,4 @@
-"""Pipeline stages, also where no other rank is there."""
+"""Pipeline stages, even if no other rank is there."""
 
 from __future__ import annotations
 

@@ -49,8 +49,8 @@ def have_come(store: Any, keys: list[str], patience: float) -> bool:
 def world_of(group: Any) -> Iterator[None]:
     """Make a process group the whole world for its members.
 
-    Names of groups are counted, and the members make groups that the others do not: their count is where the caller
-    sets it right with `count_groups`. `_update_default_pg` and `_world.default_pg`, tried on torch 2.13.0.
+    Names of groups are counted, and the members make groups that the others do not: the caller corrects
+    their count with `count_groups`. `_update_default_pg` and `_world.default_pg`, tried on torch 2.13.0.
     """
     c10d = torch.distributed.distributed_c10d
     before = c10d._world.default_pg

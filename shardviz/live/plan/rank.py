@@ -414,7 +414,7 @@ class _Rank:
         inner = unwrapped(model)
         named = (*inner.named_parameters(remove_duplicate=False), *inner.named_buffers(remove_duplicate=False))
         tensors = {clean_name(name): tensor for name, tensor in named}
-        return self.stages.own(taken_apart(local_tensors(inner, self.job.mesh), tensors))
+        return self.stages.of_stage(taken_apart(local_tensors(inner, self.job.mesh), tensors))
 
 
 def _buckets(model: nn.Module) -> tuple[BucketRecord, ...]:

@@ -115,7 +115,7 @@ class Note:
         kind: `joined` that it is a rank, `sharded` that something was sharded, `source` what values are compared with,
             `captured` a dump, `not-captured` and `problem` why not, `not-loaded` that a model was called before
             anything was loaded, `not-watched` that its Python has no shardviz, `ended` that shardviz ended it as
-            asked, `finished` that its script came to its end without an error, `died` how it ended where its launcher
+            asked, `finished` that its script came to its end without an error, `died` how it ended if its launcher
             saw it fail.
         rank: Its rank; -1 if it has none.
         text: The dump's folder, or a sentence.

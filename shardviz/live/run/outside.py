@@ -60,10 +60,10 @@ def outside(root: nn.Module, optimizers: Iterable[Optimizer]) -> Outside:
             stepped |= parameters
     known = {id(parameter) for parameter in root.parameters()}
     unknown = {name: parameter for name, parameter in stepped.items() if id(parameter) not in known}
-    beside = Outside(*_by_module(unknown)) if unknown else Outside({}, {})
+    outsiders = Outside(*_by_module(unknown)) if unknown else Outside({}, {})
     # An optimizer that lacks some of the model's parameters may have copies of them instead, in more bits.
     has_all = trainable <= {id(parameter) for parameter in stepped.values()}
-    return beside if has_all else replace(beside, loose={})
+    return outsiders if has_all else replace(outsiders, loose={})
 
 
 def _parameters(optimizer: Optimizer) -> Iterator[tuple[str, torch.Tensor]]:

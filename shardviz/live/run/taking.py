@@ -102,7 +102,7 @@ def _capture(session: Session, root: nn.Module, folder: Path, stage: Stage | Non
     """Write the dump, and return what values were compared with."""
     mesh = _mesh_of(root, stage)
     pipeline_part = PipelinePart(_axes_of(mesh, stage) if stage else ())
-    locals_ = list(pipeline_part.own(local_tensors(unwrapped(root), plain_mesh(mesh))))
+    locals_ = list(pipeline_part.of_stage(local_tensors(unwrapped(root), plain_mesh(mesh))))
     source = replace(
         _reference_of_job(session, unwrapped(root), locals_),
         unwritten=session.unwritten.names(unwrapped(root)),
@@ -141,19 +141,19 @@ def _mesh_of(root: nn.Module, stage: Stage | None) -> DeviceMesh:
     except MeshError:
         if any(of_all_ranks(any(isinstance(tensor, DTensor) for tensor in (*root.parameters(), *root.buffers())))):
             raise
-        return _whole_job(root, "pp" if stage else "dp")
+        return _whole_job(root, stage)
 
 
-def _whole_job(root: nn.Module, axis: str) -> DeviceMesh:
-    """Return a mesh with all ranks along one axis, as for DistributedDataParallel.
+def _whole_job(root: nn.Module, stage: Stage | None) -> DeviceMesh:
+    """Return a mesh with all ranks along one axis: `ddp` under DistributedDataParallel, `pp` for stages, or `world`.
 
     Raises:
         MeshError: It averages over some of the ranks, and nothing says how the others relate to them.
     """
     assert distributed.group.WORLD is not None
     num_ranks = distributed.get_world_size()
-    copied = (module for module in root.modules() if isinstance(module, DistributedDataParallel))
-    over = min((module.process_group.size() for module in copied), default=num_ranks)
+    sizes = [module.process_group.size() for module in root.modules() if isinstance(module, DistributedDataParallel)]
+    over = min(sizes, default=num_ranks)
     if over < num_ranks:
         raise MeshError(
             f"DistributedDataParallel averages over {over:,} of {num_ranks:,} ranks, and the model has no DTensor: "
@@ -161,7 +161,9 @@ def _whole_job(root: nn.Module, axis: str) -> DeviceMesh:
             "make what is split a DTensor (DTensor.from_local with its placements), or shard it by parallelize_module",
         )
     device = next((tensor.device.type for tensor in (*root.parameters(), *root.buffers())), "cpu")
-    return DeviceMesh.from_group(distributed.group.WORLD, device, mesh_dim_names=(axis,))
+    return DeviceMesh.from_group(
+        distributed.group.WORLD, device, mesh_dim_names=("pp" if stage else "ddp" if sizes else "world",)
+    )
 
 
 def _axes_of(mesh: DeviceMesh, stage: Stage) -> tuple[str, ...]:

@@ -269,7 +269,7 @@ class Follower:
 
     Attributes:
         options: What is asked for.
-        write: Writes what was seen of the step; given also why the step has no end, where it has none.
+        write: Writes what was seen of the step; given also why the step has no end, if it has none.
         model: The model; by default the first that an optimizer steps whose making is seen.
     """
 
@@ -356,10 +356,10 @@ class Follower:
         self._is_of_many = distributed.is_initialized()
         model = unwrapped(root)
         trace = JobTrace(sum(self.followed.includes(name) for name, _ in model.named_modules()))
-        beside = outside(root, [*self._optimizers, *self._taken])
-        before = [*local_tensors(model), *beside.tensors()]
+        outsiders = outside(root, [*self._optimizers, *self._taken])
+        before = [*local_tensors(model), *outsiders.tensors()]
         most = most_of(len(before))
-        self._step = Step(root, trace, self.options.trace_step, most, weights_of(before, most), beside)
+        self._step = Step(root, trace, self.options.trace_step, most, weights_of(before, most), outsiders)
         self._handles = list(trace.follow(model, self.followed))
         if self._lines is not None:
             self._step = replace(self._step, lines=self._lines)

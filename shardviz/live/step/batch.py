@@ -103,7 +103,7 @@ def num_parts(axes: Mapping[str, int], mesh: Mesh) -> dict[int, int]:
 def row_axes(axes: Mapping[str, int]) -> tuple[str, ...]:
     """Return the axes that share out whole rows; others split rows, as for a sequence.
 
-    These are the axes of dim 0; where there are none, those that are named like data parallelism.
+    These are the axes of dim 0; if there are none, those that are named like data parallelism.
     """
     by_name = [dim for axis, dim in axes.items() if axis.startswith(DATA_AXES)]
     dim = 0 if 0 in axes.values() or not by_name else by_name[0]

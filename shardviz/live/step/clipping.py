@@ -1,6 +1,6 @@
 """Clipping in a probe's step, by torch.nn.utils: the unsharded model's gradients are then clipped by the same calls.
 
-Only where every rank made the same calls, of parameters that the unsharded model has, after the last backward: else the
+Only if every rank made the same calls, of parameters that the unsharded model has, after the last backward: else the
 gradients are compared as they are, and clipping that is recognized there is not checked.
 """
 

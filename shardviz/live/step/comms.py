@@ -18,7 +18,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 
 from shardviz.dump.records.step import CastRecord, CollectiveRecord, MoveRecord, ReductionRecord, UnreadRecord
 from shardviz.live.capture.stamp import dtype_name
-from shardviz.live.compat import clean_name, follow_modules_by, ranks_of_operator
+from shardviz.live.compat import clean_name, follow_modules_by, ranks_of_operator, unit_calling
 from shardviz.live.lines.frames import user_line
 from shardviz.live.step.running import Running, tensors_in
 from shardviz.live.step.unread import Unread, hands_on, memory_of
@@ -171,7 +171,8 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
             self.summed_in |= {tensor.dtype for tensor in tensors_in(args) if _is_real(tensor)}
         if self._running.is_outside and self._is_before_backward:
             self._note_outside(op, ranks, list(tensors_in(args)))
-        key = (op, ranks, self._running.name, self._running.is_bw, self._running.is_outside)
+        module = self._running.name_of(unit_calling())
+        key = (op, ranks, module, self._running.is_bw, self._running.is_outside)
         count, size = self._counts.get(key, (0, 0))
         self._counts[key] = count + 1, size + _payload(func, args, len(ranks))
 

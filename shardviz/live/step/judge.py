@@ -184,7 +184,7 @@ class Judge:
                 if self.on.capture.rank == 0 and elements <= MAX_WHOLE:
                     unsharded = Local(local.name, "activation", tuple(whole.shape), whole)
                     self.on.capture.add_values(unsharded, "reference")
-        for local in self.on.part.own(outputs):
+        for local in self.on.part.of_stage(outputs):
             self.on.capture.add_values(local, "step")
 
     def _points(self, answer: StepAnswer) -> dict[Place, PointRecord]:

@@ -61,7 +61,7 @@ def observed(
         model: The model; the hooks on its modules are removed at the end.
         stages: This rank's stages of a pipeline, by number.
         followed: The modules whose inputs, outputs and gradients are kept.
-        values: Whether outputs and gradients are kept; where nothing has values, only collectives and stages are.
+        values: Whether outputs and gradients are kept; if nothing has values, only collectives and stages are.
     """
     inner = unwrapped(model)
     observation = Observed(Comms(inner))

@@ -97,7 +97,7 @@ class Failed:
 
     Attributes:
         text: Who raised what, in a line.
-        unsharded: The exception, where the unsharded model raised it.
+        unsharded: The exception, if the unsharded model raised it.
         is_everywhere: Whether it did so on every rank, so that there is no step to compare with.
     """
 
@@ -119,7 +119,7 @@ class ProbeStep:
     def capture_step(self) -> None:
         """Step the unsharded model and then the sharded one, and capture both.
 
-        Both in float64, where rounding hides nothing; where that raises, as it does for kernels that want bfloat16,
+        Both in float64, where rounding hides nothing; if that raises, as it does for kernels that want bfloat16,
         both again in their own dtypes.
         """
         give_cpu_streams_events()
@@ -254,7 +254,7 @@ class ProbeStep:
         return ""
 
     def _tensors(self, model: nn.Module) -> list[Local]:
-        return self.on.part.own(local_tensors(unwrapped(model), self.on.job.mesh))
+        return self.on.part.of_stage(local_tensors(unwrapped(model), self.on.job.mesh))
 
     def _add_of_unsharded(self, judge: Judge, reference: UnshardedStep, drawn: Collection[str]) -> None:
         """Record, on rank 0, what the unsharded step says for itself: sketches, replayed gradients, noise."""
@@ -356,7 +356,7 @@ class ProbeStep:
         if step is None:
             self.on.capture.not_checked.append(("", f"the step in training mode: {failed}"))
             return
-        of_step = gradients(self.on.part.own(local_tensors(unwrapped(model), self.on.job.mesh)))
+        of_step = gradients(self.on.part.of_stage(local_tensors(unwrapped(model), self.on.job.mesh)))
         of_step += results(replace(step, logged={}), self.on.job.mesh, axes, reference.step.output)
         for local in [*of_step, *outputs_again(held, step, reference)]:
             self.on.capture.add_values(local, "training")
@@ -413,7 +413,7 @@ class ProbeStep:
             The gradients and the optimizer's results.
         """
         capture, mesh, comms = self.on.capture, self.on.job.mesh, step.observation.comms
-        tensors = self.on.part.own(local_tensors(unwrapped(model), mesh))
+        tensors = self.on.part.of_stage(local_tensors(unwrapped(model), mesh))
         without = {id(param) for param in held_back(unwrapped(model))}
         named = unwrapped(model).named_parameters()
         capture.wrappers = reducing(step.observation.around or model, self.on.part.prefix)
@@ -431,7 +431,7 @@ class ProbeStep:
                 step = replace(step, output=None)
         buffers = [local for local in tensors if local.role == "buffer"]
         capture.not_saved += sorted(computed_buffers(unwrapped(model)))
-        of_step = [*gradients(locals_), *self.on.part.own(of_optimizer), *buffers]
+        of_step = [*gradients(locals_), *self.on.part.of_stage(of_optimizer), *buffers]
         for local in [*of_step, *results(step, mesh, axes, reference.output)]:
             capture.add_values(local, "step")
         capture.collectives += comms.records(mesh, capture.rank)

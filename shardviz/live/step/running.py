@@ -36,6 +36,7 @@ class Running:
     def __init__(self, model: nn.Module | None = None) -> None:
         self._model = model
         self._handles: list[Any] = []
+        self._names: dict[nn.Module, str] = {}
         self._forward: list[str] = []
         self._backward = ""
         self._innermost = ""
@@ -61,6 +62,7 @@ class Running:
 
     def __enter__(self) -> None:
         for name, module in self._model.named_modules() if self._model is not None else ():
+            self._names[module] = clean_name(name)
             self._handles += self._follow(module, clean_name(name))
 
     def __exit__(self, *_: object) -> None:
@@ -68,6 +70,11 @@ class Running:
             handle.remove()
         self._handles.clear()
         self._gradient = None
+        self._names.clear()
+
+    def name_of(self, module: nn.Module | None) -> str:
+        """Return a module's name; that of the running one if it isn't the model's, or not given."""
+        return self.name if module is None else self._names.get(module, self.name)
 
     def _follow(self, module: nn.Module, name: str) -> Iterator[Any]:
         def enter(*_: Any) -> None:

@@ -74,7 +74,7 @@ def make_world(rank: int, num_ranks: int, backend: str | None, *, num_local: int
     Args:
         rank: The global rank.
         num_ranks: The number of ranks.
-        backend: The backend asked for; None is nccl where every rank has a GPU, else gloo.
+        backend: The backend asked for; None is nccl if every rank has a GPU, else gloo.
         num_local: The number of ranks on this machine.
         local_rank: This rank's place among them, and the number of its GPU.
 
@@ -99,7 +99,7 @@ def settle() -> None:
 
 
 def seed(number: int) -> None:
-    """Seed torch, random and, where it is installed, numpy."""
+    """Seed torch, random and, if it is installed, numpy."""
     random.seed(number)
     torch.manual_seed(number)
     with suppress(ImportError):

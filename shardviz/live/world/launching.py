@@ -58,7 +58,7 @@ def launch(
         num_ranks: How many ranks.
         method: "fork" copies a server process that has imported torch (fast; started once per launcher),
             "spawn" starts a fresh interpreter per rank.
-        backend: A process group backend; by default nccl where each rank has a GPU, else gloo.
+        backend: A process group backend; by default nccl if each rank has a GPU, else gloo.
         timeout: Seconds that the task may take, counted from when all ranks have met.
         coords: A label for each rank ("fsdp=0, tp=1"), used in messages.
         on_output: Called for each rank with its output, whether the world succeeds or fails.

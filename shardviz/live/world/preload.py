@@ -66,7 +66,7 @@ def _import_all(names: Iterable[str]) -> None:
 def _without_working_folder() -> Iterator[None]:
     """Import torch and what it needs without the user's folder, which may have a `cuda.py`.
 
-    The folder is on the path where the launcher is `python -m shardviz`, or `PYTHONPATH` names it.
+    The folder is on the path if the launcher is `python -m shardviz`, or `PYTHONPATH` names it.
     """
     before = list(sys.path)
     sys.path[:] = [entry for entry in before if os.path.realpath(entry or ".") != os.getcwd()]

@@ -77,7 +77,7 @@ def environment_of(rank: int, num_ranks: int, num_local: int) -> contextlib.Abst
 def torchrun_world(backend: str | None = None) -> World | None:
     """Return the world of RANK and WORLD_SIZE, importing torch; None if they are not set.
 
-    LOCAL_RANK chooses the GPU; the backend is nccl where each of the machine's LOCAL_WORLD_SIZE ranks has one.
+    LOCAL_RANK chooses the GPU; the backend is nccl if each of the machine's LOCAL_WORLD_SIZE ranks has one.
 
     Raises:
         ShardvizError: A variable is not a number, the ranks do not fit, or the backend is not available.
@@ -109,7 +109,7 @@ def run_joined(
     Args:
         task: "package.module:function"; called as `function(world, *args)`.
         args: Further arguments.
-        backend: A process group backend; by default nccl where each rank has a GPU, else gloo.
+        backend: A process group backend; by default nccl if each rank has a GPU, else gloo.
         timeout: Seconds that torch waits in a collective.
         coords: A label for each rank, used in messages.
 

@@ -31,7 +31,7 @@ LOCAL = "local index"
 """The head of rows whose columns are counted within a shard, not within the tensor."""
 
 DIGEST = 8
-"""Characters of a digest that are shown where the dump has no values."""
+"""Characters of a digest that are shown if the dump has no values."""
 
 
 def differing_copies(dump: Dump, finding: Finding) -> Exhibit | None:
@@ -117,7 +117,7 @@ def _values(dump: Dump, shard: Shard, name: str) -> NDArray[np.float64] | None:
 
 
 def _texts(dump: Dump, shard: Shard, name: str, at: int, begin: int) -> list[str]:
-    """Return a few values from an element on; the digest where the dump has nothing else."""
+    """Return a few values from an element on; the digest if the dump has nothing else."""
     values = _values(dump, shard, name)
     if values is None:
         return [shard.digest(at)[:DIGEST]]

@@ -42,7 +42,7 @@ class Cell:
     Attributes:
         text: What it says.
         is_wrong: Whether it is marked as wrong.
-        is_right: Whether it is marked as right, where that is not to be expected beside wrong ones.
+        is_right: Whether it is marked as right, if that is not to be expected beside wrong ones.
     """
 
     text: str
@@ -76,7 +76,7 @@ class Exhibit:
         heads: The titles of its columns, that of the rows' own titles first.
         rows: Its rows.
         left_out: How many more of what its rows stand for there are.
-        sums_up: Whether the last row is what the others are held against, and stays where there is room for few.
+        sums_up: Whether the last row is what the others are held against, and stays if there is room for few.
         noun: What its rows stand for.
         rest: What all that is left out has in common.
     """

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 MOST_POSITIONS = 12
 
 MOST_SHARDS = 32
-"""Shards that are looked at for one that is out of order, where a tensor is large."""
+"""Shards that are looked at for one that is out of order, if a tensor is large."""
 
 MAX_ELEMENTS = 1 << 20
 """Larger shards are not laid out element by element for a picture, and of larger tensors only the first shards."""

@@ -209,7 +209,7 @@ def _ratio_text(ratio: float, num_ranks: int) -> str:
 
 
 def _errors(got: NDArray[np.float64], due: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return how far values are off, infinitely far where they are nan or infinite."""
+    """Return how far values are off, infinitely far if they are nan or infinite."""
     with np.errstate(invalid="ignore"):
         return np.where(np.isfinite(got), np.abs(got - due), np.inf)
 

@@ -316,7 +316,7 @@ def address(reference: str) -> str:
 
 
 def reference_link(reference: str) -> str:
-    """Write a reference, as a link where it is known where it leads."""
+    """Write a reference, as a link if it is known where it leads."""
     where = address(reference)
     return element("a", words(reference), href=where, rel="noreferrer") if where else words(reference)
 

@@ -54,7 +54,7 @@ class Block:
     Attributes:
         ranks: Those that hold any of it.
         is_mixed: Whether parts of it have different holders: it is scattered, or stands for many parts.
-        part: The ranks by which it is wrong, where not all of it is.
+        part: The ranks by which it is wrong, if not all of it is.
     """
 
     ranks: Mask

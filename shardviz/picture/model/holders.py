@@ -177,7 +177,7 @@ class Window:
 
     Attributes:
         codes: For each cell an index into `masks`; shape (rows, cols).
-        masks: The sets of ranks that the elements of a cell have: one where all have the same.
+        masks: The sets of ranks that the elements of a cell have: one if all have the same.
     """
 
     codes: Indices
@@ -191,7 +191,7 @@ class Holders:
     Attributes:
         shape: The tensor's shape with 1s put before it up to two dims, so that all maps are grids.
         regions: The ranks that hold each product of ranges.
-        runs: The ranks that hold each stretch of row-major indices, where it is not a product of ranges.
+        runs: The ranks that hold each stretch of row-major indices, if it is not a product of ranges.
     """
 
     shape: tuple[int, ...]

@@ -188,7 +188,7 @@ LONG = 24
 """Rank numbers of more characters than this are read by nobody: how many they are says more."""
 
 HANDFUL = 3
-"""So many ranks are named by their numbers, also where they hold different parts."""
+"""So many ranks are named by their numbers, also if they hold different parts."""
 
 SHORT = 12
 """Rank numbers up to this many characters are written out wherever they fit."""
@@ -200,7 +200,7 @@ def ranks_label(mask: Mask, coloring: Coloring, room: int, *, many: bool = False
     Args:
         mask: The ranks.
         coloring: Where they are; gives their coordinates.
-        room: Characters to use at most; the count of ranks is used where nothing else fits.
+        room: Characters to use at most; the count of ranks is used if nothing else fits.
         many: Whether they hold different parts, and not copies of one.
     """
     labels = rank_labels(mask, coloring, many=many)
@@ -222,7 +222,7 @@ def block_label(block: Block, coloring: Coloring, room: int, sign: str = "") -> 
 def rank_labels(mask: Mask, coloring: Coloring, *, many: bool = False) -> tuple[str, ...]:
     """Return the names of a set of ranks, the one that says most first, how many they are last.
 
-    None of them says less than the whole set: where nothing else fits, `…` is all.
+    None of them says less than the whole set: if nothing else fits, `…` is all.
     """
     if not mask:
         return ("nobody",)
@@ -325,7 +325,7 @@ class Heat:
         return (self.by_rank[rank] - least) * (len(HEAT_SIGNS) - 1) // (most - least) if most > least else 0
 
     def sign(self, rank: int) -> str:
-        """Return the sign of a rank's level; `?` where nothing is known."""
+        """Return the sign of a rank's level; `?` if nothing is known."""
         level = self.level(rank)
         return HEAT_SIGNS[level] if level >= 0 else "?"
 

@@ -32,7 +32,7 @@ class Span:
     Attributes:
         start: Its first index.
         stop: One past its last.
-        parts: 1 for a stretch with the same holders throughout, more where parts are not drawn one by one.
+        parts: 1 for a stretch with the same holders throughout, more if parts are not drawn one by one.
         is_block: Whether these parts are one block of an outer split, folded.
     """
 
@@ -64,7 +64,7 @@ def nest(sides: Sides, dim: int, *, held: bool = False) -> tuple[Indices, ...]:
     Args:
         sides: Who holds what.
         dim: One of the dims of its holders' shape.
-        held: Whether the second side's splits are followed, where there are two, and not the first's.
+        held: Whether the second side's splits are followed, if there are two, and not the first's.
     """
     stripes = sides.holders.dims[dim]
     if sides.mesh is None or len(stripes.kinds) < 2:
@@ -146,5 +146,5 @@ def _keep_ends(spans: Sequence[Span], budget: int, first: int) -> list[Span]:
 
 
 def join_spans(spans: Sequence[Span], *, is_block: bool = False) -> Span:
-    """Put spans that follow each other into one; `is_block` where they are one block."""
+    """Put spans that follow each other into one; `is_block` if they are one block."""
     return Span(spans[0].start, spans[-1].stop, sum(span.parts for span in spans), is_block)

@@ -44,10 +44,10 @@ RANK_COLORS_256 = (
     *("#5f87ff", "#87afd7", "#5f5f00", "#00875f", "#ffd75f", "#ffff00", "#878700", "#d7af00"),
     *("#87005f", "#af0087", "#af5faf", "#ff8787", "#87d7d7", "#87ffaf", "#5f00d7", "#8700ff"),
 )
-"""The same where a terminal has 256 colors: of its cube, so that none is rounded to another one's."""
+"""The same for a terminal of 256 colors: of its cube, so that none is rounded to another one's."""
 
 RANK_COLORS_16 = (4, 11, 5, 10, 6, 3, 14, 2)
-"""The hues where a terminal has 16 colors, by their ANSI numbers; the second shade of each is underlined."""
+"""The hues for a terminal of 16 colors, by their ANSI numbers; the second shade of each is underlined."""
 
 INK_ON_16 = (15, 0, 15, 0, 0, 0, 0, 0)
 """White or black, whichever can be read on each of `RANK_COLORS_16`."""

@@ -29,7 +29,7 @@ class Ruler:
         each: Indices per cell, at least 1.
         cells: Cells per index; above 1 only if `each` is 1.
         lines: Whether there is a cell for a line before, between and behind the blocks.
-        stretched: Cells of each block, where they are as many as the room has and cover spans of almost one size; then
+        stretched: Cells of each block, if they are as many as the room has and cover spans of almost one size; then
             `each` is about that.
         whole: Whether all cells of a block cover all of it: it stands for several parts, and no cell for some of them.
     """
@@ -60,7 +60,7 @@ class Ruler:
             edges: Where parts begin.
             room: Cells to use at most.
             most: Cells per index at most.
-            outer: The edges of the blocks that parts are in, coarsest first: the finest that fit are drawn where the
+            outer: The edges of the blocks that parts are in, coarsest first: the finest that fit are drawn if the
                 parts themselves do not, each cut into as many equal groups of the next as fit.
             least: Cells that a part needs to be drawn by itself, and that a block of many needs.
         """

@@ -57,7 +57,7 @@ class Cell:
         has: The ranks that hold some of it and should not.
         astray: The ranks that should hold some of it and do, in another order.
         guilty: The ranks that it is marked for though its two sides agree: a finding names them, or they have no file.
-        is_partly: Whether some of its elements are right where others are not.
+        is_partly: Whether some of its elements are right and others are not.
     """
 
     claimed: Mask
@@ -90,7 +90,7 @@ class Sides:
 
     Attributes:
         holders: Who holds what, on both sides at once: bit r is rank r by the placements, bit `shift + r` by the ids,
-            and bit `2 * shift + r` where rank r holds it in another place of its shard than the placements claim.
+            and bit `2 * shift + r` if rank r holds it in another place of its shard than the placements claim.
         shift: More than the highest rank.
         has_claimed: Whether any rank's tensor has placements.
         has_held: Whether the dump has ids.
@@ -205,7 +205,7 @@ def sides_of(dump: Dump, tensor: Tensor, name: str = "", laid_out: LaidOut | Non
     Args:
         dump: The dump that the tensor is in.
         tensor: The tensor.
-        name: Which of the fold's names, where its ids differ from those of the others; the first by default.
+        name: Which of the fold's names, if its ids differ from those of the others; the first by default.
         laid_out: The dump's tensors, as a check laid them out; laid out here if there was none.
 
     Raises:

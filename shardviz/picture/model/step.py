@@ -72,7 +72,7 @@ class Node:
 
     @property
     def name(self) -> str:
-        """The module's name, with the number of the call where there are several."""
+        """The module's name, with the number of the call if there are several."""
         number = f" (call {self.call.number + 1})" if self.call.number else ""
         return (self.call.module or "the model") + number
 
@@ -128,7 +128,7 @@ class StepTree:
 
     Attributes:
         roots: Those made in no other, in order.
-        finding: What is wrong first, where a finding names a module.
+        finding: What is wrong first, if a finding names a module.
         reference: What its values are compared with.
     """
 
@@ -186,7 +186,7 @@ def _visible_nodes(nodes: Sequence[Node], opened: frozenset[tuple[str, int]]) ->
 
 
 def step_tree(dump: Dump, findings: Sequence[Finding], reference: str = UNSHARDED) -> StepTree:
-    """Return the calls of a dump's step; without any where it was not followed.
+    """Return the calls of a dump's step; without any if it was not followed.
 
     Args:
         dump: The dump.

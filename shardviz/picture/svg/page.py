@@ -46,7 +46,7 @@ NAME_CHAR = 9.7
 
 
 def svg(subject: Subject) -> str:
-    """Draw a tensor, claimed beside held where they differ, and its mesh, as a whole SVG file."""
+    """Draw a tensor, claimed beside held if they differ, and its mesh, as a whole SVG file."""
     return figure(subject, style=True) + "\n"
 
 
@@ -241,7 +241,7 @@ def _panel(panel: Panel, subject: Subject) -> SvgFragment:
 
 
 def beside_map(picture: SvgFragment, other: SvgFragment, gap: int = GAP) -> SvgFragment:
-    """Put the mesh, or files, beside the picture, or below it where there is no room."""
+    """Put the mesh, or files, beside the picture, or below it if there is no room."""
     if not picture.width:
         return other
     if picture.width + gap + other.width <= MAX_WIDTH:

@@ -128,7 +128,7 @@ def _collective_cells(collective: Traffic) -> list[str]:
 
 
 def route_lines(start: Layout, end: Layout, dtype: str, terminal: Terminal) -> list[Text]:
-    """Return the cheapest route, and torch's where it differs.
+    """Return the cheapest route, and torch's if it differs.
 
     Args:
         start: The present layout.

@@ -34,7 +34,7 @@ def difference_lines(difference: Difference, terminal: Terminal) -> list[Text]:
     """Return the bytes of two plans, every change, findings lost and gained, and the verdict."""
     lines = _size_lines(difference.sizes)
     lines += _change_lines(difference.changes, terminal)
-    lines += _step_lines(difference.step, terminal)
+    lines += _step_lines(difference.step, terminal, is_clean=not difference)
     if difference.relaid:
         lines += wrapped(printable(_relaid_text(difference.relaid)), terminal.width, line(("  ", DIM)), 2)
     for title, findings in (("findings lost", difference.lost), ("findings gained", difference.gained)):
@@ -82,8 +82,8 @@ def _size_lines(sizes: Sequence[Size]) -> list[Text]:
     return [*table(rows), line("")] if rows else []
 
 
-def _step_lines(step: StepDifference, terminal: Terminal) -> list[Text]:
-    """Return in what the steps differ, causes first, and at how much of them they agree."""
+def _step_lines(step: StepDifference, terminal: Terminal, *, is_clean: bool) -> list[Text]:
+    """Return in what the steps differ, causes first, and at how much of them they agree: a ✓ if nothing differs."""
     lines: list[Text] = []
     for _, group in groupby(step.departures, key=lambda departure: departure.why or departure):
         departure, *others = group  # one cause, with the numbers of the first
@@ -108,7 +108,8 @@ def _step_lines(step: StepDifference, terminal: Terminal) -> list[Text]:
         lines.append(line(""))
     lines += _picture_lines(step, terminal)
     if step.num_compared:
-        lines += wrapped(agreement(step), terminal.width, line((f"{terminal.glyphs.good} ", GOOD)), 2)
+        sign = (f"{terminal.glyphs.good} ", GOOD) if is_clean else ("  ", DIM)
+        lines += wrapped(agreement(step), terminal.width, line(sign), 2)
     return lines
 
 
@@ -126,7 +127,8 @@ def _picture_lines(step: StepDifference, terminal: Terminal) -> list[Text]:
 def agreement(step: StepDifference) -> str:
     """Say at how many places two steps agree, and how nearly."""
     dtypes = f" ({' and '.join(dict.fromkeys(step.precision))})" if any(step.precision) else ""
-    text = f"step: {step.agreement} at {counted(step.num_compared, 'place')}{dtypes}"
+    what = "other place" if step.departures and step.is_of_jobs else "place"
+    text = f"step: {step.agreement} at {counted(step.num_compared, what)}{dtypes}"
     if not step.farthest:
         return f"{text}, exactly"
     size = "largest value" if step.is_of_jobs else "norm"

@@ -155,7 +155,7 @@ def _sizes(panel: Panel, subject: Subject, width: int, terminal: Terminal) -> Bo
 
 
 def _sides(panel: Panel, subject: Subject, sizes: BoxSizes, terminal: Terminal) -> list[list[Text]]:
-    """Draw the claimed and the held side; one picture where they are the same."""
+    """Draw the claimed and the held side; one picture if they are the same."""
     known = list(zip(subject.sides.titles, (panel.claimed, panel.held), strict=True))
     grids = [(title, grid) for title, grid in known if grid is not None]
     if len(grids) == 2 and not panel.is_different:

@@ -29,7 +29,7 @@ MOST_LINES = 24
 """Lines that a panel's blocks are stretched to at most to be to scale."""
 
 MOST_TALL = 16
-"""Lines up to which they are doubled where lines between the sides need room."""
+"""Lines up to which they are doubled if lines between the sides need room."""
 
 MOST_RULED = 12
 """With more rows of blocks than this, no lines are drawn between them."""

@@ -76,7 +76,7 @@ def said_lines(ranks: PlannedRanks, width: int) -> Iterator[Text]:
 
 
 def _nodes(ranks: int, node: int) -> str:
-    """Return how many nodes there are, and how full the last one is where ranks do not fill it."""
+    """Return how many nodes there are, and how full the last one is if ranks do not fill it."""
     left = ranks % node if ranks > node else 0
     return f"{counted(-(-ranks // node), 'node')} of {node}{f', the last with {left}' if left else ''}"
 
@@ -257,10 +257,12 @@ def _traffic(plan: PlanRecord, ranks: PlannedRanks, width: int) -> Iterator[Text
         if not plan.without_step:
             yield line(NO_STEP if any(part.peak is None for part in plan.parts) else "a step has no collectives")
         return
-    heading, *rows = table([_HEADS, *(_traffic_cells(one, plan.node) for one in collectives)], left=2)
+    heading, *rows = table([_HEADS, *(_traffic_cells(collective, plan.node) for collective in collectives)], left=2)
     yield heading
-    for one, row in zip(collectives, rows, strict=True):
-        modules = ", ".join(_module_text(name) for name, _, _ in fold_again((name, None) for name in one.modules))
+    for collective, row in zip(collectives, rows, strict=True):
+        modules = ", ".join(
+            _module_text(name) for name, _, _ in fold_again((name, None) for name in collective.modules)
+        )
         yield row
         yield line((f"  in {cut_at_comma(modules, width - 5)}", DIM))
     if plan.node:

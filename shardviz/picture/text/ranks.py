@@ -145,13 +145,14 @@ def _rank_table(rows: list[RankRow], terminal: Terminal, subject: Subject) -> li
         heads, kept = ("ranks", " and ".join(subject.sides.titles), ""), [0, 1]
     heading, *texts = align([[row[column] for column in kept] for row in (heads, *cells)], len(kept))
     lines = [line((f"   {heading}", DIM))]
-    owners = _owners(subject)
+    owners, in_place = _owners(subject), " and ".join(words for _, words in subject.sides.blamed)
     for row, text in zip(rows, texts, strict=True):
         if row.is_same and not row.is_named:
             lines.append(line(f"   {text}"))
             continue
         is_moved = not row.is_same and row.holds in owners
         owner = f"  the part of {ranks_in_words(owners[row.holds], 20)}" if is_moved else ""
+        owner = f"  {in_place}" if row.is_same and in_place else owner
         lines.append(line((f"{terminal.glyphs.wrong:<3}{text}", BAD), owner))
     return lines
 
@@ -188,7 +189,7 @@ class _Block:
         ranks: The ranks that have them.
         rows: The numbers, in rows of the last dim.
         is_named: Whether a finding names these ranks.
-        wrong: Row and column of the numbers that ranks with the same part have otherwise, where no finding names these.
+        wrong: Row and column of the numbers that ranks with the same part have otherwise, if no finding names these.
     """
 
     ranks: tuple[int, ...]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len
 
 from shardviz.check.step.comparison import agreement
-from shardviz.check.verdicts import captured, is_listed, not_compared, verdict_on
+from shardviz.check.verdicts import captured, is_listed, not_compared, verdict_on, wrong_result
 from shardviz.dump.records.step import WHOLE_LOSS
 from shardviz.layout import notation
 from shardviz.picture.model.holders import ranks_in_words
@@ -122,7 +122,7 @@ def listed_rows(dump: Dump, report: Report | None) -> list[tuple[str, Row]]:
         for name in tensor.names:
             if name not in rows and is_listed(dump, tensor, [name], report):
                 verdict = verdict_on(dump, tensor, [name], report) if report else "unknown"
-                rows[name] = _row(dump, tensor, name, verdict)
+                rows[name] = _row(dump, tensor, name, verdict, wrong_result(tensor, [name], report))
     return list(rows.items())
 
 
@@ -132,18 +132,19 @@ def own_dtype(dump: Dump, tensor: Tensor, name: str) -> str:
     return own.dtype if own else tensor.dtype
 
 
-def _row(dump: Dump, tensor: Tensor, name: str, verdict: Verdict) -> Row:
+def _row(dump: Dump, tensor: Tensor, name: str, verdict: Verdict, wrong: str) -> Row:
     some = "" if len(tensor.shards) == len(dump.files.ranks) else f"  on {ranks_in_words(tuple(tensor.shards))}"
+    some += f"  {wrong}" if wrong else ""
     role = "" if tensor.role == "param" else f" {tensor.role}"
     return Row(verdict, layout_text(tensor, own_dtype(dump, tensor, name)) + role, _local_text(tensor) + some)
 
 
 def layout_text(tensor: Tensor, dtype: str = "") -> str:
-    """Write what a tensor's placements claim; the shape alone where it has none.
+    """Write what a tensor's placements claim; the shape alone if it has none.
 
     Args:
         tensor: What is captured of it.
-        dtype: The model's own dtype, where that is another than the one captured.
+        dtype: The model's own dtype, if that is another than the one captured.
     """
     dtype = dtype or tensor.dtype
     claims = list(tensor.claims)

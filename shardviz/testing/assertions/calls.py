@@ -41,7 +41,7 @@ def assert_clean(dump: AnyDump, *, strict: bool = False) -> None:
 
     Args:
         dump: A dump, its folder, or a checkpoint.
-        strict: Fail where anything was not checked, too, as `shardviz check --strict` does.
+        strict: Fail if anything was not checked, too, as `shardviz check --strict` does.
 
     Raises:
         ShardAssertionError: The check has findings, or nothing in the dump could be checked.

@@ -129,7 +129,7 @@ def _check_complete(tensors: Sequence[Tensor], rules: Mapping[str, str]) -> None
 
 
 def _counted_names(names: Sequence[str]) -> str:
-    """Return names, and how many they are where they are several."""
+    """Return names, and how many they are if they are several."""
     shown = printable(folded_names(names, MOST_NAMES))
     return shown if len(names) == 1 else f"{counted(len(names), 'tensor')}: {shown}"
 

@@ -174,7 +174,7 @@ def gather(
         add: Captures this rank's tensors.
         mesh: The mesh of the job; by default all ranks in a row.
         stamps: The result of stamping the model before it was sharded.
-        reference: What values were compared with, in words, where that is what ids stand for.
+        reference: What values were compared with, in words, if that is what ids stand for.
 
     Raises:
         ShardvizError: No process group is initialized.

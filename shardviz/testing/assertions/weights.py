@@ -138,14 +138,18 @@ def with_optimizer(findings: Sequence[Finding], weights: Sequence[Local]) -> lis
         findings: What differs.
         weights: This rank's part of the model's parameters.
     """
-    if not any(isinstance(one.explanation, AllRanksDiffer) for one in findings) or not _are_left_behind(weights):
+    if not any(isinstance(finding.explanation, AllRanksDiffer) for finding in findings) or not _are_left_behind(
+        weights
+    ):
         return list(findings)
     text = f"; an optimizer steps {len(weights)} other tensors, which have the values that the model still has"
     return [
-        replace(one, kind="write-not-applied", sentence=one.sentence + text).because(OptimizerOfOtherParameters())
-        if isinstance(one.explanation, AllRanksDiffer)
-        else one
-        for one in findings
+        replace(finding, kind="write-not-applied", sentence=finding.sentence + text).because(
+            OptimizerOfOtherParameters()
+        )
+        if isinstance(finding.explanation, AllRanksDiffer)
+        else finding
+        for finding in findings
     ]
 
 

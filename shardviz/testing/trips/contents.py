@@ -68,7 +68,7 @@ class StateNumber:
         return float(self.state[self.key])
 
     def write(self, value: float) -> None:
-        """Change it, in place where it is a tensor."""
+        """Change it, in place if it is a tensor."""
         held = self.state[self.key]
         if isinstance(held, torch.Tensor):
             held.fill_(value)
@@ -226,7 +226,7 @@ def sent_by_all(contents: RankContents) -> dict[str, FilledTensor]:
 
 
 def _describe(local: Local, key: str) -> tuple[FilledTensor, str]:
-    """Return a tensor, with a digest of its values where it is plain."""
+    """Return a tensor, with a digest of its values if it is plain."""
     sent = FilledTensor(local.name, local.role, local.shape, dtype_name(local.values.dtype), key)
     return sent, "" if local.claim or local.flat else digest(local.values)
 

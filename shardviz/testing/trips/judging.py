@@ -86,7 +86,7 @@ class TargetTensor:
         dtype: The dtype that it must have; empty if it may have another, as an engine may.
         also: What it may have as well: that of a tensor which it shares its storage with here and did not there.
         padding: Which of its elements a map says are padding; None if it says so of none.
-        padded: Returns how this rank's own part was padded, where a map pads the whole.
+        padded: Returns how this rank's own part was padded, if a map pads the whole.
     """
 
     entry: Entry
@@ -106,10 +106,10 @@ class PartOutcome:
         fate: What became of it.
         rows: The rows that are wrong, counted in the whole tensor, as text; empty if all of the part is.
         why: The dtype that values went through, the shape that it has instead, the tensor whose part it has, or
-            the number that all values are where that is not zero.
+            the number that all values are if that is not zero.
         wrong: How many elements are wrong.
         size: How many it has.
-        padded: How its own part was padded, where a map pads the whole; None if it was not.
+        padded: How its own part was padded, if a map pads the whole; None if it was not.
         change: What was done to all of its values, and why; None if that is not one thing.
     """
 
@@ -418,7 +418,7 @@ def _with_advice(finding: Finding, received: TransferOutcome) -> Finding:
 
 
 def _why_swapped(received: TransferOutcome, name: str, whose: str) -> Cause:
-    """Return the cause where one tensor has another's values."""
+    """Return the cause if one tensor has another's values."""
     owner, _, own_key = name.partition(" ")
     source_owner, _, key = whose.partition(" ")
     if received.roles[name] != "optim" and own_key and owner == source_owner:

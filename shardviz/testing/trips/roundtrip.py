@@ -324,7 +324,7 @@ def assert_checkpoint_roundtrip(
         save: Called as `save(model, optimizer, folder)` on every rank of the first mesh, then of each but the last.
         load: Called as `load(model, optimizer, folder)` on every rank of the next mesh, with a model and an optimizer
             that are newly built. It loads in place, or returns the new model, or the new model and optimizer.
-        model: Builds the sharded model, or this rank's stage of it, on a mesh. A model itself where one mesh is enough:
+        model: Builds the sharded model, or this rank's stage of it, on a mesh. A model itself if one mesh is enough:
             it is saved, overwritten and loaded again.
         optimizer: Makes the optimizer of a model; or the model's own; or None.
         meshes: Two or more, as `{"fsdp": 2, "tp": 4}`, `"fsdp=2,tp=4"` or a `DeviceMesh`: saved on the first, loaded
@@ -332,9 +332,9 @@ def assert_checkpoint_roundtrip(
             ranks, and in it the world has that size. By default the test's, to which the checkpoint returns.
         of: What to compare: leave out "setting" if a new run sets its own hyperparameters, "disk" if the format is
             meant to differ, "optim" if only weights are loaded.
-        names: The checkpoint's names by pattern over the model's, where an export renames: `{"*": "model.*"}`.
+        names: The checkpoint's names by pattern over the model's, if an export renames: `{"*": "model.*"}`.
         folder: Where to save; the same on every rank and on storage that all reach. By default a new temporary folder.
-        strict: Fail, too, where something could not be checked.
+        strict: Fail, too, if something could not be checked.
 
     Returns:
         How much was compared, and what could not be.
@@ -407,7 +407,7 @@ def _folder(folder: Path | str | None) -> Iterator[Path]:
 
 
 def refuse_unchecked(done: RoundTrip, *, strict: bool, what: str) -> None:
-    """Fail where nothing was compared, or, if everything is asked for, not everything.
+    """Fail if nothing was compared, or, if everything is asked for, not everything.
 
     Raises:
         ShardAssertionError: So it is.

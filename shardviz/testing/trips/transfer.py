@@ -98,16 +98,16 @@ def assert_transferred(
         source: The trainer's model, or its weights by name: DTensors, or whole tensors. None on ranks that have none.
         target: The engine's: DTensors, plain tensors that `layouts` describes, or whole ones. None on other ranks.
         sync: Sends the weights; called on every rank.
-        map: What the target's tensors are made of, by pattern over its names, where names differ:
+        map: What the target's tensors are made of, by pattern over its names, if names differ:
             `{"*.qkv_proj.weight": "cat(*.q_proj.weight, *.k_proj.weight, *.v_proj.weight)"}`; or a file of such lines.
             A target that is padded is `{"lm_head.weight": "pad(lm_head.weight, 32768)"}`, one that is made of a padded
             source `{"lm_head.weight": "slice(lm_head.weight, 0, 32000)"}`; what is padding is not compared.
         layouts: Layouts in the notation of the target's plain tensors, by pattern over its names:
             `{"*.qkv_proj.weight": "[*/tp, *]"}`. Where `cat` puts parts one after the other along a dim that is split,
             each part is split; a part may have a layout of its own: `{"*.qkv_proj.weight (*.k_proj.weight)": ...}`.
-            A layout is that of the target's own size: with its padding, where the map has `pad`.
+            A layout is that of the target's own size: with its padding, if the map has `pad`.
         mesh: The mesh of those layouts, on every rank of it; by default the test's, or that of the target's DTensors.
-        strict: Fail, too, where something could not be checked.
+        strict: Fail, too, if something could not be checked.
 
     Returns:
         How many tensors were compared, and what could not be: the target's that nothing is sent to, and the source's
@@ -362,7 +362,7 @@ def _name_content(cut: PieceCuts, local: Local, pieces: Mapping[str, TargetPiece
 
 
 def _joined_not_interleaved(local: Local, node: Op) -> Fused:
-    """Name what a rank has if it is parts one after the other, where a map interleaves them; else return None."""
+    """Name what a rank has if it is parts one after the other, if a map interleaves them; else return None."""
     got, wanted = bits_of_tensor(local.values), wanted_bits(local, entry_of(node))
     dim = dim_of_parts(node, node.shape)
     of = " and ".join(map(label_of, node.parts)) if len(node.parts) == 2 else "its parts"

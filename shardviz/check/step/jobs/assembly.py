@@ -191,7 +191,7 @@ class JobEvidence(Evidence):
 
     @cached_property
     def divergence(self) -> Divergence | None:
-        """The first wrong module: in forward; in backward where all of forward is right."""
+        """The first wrong module: in forward; in backward if all of forward is right."""
         backward = first_in_backward(self.calls)
         return first_in_forward(self.calls) or blamed_by_weights(backward, self.calls, self.gradients)
 

@@ -82,12 +82,12 @@ def _linears(
 ) -> Iterator[Linear]:
     """Yield the layers whose weights are split along their first dim, which counts the features that they return."""
     counts, first = counts_per_forward(reference.counts), min(job.job.ranks)
-    whole, own = (each.job.ranks[min(each.job.ranks)].points(counts) for each in (reference, job))
+    whole, of_rank = (each.job.ranks[min(each.job.ranks)].points(counts) for each in (reference, job))
     for name in (name for name in parts if name.endswith(".weight") and first in parts[name]):
         module, belonging = name.removesuffix(".weight"), belongings.get(name)
         layout = parts[name][first].layout or (belonging.layout if belonging is not None else None)
         given, returned, own_given, own_returned = (
-            _shape(points, Place(module, 0, what, 0)) for points in (whole, own) for what in SIDES
+            _shape(points, Place(module, 0, what, 0)) for points in (whole, of_rank) for what in SIDES
         )
         if layout is None or not (given and returned and own_given and own_returned and own_returned[-1]):
             continue

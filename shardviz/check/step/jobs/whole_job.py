@@ -167,7 +167,7 @@ MAX_KINDS = 8
 
 
 def mesh_of_job(dump: Dump, job: JobTrace) -> Mesh:
-    """Return the mesh of a job's model, or that of its process groups where this has more axes; else all its ranks."""
+    """Return the mesh of a job's model, or that of its process groups if this has more axes; else all its ranks."""
     num_ranks = job.dump.files.run.num_ranks
     recorded = dump.files.mesh if dump.files.run.mesh is not None and dump.files.mesh.size == num_ranks else None
     records = [mesh for record in job.dump.files.ranks.values() for mesh in record.meshes]

@@ -24,7 +24,7 @@ from shardviz.check.step.lines.states import States
 from shardviz.dump.records.lines import TO_LOCAL
 from shardviz.explain.step.factors import UndividedShardGradient
 from shardviz.explain.step.gradients import MicroBatchesReducedAgain
-from shardviz.explain.step.lines import MisplacedLine, WrongLines, WrongReductionLine
+from shardviz.explain.step.lines import MisplacedLine, ScaledTermLine, WrongLines, WrongReductionLine
 from shardviz.explain.step.step_lines import (
     BackwardLine,
     GradientLine,
@@ -42,6 +42,7 @@ from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from fractions import Fraction
 
     from shardviz.check.step.lines.calls import Call, Value
     from shardviz.check.step.lines.states import State
@@ -139,7 +140,8 @@ class Around:
             tied = (group for record in self.states.dump.files.ranks.values() for group in record.tied)
             names = (result.name, *(name for group in tied if result.name in group for name in group))
             recorded = next((name for name in names if f"gradient {name}" in self.lines.results), None)
-            return self._of_stage(result) if recorded is None else self._of_gradient(recorded)
+            fault = self._of_stage(result) if recorded is None else self._of_gradient(recorded)
+            return None if fault is not None and _is_too_little(fault.cause, ratio_of(result)) else fault
         name = f"stepped {result.name}" if result.role == "param" else result.name
         return self._of_result(name)
 
@@ -323,6 +325,11 @@ class Around:
         wanted = self.lines.wanted.get(value)
         is_same = wanted is not None and self.lines.wanted.get(given) == wanted
         return is_same or self.lines.memory(given) == self.lines.memory(value)
+
+
+def _is_too_little(cause: Cause, ratio: Fraction | None) -> bool:
+    """Whether a line multiplies the loss, and that doesn't explain by what a gradient is too large."""
+    return isinstance(cause, ScaledTermLine) and not math.isclose(ratio or 0, cause.times, rel_tol=SINGLE)
 
 
 DIVISIONS_BY_NUMBER = ("div", "div_", "truediv", "itruediv", "true_divide", "true_divide_", "divide", "divide_")

@@ -18,6 +18,7 @@ from shardviz.explain.step.lines import (
     OtherNumber,
     RepeatedReductionLine,
     ScaledLine,
+    ScaledTermLine,
     SegmentsOfPart,
     UnaveragedLine,
     UnlikeOperands,
@@ -160,9 +161,9 @@ class Act:
         """Return the fault with a cause; the clause says what the call gets, if that isn't `given` over some ranks."""
         gets = f"{self.function}{over} gets {self.given}, and returns" if self.given else f"{self.function} returns"
         is_first = f"{reached(self.call)} is the first wrong line{after(self.before, self.call.line)}"
-        return self.said(f"{is_first}: {clause or gets} {self.held.text}", cause)
+        return self.with_sentence(f"{is_first}: {clause or gets} {self.held.text}", cause)
 
-    def said(self, sentence: str, cause: Cause) -> Fault:
+    def with_sentence(self, sentence: str, cause: Cause) -> Fault:
         """Return the fault with a sentence of its own."""
         return replace(fault_at(self.call, sentence, cause), is_forward=True, summed=self.summed)
 
@@ -269,7 +270,14 @@ def unsummed(act: Act, axis: str, operand: str = "", *, is_beside_whole: bool = 
         sentence = f"{terms}; {reached(act.call, before)} uses it as the whole; nothing {verb} it between"
     inside = (act.function, operand, "a tensor that needs no sum" if is_beside_whole else "") if operand else ("",) * 3
     reader, mean = act.place if act.given else "", "mean" if is_mean and not operand else ""
-    return act.said(sentence, UnsummedLine(place_of(before), reader, axis, *inside, mean))
+    return act.with_sentence(sentence, UnsummedLine(place_of(before), reader, axis, *inside, mean))
+
+
+def scaled_term(act: Act, axis: str, times: float, *, is_size: bool) -> Fault:
+    """Return the fault of a call that multiplies each rank's term of a mean by a number."""
+    is_first = f"{reached(act.call)} is the first wrong line{after(act.before, act.call.line)}"
+    sentence = f"{is_first}: {act.function} gets {act.given}, and returns {number(times)} times the term"
+    return act.with_sentence(sentence, ScaledTermLine(act.place, times, axis, is_size))
 
 
 def ratio_of_terms(act: Act, axis: str) -> Fault:
@@ -278,7 +286,7 @@ def ratio_of_terms(act: Act, axis: str) -> Fault:
     summed = f"{act.summed} sums the quotients" if act.summed else "nothing sums either before"
     sentence = f"{reached(act.call)} divides one term of a sum over {axis} by one term of another; {summed}"
     return replace(
-        act.said(sentence, UnsummedLine(act.place, act.place, axis, divisor=place_of(before))), by_terms=True
+        act.with_sentence(sentence, UnsummedLine(act.place, act.place, axis, divisor=place_of(before))), by_terms=True
     )
 
 

@@ -259,7 +259,7 @@ def _attention(query: Array, key: Array, value: Array, rows: Sequence[int]) -> A
 
 
 def _unlike_rows_fault(lines: Lines, states: States, call: Call) -> Fault | None:
-    """Return the fault of a call that combines two tensors of which a rank has rows of different places."""
+    """Return the fault of a call that combines two tensors whose rows on a rank come from different places."""
     if call.first.function not in ELEMENTWISE or len(call.inputs) != 2:
         return None
     sides = [(states.held(value), _whole(lines, states, value)) for value in call.inputs]

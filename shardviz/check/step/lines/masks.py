@@ -112,11 +112,11 @@ def _places(lines: Lines, states: States, value: Value) -> dict[int, Places]:
     if whole is None or whole.ndim < 2 or any(array.ndim != whole.ndim or not array.size for array in held.values()):
         return {}
     leads = whole.reshape(-1, *whole.shape[-2:])[:MAX_LEADS]
-    found = {
+    places_of = {
         rank: next(filter(None, (_places_in(lead, array[(0,) * (array.ndim - 2)]) for lead in leads)), None)
         for rank, array in held.items()
     }
-    return {rank: places for rank, places in found.items() if places is not None} if all(found.values()) else {}
+    return {rank: places for rank, places in places_of.items() if places is not None} if all(places_of.values()) else {}
 
 
 def _places_in(whole: Array, held: Array) -> Places | None:
@@ -135,7 +135,7 @@ def _places_in(whole: Array, held: Array) -> Places | None:
 
 
 def _is_near(held: Array, due: Array) -> bool:
-    """Whether two arrays are equal but for rounding; infinite numbers are, where both have them."""
+    """Whether two arrays are equal but for rounding; infinite numbers are, if both have them."""
     largest = float(np.max(np.abs(due), initial=0.0, where=np.isfinite(due)))
     return held.shape == due.shape and bool(np.isclose(held, due, rtol=0.0, atol=STEP * largest).all())
 

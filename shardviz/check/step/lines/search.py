@@ -28,6 +28,7 @@ from shardviz.check.step.lines.fault import (
     given_fault,
     place_of,
     ratio_of_terms,
+    scaled_term,
     segments_of,
     unsummed,
     wrong_number,
@@ -144,10 +145,22 @@ class ForwardSearch:
         state, terms = self.states.forward(value), [one for one in inputs if self.states.placed(one).kind == "terms"]
         if call.first.ranks and call.first.is_collective:
             return self._fault_of_reduction(state, call, inputs)
+        if terms and (fault := self._fault_of_mean(state, self.states.forward(terms[0]), call, inputs)) is not None:
+            return fault
         if terms and not (state.axes and self._is_summed(value)):
             is_ratio = call.first.function in DIVISIONS and len(terms) == len(inputs)
             return self._unsummed(terms[-1] if is_ratio else terms[0], call, state)
         return self._fault_of_result(state, call, inputs, through)
+
+    def _fault_of_mean(self, state: State, term: State, call: Call, inputs: Sequence[Value]) -> Fault | None:
+        """Return the fault of a call that multiplies each rank's term of a mean; None if it does something else."""
+        is_multiple = state.kind == "other" and state.factor != 1 and not (state.op or state.moved)
+        if not is_multiple or term.op != "avg" or state.axes != term.axes:
+            return None
+        size = math.prod(map(self.states.mesh.axis_size, state.axes))
+        act = Act(call, term.text, state, self._before(inputs))
+        times = state.factor / size
+        return scaled_term(act, " and ".join(state.axes), times, is_size=math.isclose(times, size, rel_tol=SINGLE))
 
     def _fault_of_reduction(self, state: State, call: Call, inputs: Sequence[Value]) -> Fault:
         """Return what is wrong with a reduction: it sums copies, or what is whole already, or over the wrong ranks."""

@@ -9,8 +9,8 @@ axis's size comes of what ranks compute by themselves: clipping by the norm of t
 `unreduced-gradient`, `unreduced-output`: copies of one gradient or output were never made to agree.
 
 Along an axis that does not split it every rank must have the same gradient, and the same output. Where they differ
-along such an axis and their sum or mean is the unsharded model's, each rank has only its own part. Quiet where `.grad`
-is None (HSDP between backward and all-reduce) and where a Partial placement says that the sum is still to come.
+along such an axis and their sum or mean is the unsharded model's, each rank has only its own part. Quiet if `.grad`
+is None (HSDP between backward and all-reduce) and if a Partial placement says that the sum is still to come.
 
 The names of a tied weight may go to different ranks: each has the gradient of its own use. On stages of a pipeline an
 embedding and a head cannot share storage. They are copies, which stay equal only if the sum of both gradients is taken

@@ -1,6 +1,6 @@
 """Gradients that are off by less than the rounding between two steps in narrow numbers.
 
-A sum in a narrow dtype, where a policy of the model asks for a wider one, has numbers of that dtype only, and so has
+A sum in a narrow dtype, if a policy of the model asks for a wider one, has numbers of that dtype only, and so has
 its mean over a power of two of ranks. A weight whose gradient one rank alone computes, as a row of an embedding, may
 have them in a wide sum, too, so that rows of zeros leave a gradient out.
 

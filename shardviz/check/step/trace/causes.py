@@ -3,7 +3,7 @@
 Which part of the unsharded model's values a rank should have is what it has in another layer, or else any split over
 the mesh that gives its shape. They may be the unsharded model's times one number: nothing but the module can have done
 that, no optimizer, no wrapper and no loss scale. A sum may have one of its terms too often or not at all. And ranks may
-hold the rows or columns of the module's weight in another order: that is a cause where the modules of other layers have
+hold the rows or columns of the module's weight in another order: that is a cause if the modules of other layers have
 theirs in order, as a job may keep a weight permuted, and use it so.
 """
 

@@ -1,11 +1,11 @@
 """Weights, optimizer state and buffers after the step, compared with the unsharded model's.
 
-`wrong-value` where they are not the same: a state taken from another rank's shard, moments in another order, another
-learning rate, weight decay of another group. `unreplicated` where each rank keeps a buffer of its own.
+`wrong-value` if they are not the same: a state taken from another rank's shard, moments in another order, another
+learning rate, weight decay of another group. `unreplicated` if each rank keeps a buffer of its own.
 
 Adam divides a gradient by its own size, so that a gradient of nearly zero moves a weight by as much as any other, in
 either direction: elements whose gradient is lost in rounding are left out. Buffers (running statistics) are compared
-where no axis splits the batch; where one does, each rank rightly has the statistics of its own part.
+if no axis splits the batch; if one does, each rank rightly has the statistics of its own part.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """After the update of a probe's own optimizer: copies of a weight must still be equal, and what has a gradient moves.
 
-`unreplicated` where copies that were equal before are not any more; `write-not-applied` where a weight is what it was,
-though its gradient is not zero, and where an optimizer steps it on some ranks only or on none.
+`unreplicated` if copies that were equal before now differ; `write-not-applied` if a weight didn't change although its
+gradient is not zero, or if an optimizer steps it on some ranks only or on none.
 """
 
 from __future__ import annotations

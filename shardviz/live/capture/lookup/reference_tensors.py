@@ -68,7 +68,7 @@ class Known:
 
     Attributes:
         stamps: The ids that stand for their elements, by the model's names.
-        entries: What the reference has of them; a fill where the model was stamped.
+        entries: What the reference has of them; a fill if the model was stamped.
         not_checked: Names that it does not have, or in another shape, and why.
         is_stamped: Whether all of its values are of fills.
     """

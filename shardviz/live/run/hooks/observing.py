@@ -51,7 +51,7 @@ def quietly(what: str, function: Callable[..., Any], *args: Any) -> Any:
 
 
 def show_traceback() -> None:
-    """Print the error that is handled now, where the environment asks for it."""
+    """Print the error that is handled now, if the environment asks for it."""
     if os.environ.get(DEBUG):
         import traceback
 

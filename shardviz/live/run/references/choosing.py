@@ -1,8 +1,8 @@
 """The choice of known values that a tensor is compared with, the same on all ranks.
 
 What was surely loaded, or held before sharding, is taken, the newest first. A file that the job only opened may be what
-its weights were copied from: it is taken where a rank holds just what it claims of it, where a weight of another kind
-of it is held instead (`misfits`), or where nothing else is known. One that was read into tensors which are gone, so
+its weights were copied from: it is taken if a rank holds just what it claims of it, if a weight of another kind
+of it is held instead (`misfits`), or if nothing else is known. One that was read into tensors which are gone, so
 that no living tensor has its values, was meant to be loaded all the same.
 """
 

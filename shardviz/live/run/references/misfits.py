@@ -253,7 +253,7 @@ def notes_on_mixtures(
 
     Args:
         of_all: What any rank knows of each tensor of the model.
-        fits: The files that each tensor is held of, by their places among its candidates.
+        fits: The files whose values each tensor holds, by their places among its candidates.
         used: The files that tensors are held of.
     """
     instead: dict[tuple[Path, Path], list[str]] = defaultdict(list)

@@ -63,11 +63,11 @@ class Loaded:
         path: Where it is, for messages.
         reference: Its tensors, by the module's names.
         module: The module that loaded it; None if only the tensors are known.
-        pointers: The memory of the tensors that were loaded into, where the module is not known.
+        pointers: The memory of the tensors that were loaded into, if the module is not known.
         is_snapshot: Never: what a job loads is what it wants.
         is_guess: Never.
         has_states: Whether it was loaded into an optimizer's states, too.
-        copies: The tensors that were loaded into by name, where the module is not known.
+        copies: The tensors that were loaded into by name, if the module is not known.
     """
 
     path: Path
@@ -148,7 +148,7 @@ def loaded_whole(model: nn.Module, loaded: Loaded, load: Callable[[], nn.Module]
     """Load a sharded model again, unsharded, to get the tensors that its library merges.
 
     One rank on each disk does so alone, and only if the checkpoint lacks some of the model's tensors by their names,
-    and where the machine has memory for the whole model twice: the job needs some, too.
+    and if the machine has memory for the whole model twice: the job needs some, too.
     """
     names = [name for name, _ in _named_tensors(model) if loaded.reference.find(name) is None]
     if not names or not any(isinstance(parameter, DTensor) for parameter in model.parameters()):
@@ -163,7 +163,7 @@ def loaded_whole(model: nn.Module, loaded: Loaded, load: Callable[[], nn.Module]
 
 
 def _has_memory(model: nn.Module, path: Path) -> bool:
-    """Whether a whole model fits here; reported where it does not."""
+    """Whether a whole model fits here; reported if it does not."""
     from shardviz.machine import free_memory
 
     size = sum(

@@ -1,6 +1,6 @@
 """Functions changed under `--stamp`: loading opens stamped copies, saving ends the job.
 
-Unlike hooks that only look, these must not fail in silence: where a copy cannot be made, or a save would go on, the
+Unlike hooks that only look, these must not fail in silence: if a copy cannot be made, or a save would go on, the
 process ends.
 """
 

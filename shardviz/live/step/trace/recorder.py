@@ -1,6 +1,6 @@
 """Recorder of every module call's inputs and outputs in a step, with their gradients.
 
-A gradient is that of the tensor: where several modules read one, it is the sum of what they send back. Values are
+A gradient is that of the tensor: if several modules read one, it is the sum of what they send back. Values are
 copied, so that a later in-place operation does not change them. Hooks only read; they do not wrap tensors, which would
 make in-place operations raise. Inside of what `torch.compile` compiled nothing is followed: a region is one module.
 """
@@ -48,7 +48,7 @@ class Seen:
         needs_grad: Whether a gradient can flow back to it.
         number: Counts the tensors of a trace.
         gradient: This rank's part of its gradient; None if none came back.
-        shape: The shape of this rank's part, also where only a sample of it is kept.
+        shape: The shape of this rank's part, also if only a sample of it is kept.
         local: The same values with the placements that the tensor claims.
     """
 
@@ -154,9 +154,9 @@ class Trace:
         return end
 
     def _seen(self, tensors: Any) -> list[Seen]:
-        return [self._one(tensor) for tensor in _floating(tensors)]
+        return [self._seen_once(tensor) for tensor in _floating(tensors)]
 
-    def _one(self, tensor: torch.Tensor) -> Seen:
+    def _seen_once(self, tensor: torch.Tensor) -> Seen:
         """Return what is kept of a tensor, once if it goes through several modules unchanged."""
         cached = self._known.get(id(tensor))
         if cached is not None and cached[0]() is tensor and cached[1] == tensor._version:

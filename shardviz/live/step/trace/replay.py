@@ -4,7 +4,7 @@ In narrow numbers two right steps drift apart from layer to layer, so that a gra
 not show beside the unsharded model's. It does beside this: the unsharded module, run in float64 on what all ranks
 together gave the sharded one, and on the gradient that came back. Only the rounding of the gradient itself is left.
 
-Modules without modules in them that are called once are run again, where that makes the unsharded step's own gradients.
+Modules without modules in them that are called once are run again, if that makes the unsharded step's own gradients.
 """
 
 from __future__ import annotations

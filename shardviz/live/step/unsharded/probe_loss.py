@@ -1,10 +1,10 @@
 """Whether a probe's step has a loss that the unsharded model does not know.
 
 A probe may have a `step` and no `loss`: then the unsharded model's is the mean square of the output. It is the step's
-too where the step returns that of what its model returned, right or wrong. Of another loss nothing can be compared that
+too if the step returns that of what its model returned, right or wrong. Of another loss nothing can be compared that
 comes after the output.
 
-The loss of a whole batch is a weighted mean of the losses of its parts where every part divides by a count of its own:
+The loss of a whole batch is a weighted mean of the losses of its parts if every part divides by a count of its own:
 tokens, labels that are not ignored. Its gradients then are the mean of the parts' gradients with the same weights,
 which no loss over pairs of rows has, wherever its value lies.
 """

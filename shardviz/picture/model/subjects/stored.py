@@ -271,7 +271,7 @@ def _both_sides(
 
 
 def _add_plain(regions: dict[Region, Mask], live: JobTensor) -> None:
-    """Add what ranks have of a plain tensor, all of it each."""
+    """Add the holders of a plain tensor: every rank has all of it."""
     for piece in live.pieces:
         if piece.claimed is not None and piece.claimed.size:
             regions[piece.claimed] = regions.get(piece.claimed, 0) | mask_of((piece.rank,))

@@ -77,12 +77,12 @@ class Subject:
         claimed: What its placements say; None for a plain tensor.
         held: Where its elements are, if that is known and can be written in the notation.
         sides: Who holds what, for the picture.
-        claims: What each rank should hold, in words; where `sides` has intended and held, what its author wants.
+        claims: What each rank should hold, in words; if `sides` has intended and held, what its author wants.
         holds: What each rank holds, in words; empty if that is not known.
-        intended: The layout that its author wants, where the ranks do not hold it, in the notation.
+        intended: The layout that its author wants, if the ranks do not hold it, in the notation.
         findings: What was found about it.
         exhibits: What these findings are seen by, beside the map.
-        is_checked: Whether no check of it was left out; where one was, its copies may not be equal.
+        is_checked: Whether no check of it was left out; if one was, its copies may not be equal.
     """
 
     name: str
@@ -118,7 +118,7 @@ class Subject:
 
     @property
     def plain(self) -> tuple[int, ...]:
-        """The ranks that have a tensor without placements, where others have some."""
+        """The ranks that have a tensor without placements, if others have some."""
         return tuple(rank for rank, text in self.claims.items() if text == PLAIN)
 
     @property
@@ -136,7 +136,7 @@ class Subject:
 NOTHING = "nothing"
 
 PLAIN = "plain"
-"""What ranks claim that have a tensor without placements, where others have some."""
+"""What ranks claim that have a tensor without placements, if others have some."""
 
 
 def of_tensor(
@@ -149,7 +149,7 @@ def of_tensor(
         tensor: The tensor, or the fold that it is in.
         name: Its name.
         report: What a check found; without one the tensor is drawn as it is, without a word of what is wrong.
-        laid_out: The dump's tensors as they were laid out, where there is no report.
+        laid_out: The dump's tensors as they were laid out, if there is no report.
 
     Raises:
         DumpError: The ids lie scattered and are too many to draw.
@@ -238,7 +238,7 @@ def _with_counts(sides: Sides, findings: Sequence[Finding], cases: Sequence[Case
 def _beside_intended(
     subject: Subject, dump: Dump, tensor: Tensor, findings: Sequence[Finding], laid_out: LaidOut
 ) -> Subject:
-    """Return the subject with what is intended beside what is held, where that is what is wrong."""
+    """Return the subject with what is intended beside what is held, if that is what is wrong."""
     wanted = _intended_layout(tensor, findings, laid_out)
     if wanted is None:
         return subject

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from shardviz.cli import main
-from tests.lanes import nightly
+from tests.lanes import nightly, recorded
 from tests.live.run.jobs import RANKS, environment
 
 SCRIPT = """
@@ -54,6 +54,8 @@ rows, rewards = torch.randn(8, 16).chunk(size)[rank], torch.randn(8).chunk(size)
 for step in range(2):
     centered = rewards - mean_of(rewards)
     loss = loss_of(model(rows), centered)
+    if does == "times":
+        loss = loss * size
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -100,6 +102,13 @@ def line_of(text):
 def test_a_line_around_the_model_is_named_and_one_in_a_module(capsys, folder, does, text):
     first = first_difference(capsys, folder / "one", run(folder, does, *RANKS, "train.py", does))
     assert line_of(text) in first["sentence"], first
+
+
+@recorded
+def test_a_line_that_multiplies_a_loss_whose_gradients_are_averaged_is_named(capsys, folder):
+    first = first_difference(capsys, folder / "one", run(folder, "times", *RANKS, "train.py", "times"))
+    assert f"{line_of('        loss = loss * size')} `loss = loss * size` is the first wrong line" in first["sentence"]
+    assert first["cause_id"] == "scaled-term-line", first
 
 
 @nightly
