@@ -9,14 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch.nn import functional
 
 from shardviz.dump.records.lines import STEP, LineRecord, LinesRecord, ValueRecord, of_value
 from tests.contract.by_step import Step
 from tests.contract.step_changes import AVG, S0, R
-from tests.contract.taping import ALONE, Held, Tape, joined, put, summed
+from tests.contract.taping import ALONE, Held, Tape, joined, numbers, put, summed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,11 +25,6 @@ if TYPE_CHECKING:
 ROWS, WIDTH, CLASSES = 16, 3, 4
 WEIGHTS = {"first": (WIDTH + 1, WIDTH), "second": (CLASSES, WIDTH + 1), "bias": (CLASSES,)}
 RATE = 0.5
-
-
-def numbers(seed: int, *shape: int) -> torch.Tensor:
-    """Return numbers of few digits, always the same ones."""
-    return torch.as_tensor(np.random.default_rng(seed).standard_normal(shape).round(3), dtype=torch.float32)
 
 
 @dataclass
@@ -60,24 +54,10 @@ class StepTape(Tape):
         """Of weights and gradients."""
         return (S0, R) if self.is_sharded else (R, R)
 
-    def noted(self, parts: list[torch.Tensor], origin: str = "", like: Held | None = None) -> Held:
-        """Return a tensor in the memory of another, or in a new one."""
-        held = self._add(parts, origin)
-        held.memory = held.number + 1 if like is None else like.memory
-        return held
-
-    def call(
-        self, function: str, compute: Callable[..., object], *given: Held, into: Held | None = None, **also: object
-    ) -> Held:  # type: ignore[override]
-        """Record a call, which writes into a tensor if that is given."""
-        made: Held = super().call(function, compute, *given, **also)  # type: ignore[arg-type]
-        made.memory = made.number + 1 if into is None else into.memory
-        return made
-
     def reduced(self, given: Held, *, axis: str = "dp", mean: bool = False) -> Held:
         """Record a sum or a mean over ranks that is written into the tensor."""
         made = summed(self, given, backward="none", axis=axis, times=1 / self.mesh.axis_size(axis) if mean else 1)
-        made.memory = made.memory or given.memory
+        made.memory = given.memory
         return made
 
     def model(self, x: Held) -> Held:
@@ -87,7 +67,7 @@ class StepTape(Tape):
             functional.linear(torch.tanh(functional.linear(part, one)), two, three)
             for part, one, two, three in zip(x.parts, first, second, bias, strict=True)
         ]
-        out = self.noted(parts, f"output {self.met} 0")
+        out = self._add(parts, f"output {self.met} 0")
         self.met += 1
         self._note("Sequential", (x,), [out], dict.fromkeys(self.mesh.ranks, ""), {}, is_collective=False)
         return out
@@ -98,16 +78,16 @@ class StepTape(Tape):
             self._note("backward", (loss,), [], dict.fromkeys(self.mesh.ranks, ""), {}, is_collective=False)
         total = torch.stack([part.sum() for part in loss.parts]).sum()
         if total.requires_grad:
-            total.backward(retain_graph=True)
+            torch.autograd.backward(total, retain_graph=True)
         gradients = {}
         for name, params in self.params.items() if total.requires_grad else ():
-            parts = [param.grad.clone() for param in params]
+            parts = [param.grad.clone() for param in params if param.grad is not None]
             if self.is_sharded and not self.is_whole:
                 mean = torch.stack(parts).mean(0)
                 parts = self._cut(mean, self.placements)
             times = sum(held.origin.startswith(f"gradient {name}") for held in self.held)
             earlier = self.results.get(f"gradient {name}")
-            held = self.noted(parts, f"gradient {name}" + (f" {times + 1}" if times else ""), earlier)
+            held = self._add(parts, f"gradient {name}" + (f" {times + 1}" if times else ""), like=earlier)
             gradients[name] = self.results[f"gradient {name}"] = held
         return gradients
 
@@ -122,7 +102,7 @@ class StepTape(Tape):
         """Return a weight, or a rank's part of it."""
         if name not in self.weights_held:
             whole = self.params[name][0].detach()
-            self.weights_held[name] = self.noted(self._cut(whole, self.placements), f"weight {name}")
+            self.weights_held[name] = self._add(self._cut(whole, self.placements), f"weight {name}")
         return self.weights_held[name]
 
     def step_records(self) -> dict[int, LinesRecord]:
@@ -153,10 +133,7 @@ BOTH = "one axis of two"
 def batch(r: StepTape) -> tuple[Held, Held]:
     """Return the rank's rows and targets."""
     splits = (S0, S0) if r.is_wrong(BOTH) else (S0, R)
-    held = r.input(numbers(11, ROWS, WIDTH), *splits), r.input(numbers(12, ROWS, CLASSES), *splits)
-    for one in held:
-        one.memory = one.number + 1
-    return held
+    return r.input(numbers(11, ROWS, WIDTH), *splits), r.input(numbers(12, ROWS, CLASSES), *splits)
 
 
 def loss(r: StepTape, x: Held, target: Held) -> Held:

@@ -38,6 +38,11 @@ MODULE = "block"
 NEAR = 1e-5
 
 
+def numbers(seed: int, *shape: int) -> torch.Tensor:
+    """Return numbers of few digits, always the same ones."""
+    return torch.as_tensor(np.random.default_rng(seed).standard_normal(shape).round(3), dtype=torch.float32)
+
+
 @dataclass(eq=False)
 class Held:
     """A tensor on all ranks.
@@ -103,11 +108,15 @@ class Tape:
         """Whether the program has one of some bugs."""
         return self.bug in bugs
 
-    def _add(self, parts: Sequence[torch.Tensor], origin: str = "", placements: str = "") -> Held:
+    def _add(
+        self, parts: Sequence[torch.Tensor], origin: str = "", placements: str = "", like: Held | None = None
+    ) -> Held:
+        """Number a tensor, in the memory of another one or, in a step, in a new one."""
         for part in parts:
             if part.requires_grad and not part.is_leaf:
                 part.retain_grad()
-        self.held.append(Held(list(parts), len(self.held), origin, placements))
+        memory = like.memory if like is not None else len(self.held) + 1 if self.is_step else 0
+        self.held.append(Held(list(parts), len(self.held), origin, placements, memory))
         return self.held[-1]
 
     def layout(self, shape: Sequence[int], placements: tuple[str, ...]) -> Layout:
@@ -122,6 +131,10 @@ class Tape:
         regions = [layout.region(self.mesh.coord_of(rank)) for rank in self.mesh.ranks]
         parts = [whole.ravel()[torch.as_tensor(region.flat_ids(tuple(whole.shape)))] for region in regions]
         return [part.reshape(region.shape).clone() for part, region in zip(parts, regions, strict=True)]
+
+    def outside(self, parts: Sequence[torch.Tensor]) -> Held:
+        """Return what no call of the module's makes, but a hook."""
+        return self._add(parts)
 
     def input(self, whole: torch.Tensor, *placements: str) -> Held:
         """Return what the module is given."""
@@ -140,12 +153,13 @@ class Tape:
     def call(
         self,
         function: str,
-        compute: Callable[..., Any],
+        compute: Callable[..., torch.Tensor],
         *given: Held,
         numbers: str | Callable[[int], str] = "",
         by_place: bool = False,
         placements: str = "",
-    ) -> Any:
+        into: Held | None = None,
+    ) -> Held:
         """Record a call that each rank makes of its own parts.
 
         Args:
@@ -155,16 +169,24 @@ class Tape:
             numbers: The numbers among its arguments, or what gives them for a place along tp.
             by_place: Whether it computes by the rank's place.
             placements: What the result says, of a DTensor.
+            into: The tensor that it writes into.
         """
-        outputs = []
+        parts = []
         for at, rank in enumerate(self.mesh.ranks):
-            parts = [held.parts[at] for held in given]
-            made = compute(self.place(rank), *parts) if by_place else compute(*parts)
-            outputs.append(made if isinstance(made, tuple) else (made,))
-        results = [self._add(parts, "", placements) for parts in zip(*outputs, strict=True)]
+            of_rank = [held.parts[at] for held in given]
+            parts.append(compute(self.place(rank), *of_rank) if by_place else compute(*of_rank))
+        made = self._add(parts, "", placements, into)
         texts = {rank: numbers if isinstance(numbers, str) else numbers(self.place(rank)) for rank in self.mesh.ranks}
-        self._note(function, given, results, texts, {}, is_collective=False)
-        return results[0] if len(results) == 1 else tuple(results)
+        self._note(function, given, [made], texts, {}, is_collective=False)
+        return made
+
+    def cut(
+        self, function: str, compute: Callable[[torch.Tensor], Sequence[torch.Tensor]], given: Held, numbers: str
+    ) -> list[Held]:
+        """Record a call that takes a tensor apart."""
+        made = [self._add(list(parts)) for parts in zip(*map(compute, given.parts), strict=True)]
+        self._note(function, (given,), made, dict.fromkeys(self.mesh.ranks, numbers), {}, is_collective=False)
+        return made
 
     def exchange(
         self,
@@ -205,7 +227,7 @@ class Tape:
         *,
         is_collective: bool,
     ) -> None:
-        frames = self._frames(sys._getframe(2))
+        frames = self._frames(sys._getframe(2))  # who called the method that notes it
         sides = tuple(held.number for held in given), tuple(held.number for held in made)
         for rank in self.mesh.ranks:
             own = len(frames) - 1 if self.is_step else 0
@@ -258,12 +280,12 @@ def dump_of(program: Program, mesh: Mesh, bug: str, returned: tuple[str, ...]) -
     wanted, made = whole.run(program), tape.run(program)
     weighted = torch.as_tensor(np.random.default_rng(1).standard_normal(wanted.parts[0].shape), dtype=torch.float32)
     loss = (wanted.parts[0] * weighted).sum()
-    loss.backward()
+    torch.autograd.backward(loss)
     due = tape._cut(weighted, returned)
     losses = [
         (part * like if part.shape == like.shape else part).sum() for part, like in zip(made.parts, due, strict=True)
     ]
-    torch.stack(losses).sum().backward()
+    torch.autograd.backward(torch.stack(losses).sum())
 
     by_rank, unsharded = tape.records(made, MODULE), whole.records(wanted, MODULE)
     step.of_ranks = {
@@ -304,8 +326,8 @@ def _put_results(
     put(step, "scalar", "loss", "reference", {0: loss})
     for name, (held, placements) in tape.weights.items():
         wanted = whole.weights[name][0].parts[0].grad
-        parts = dict(zip(mesh.ranks, (part.grad for part in held.parts), strict=True))
-        if wanted is None or any(part is None for part in parts.values()):
+        parts = {rank: part.grad for rank, part in zip(mesh.ranks, held.parts, strict=True) if part.grad is not None}
+        if wanted is None or len(parts) < mesh.size:
             continue
         for axis in (axis for axis in axes if dict(zip(("dp", "tp"), placements, strict=True))[axis] == R):
             groups = {rank: mesh.group_of(rank, axis) for rank in mesh.ranks}
@@ -324,11 +346,13 @@ def _put_points(step: Step, tape: Tape, whole: Tape, made: Held, wanted: Held, r
     for held, due, placements, what, index in sides:
         for is_gradient in (False, True):
             side: What = f"gradient of {what}" if is_gradient else what  # type: ignore[assignment]
-            own = [part.grad if is_gradient else part for part in held.parts]
+            own = {
+                rank: part.grad if is_gradient else part for rank, part in zip(tape.mesh.ranks, held.parts, strict=True)
+            }
+            parts = {rank: part for rank, part in own.items() if part is not None}
             there = due.parts[0].grad if is_gradient else due.parts[0]
-            if there is None or any(part is None for part in own):
+            if there is None or len(parts) < len(own):
                 continue
-            parts = dict(zip(tape.mesh.ranks, own, strict=True))
             put(step, "activation", of_point(MODULE, side, 0, index), "step", parts)
             put(step, "activation", of_point(MODULE, side, 0, index), "reference", {0: there})
             layout, expected = tape.layout(there.shape, placements), tape._cut(there.detach(), placements)
