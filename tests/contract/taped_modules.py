@@ -159,14 +159,14 @@ def experts(r: Tape) -> Held:
         came = r.call("mul", lambda rows: rows * 1.5, came, numbers="1.5")
     if r.is_wrong("rows in another order"):
         came = r.call("flip", lambda rows: rows.flip(0), came, numbers="0")
-    made = r.call("bmm", lambda rows, part: _by_expert(rows, part, r.shares if r.is_whole else 1), came, weight)
+    made = r.call("bmm", lambda rows, part: by_expert(rows, part, r.shares if r.is_whole else 1), came, weight)
     made = r.call("tanh", torch.tanh, made)
     if r.is_wrong("results in another order"):
         made = r.call("flip", lambda rows: rows.flip(0), made, numbers="0")
     return made if r.is_wrong("not sent back") else swapped(r, made)
 
 
-def _by_expert(rows: torch.Tensor, weight: torch.Tensor, shares: int) -> torch.Tensor:
+def by_expert(rows: torch.Tensor, weight: torch.Tensor, shares: int) -> torch.Tensor:
     """Return each row times its expert's weight: stretches of as many rows go to the ranks that share experts."""
     length, of_share = len(rows) // shares // shares or len(rows), len(weight) // shares
     return torch.stack([row @ weight[at // length % shares * of_share + at % of_share] for at, row in enumerate(rows)])

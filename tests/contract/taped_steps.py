@@ -170,13 +170,21 @@ def by_hand(r: StepTape) -> None:
         scaled = r.call("mul", lambda part: part * 2, made, numbers="2.0")
     gradients = r.backward(scaled)
     size = r.mesh.axis_size("dp")
-    for name, held in gradients.items():
+    for name, held in gradients.items() if not r.is_wrong("nothing reduced") else ():
         if r.is_wrong("the last one left") and name == "bias":
             continue
         g = held
         if r.is_wrong("a copy reduced"):
             g = r.call("clone", torch.clone, g)
+        if r.is_wrong("the largest of ranks") and name == "second":
+            g = r.exchange("all_reduce", lambda parts: [torch.stack(parts).amax(0)] * len(parts), g, axis="dp")
+            g.memory = held.memory
         g = r.reduced(g, mean=r.is_wrong("a mean and a division"))
+        if r.is_wrong("a weight added") and name == "second":
+            g = r.call("add_", lambda part, by: part + 0.125 * by, g, r.part_of(name), numbers="0.125", into=g)
+        if r.is_wrong("made of another") and name == "first":
+            g = r.call("ones_like", torch.ones_like, gradients["second"])
+            g = r.call("expand", lambda part: part.sum().expand(WIDTH + 1, WIDTH) / 4, g, into=held)
         if r.is_wrong("reduced twice") and name == "first":
             g = r.reduced(g)
         divisor = size * 2 if r.is_wrong("divided by another number") else size
@@ -275,11 +283,43 @@ def gathered_loss(r: StepTape) -> None:
         r.keep(name, g)
 
 
+def split_loss(r: StepTape) -> None:
+    """Take the loss of the rank's classes, summed over tp."""
+    x, target = batch(r)
+    out, size = r.model(x), CLASSES // r.ways
+    both = []
+    for held in (out, target):
+        both.append(
+            r.call(
+                "narrow",
+                lambda place, part: part[:, place * size :][:, :size],
+                held,
+                numbers=lambda place: f"1 {place * size} {size}",
+                by_place=True,
+            )
+        )
+    square = r.call("square", torch.square, r.call("sub", torch.sub, *both))
+    if r.is_wrong("own mean"):
+        r.results["loss"] = r.call("mean", torch.mean, square)
+    else:
+        total = r.call("sum", torch.sum, square)
+        count = ROWS // (r.mesh.size // r.ways) * CLASSES
+        made = r.call("div", lambda part: part / count, total, numbers=str(count))
+        r.results["loss"] = made if r.is_whole or r.is_wrong("no sum") else summed(r, made)
+    gradients = r.backward(r.results["loss"])
+    for name, held in gradients.items() if not r.is_whole else ():
+        g = held if r.is_wrong("gradients not summed") else r.reduced(held, axis="tp")
+        g = r.reduced(g)
+        size_of = r.mesh.axis_size("dp")
+        r.keep(name, r.call("div_", lambda part, by=size_of: part / by, g, numbers=str(size_of), into=g))
+
+
 STEPS: dict[Callable[[StepTape], None], tuple[bool, tuple[Callable[..., Held], ...]]] = {
     by_hand: (False, (loss,)),
     micro_batches: (False, (loss,)),
     update: (True, (norm,)),
     gathered_loss: (False, ()),
+    split_loss: (False, ()),
 }
 """The steps: whether weights are sharded, and the functions whose mistakes each may have."""
 

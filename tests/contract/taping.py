@@ -419,12 +419,16 @@ def joined(
     return r.exchange("all_gather_into_tensor", compute, x, into=into, axis=axis)
 
 
-def swapped(r: Tape, x: Held, *, by: int = 1) -> Held:
-    """Return the rows that other ranks send: of each rank one stretch."""
+def swapped(r: Tape, x: Held, *, backward: str = "") -> Held:
+    """Return the rows that other ranks send: of each rank one stretch; backward may not send them back, or a mean."""
 
     def compute(parts: list[torch.Tensor]) -> list[torch.Tensor]:
         rows = [part.chunk(len(parts)) for part in parts]
-        return [torch.cat([of_rank[(at * by) % len(parts)] for of_rank in rows]) for at in range(len(parts))]
+        sent = [torch.cat([of_rank[at] for of_rank in rows]) for at in range(len(parts))]
+        if backward == "back":
+            return [made.detach() + part - part.detach() for made, part in zip(sent, parts, strict=True)]
+        times = 1 / len(parts) if backward == "mean" else 1
+        return [made.detach() + times * (made - made.detach()) for made in sent]
 
     return r.exchange("all_to_all_single", compute, x)
 
