@@ -1,4 +1,4 @@
-"""Modules that take tensors apart, exchange rows or mask them, as code does in several ways, right and with mistakes."""
+"""Modules that take tensors apart, exchange rows or mask them, as code does in many ways: right and with mistakes."""
 
 from __future__ import annotations
 
