@@ -39,8 +39,10 @@ ROOMS = {
     "lines": ("tests/live/lines/test_lines.py",),
     "dumps": ("tests/check", "tests/picture"),
     "rules": (
-        *("tests/check/step", "tests/check/test_masks.py", "tests/check/test_step_factors.py"),
-        *("tests/check/test_update.py", "tests/check/test_masters.py", "tests/check/test_counts.py"),
+        "tests/check/step",
+        "tests/check/test_masks.py",
+        "tests/check/test_update.py",
+        "tests/check/test_masters.py",
     ),
     "checkpoints": ("tests/checkpoint", "tests/reference"),
     "jobs": (

@@ -108,7 +108,7 @@ class Step:
                     *(role, moment, whole, values.shape, dtype),
                     layout=index,
                     values=_listed(values) if written else None,
-                    constant=values.size > 0 and not np.ptp(values),
+                    constant=values.size > 0 and not np.ptp(values + 0),  # of truths, too
                 )
             )
             digest = hash_of(values, dtype, values.shape)
@@ -136,6 +136,8 @@ class Step:
 
 
 def _listed(values: Array) -> Any:
+    if values.dtype.kind == "f" and np.isfinite(values).all():
+        return values.astype(str).astype(np.float64).tolist()  # no more digits than its type has
     return np.where(np.isfinite(values), values.astype(object), values.astype(str)).tolist()
 
 

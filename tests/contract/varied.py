@@ -2,7 +2,7 @@
 
 `variant(case, blobs, seed)` returns the files of a variant and what was done to them, or nothing if the change drawn
 does not fit. Values are scaled, moved by a little, exchanged between ranks, put in another order, transposed, rounded,
-emptied; records, files and parts of files are dropped, doubled or exchanged.
+emptied; records, files and parts of files are dropped, doubled or exchanged; the calls of a module's lines change.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from tests.contract.changed_dumps import of_dump
 from tests.contract.changed_files import is_safetensors, of_bytes, of_safetensors
+from tests.contract.changed_lines import LINE, of_lines
 from tests.contract.changes import small_change
 from tests.contract.gaps import GAP, of_gap
 
@@ -38,7 +39,9 @@ def variant(case: Case, blobs: Mapping[str, bytes], seed: str) -> tuple[str, lis
     which = rng.randrange(len(inputs))
     files = inputs[which]
     change = small_change(rng, float(size)) if size else None
-    if seed.startswith(GAP):
+    if seed.startswith(LINE):
+        done = of_lines(rng, files)
+    elif seed.startswith(GAP):
         done = "" if HOSTILE.search(case.name) else of_gap(rng, files)
     elif any(name.endswith("run.json") for name in files):
         done = of_dump(rng, files, change)
