@@ -78,6 +78,90 @@ def step(model, x, mesh):
 
 """
 
+RING = '''
+BATCH_AXES = {"cp": 1}
+HEADS, SIZE = 2, 4
+
+
+def passed(x, group, by):
+    size, rank = distributed.get_world_size(group), distributed.get_rank(group)
+    came = torch.empty_like(x)
+    ranks = [distributed.get_global_rank(group, (rank + step) % size) for step in (by, -by)]
+    sending = distributed.P2POp(distributed.isend, x, ranks[0], group)
+    for work in distributed.batch_isend_irecv([sending, distributed.P2POp(distributed.irecv, came, ranks[1], group)]):
+        work.wait()
+    return came
+
+
+class Pass(torch.autograd.Function):
+    """To the next rank, and gradients back to the one before."""
+
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return passed(x.contiguous(), group, 1)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return passed(grad.contiguous(), ctx.group, -1), None
+
+
+def ring(q, k, v, group):
+    size, rank = (1, 0) if group is None else (distributed.get_world_size(group), distributed.get_rank(group))
+    own = torch.arange(q.shape[2])
+    queries = rank * len(own) + own
+    top = q.new_full((*q.shape[:3], 1), -1e30)
+    below, above = torch.zeros_like(top), torch.zeros_like(q)
+    for turn in range(size):
+        block = (rank - turn) % size
+        keys = block * len(own) + own
+        scores = (q @ k.transpose(-1, -2) / 2).masked_fill(keys > queries[:, None], float("-inf"))
+        higher = torch.maximum(top, scores.detach().amax(-1, keepdim=True))
+        weights, shrink = (scores - higher).exp(), (top - higher).exp()
+        below = below * shrink + weights.sum(-1, keepdim=True)
+        above = above * shrink + weights @ v
+        top = higher
+        if turn < size - 1:
+            k, v = Pass.apply(k, group), Pass.apply(v, group)
+    return above / below
+
+
+class Attention(nn.Module):
+    group = None
+
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(8, 24, bias=False)
+        self.out = nn.Linear(8, 8, bias=False)
+
+    def forward(self, x):
+        q, k, v = (part.unflatten(-1, (HEADS, SIZE)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        return x + self.out(ring(q, k, v, self.group).transpose(1, 2).flatten(2))
+
+
+def build():
+    return Attention()
+
+
+def parallelize(model, mesh):
+    model.group = mesh.get_group("cp")
+
+
+def batch():
+    return torch.randn(2, 16, 8)
+
+
+def step(model, x, mesh):
+    loss = model(x).square().mean()
+    loss.backward()
+    for parameter in model.parameters():
+        distributed.all_reduce(parameter.grad, op=distributed.ReduceOp.AVG, group=mesh.get_group("cp"))
+    loss = loss.detach()
+    distributed.all_reduce(loss, op=distributed.ReduceOp.AVG, group=mesh.get_group("cp"))
+    return loss
+
+'''
+
 EXCHANGED = '''
 BATCH_AXES = {"sp": 1}
 HEADS = 4
@@ -185,5 +269,54 @@ CASES = (
         ),
         ("misordered", "wrong-value"),
         ("order",),
+    ),
+    Bug(
+        "a ring that numbers blocks in the other direction than it passes them",
+        "cp=4",
+        RING,
+        (("(rank - turn) % size", "(rank + turn) % size"),),
+        ("wrong-value",),
+        ("keys = block * len(own)", "rank 1 masks keys 0-3", "takes them as 8-11", "the block of rank - turn"),
+        never=("sizes, offsets",),
+        with_lines=True,
+    ),
+    Bug(
+        "a ring whose keys always have the rank's own positions",
+        "cp=2",
+        RING,
+        (("(rank - turn) % size", "rank"),),
+        ("wrong-value",),
+        ("takes them as 0-7", "the block of rank - turn"),
+        never=("sizes, offsets",),
+        with_lines=True,
+    ),
+    Bug(
+        "a ring whose queries count from 0 on every rank",
+        "cp=4",
+        RING,
+        (("queries = rank * len(own) + own", "queries = 1 * own"),),
+        ("wrong-value",),
+        ("positions that the queries don't have", "queries 4-7"),
+        with_lines=True,
+    ),
+    Bug(
+        "a ring that passes keys on and keeps values",
+        "cp=4",
+        RING,
+        (("Pass.apply(k, group), Pass.apply(v, group)", "Pass.apply(k, group), v"),),
+        ("wrong-value",),
+        ("case.py",),
+        never=("positions that the",),
+        with_lines=True,
+    ),
+    Bug(
+        "a ring that doesn't shrink sums to a higher maximum",
+        "cp=4",
+        RING,
+        (("below = below * shrink + weights", "below = below + weights"),),
+        ("wrong-value",),
+        ("case.py",),
+        never=("positions that the", "max of its own part"),
+        with_lines=True,
     ),
 )

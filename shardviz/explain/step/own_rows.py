@@ -35,31 +35,42 @@ class MisplacedMask(Cause):
 
     Under context parallelism a rank has some of the queries, often from the front and the back of the sequence, and
     gathers keys in the order of the ranks. A mask that counts them from 0 has the right shape. It hides keys that
-    queries must see, and shows others that come later.
+    queries must see, and shows others that come later. In a ring, the block that arrives after a turn is that of the
+    rank before, if ranks send to the next one.
 
     Attributes:
         place: The line that makes the positions, as `attention.py:40`.
         reader: The line that applies the mask.
         of: Whose positions are wrong: `keys` or `queries`.
+        in_ring: Whether keys come block by block.
     """
 
     place: str
     reader: str
     of: str
+    in_ring: bool = False
     kinds = ("wrong-value",)
     why = (
-        "The mask or bias that {reader} applies is made in {place} with positions that the {of} don't have: a rank's "
-        "{of} don't come in the order of the sequence, or don't begin with its first"
+        "The mask or bias that {reader} applies is made in {place} with positions that the {of} don't have: "
+        "{is_of_block:?the block of keys that has come is another rank's|a rank's {of} don't come in the order of the "
+        "sequence, or don't begin with its first}"
     )
     how = (
-        "make the mask with the positions that the {of} have in the whole sequence: {is_of_keys:?gather each rank's "
-        "positions in the same way as the keys|pass the positions of the rank's part to {place}}"
+        "make the mask with the positions that the {of} have in the whole sequence: {is_of_block:?if ranks send to the "
+        "next one, the block of rank - turn has come after each turn; or pass the positions on with the "
+        "keys|{is_of_keys:?gather each rank's positions in the same way as the keys|pass the positions of the rank's "
+        "part to {place}}}"
     )
 
     @property
     def is_of_keys(self) -> bool:
         """Whether the positions of keys are wrong."""
         return self.of == "keys"
+
+    @property
+    def is_of_block(self) -> bool:
+        """Whether the positions of a block of a ring are wrong."""
+        return self.in_ring and self.is_of_keys
 
 
 class RowsLeftOut(Cause):

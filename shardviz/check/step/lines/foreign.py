@@ -22,7 +22,7 @@ import numpy as np
 from shardviz.check.step.lines.calls import SELECTS
 from shardviz.check.step.lines.exchanges import MOVES, ROOM
 from shardviz.check.step.lines.fault import Fault, at, fault_at, place_of, reached
-from shardviz.check.step.lines.masks import ATTENTION, mask_fault
+from shardviz.check.step.lines.masks import ATTENTION, mask_fault, ring_mask_fault
 from shardviz.explain.step.exchanged_rows import ForeignNumbersSummed
 from shardviz.explain.step.lines import ELEMENTWISE, UnlikeOperands, UnwrittenMemory
 from shardviz.explain.step.losses import PaddingSummed
@@ -207,7 +207,8 @@ def own_rows_fault(lines: Lines, states: States) -> Fault | None:
     paired = [call for call in lines.calls if call.whole is not None and call.outputs]
     wrong = [call for call in paired if states.forward(call.outputs[0]).kind == "none"]
     fault = _causal_fault(lines, states, wrong[0]) if wrong else None
-    return fault or mask_fault(lines, states, wrong) or (_unlike_rows_fault(lines, states, wrong[0]) if wrong else None)
+    fault = fault or mask_fault(lines, states, wrong) or (ring_mask_fault(lines, states) if wrong else None)
+    return fault or (_unlike_rows_fault(lines, states, wrong[0]) if wrong else None)
 
 
 def _causal_fault(lines: Lines, states: States, call: Call) -> Fault | None:

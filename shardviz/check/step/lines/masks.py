@@ -3,10 +3,14 @@
 Under context parallelism a rank has some of the queries, and keys come in the order in which they are gathered. Scores
 are numbers of their own, so they say which queries and keys they are of: the unsharded model's mask has a part for
 these. Any other mask is wrong, and so is what it is made of, back to the positions that are counted in another order.
+
+In a ring, keys come block by block: a rank runs the unsharded model's one line once for each block.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
+from dataclasses import replace
 from itertools import groupby, islice, product
 from typing import TYPE_CHECKING
 
@@ -25,6 +29,7 @@ if TYPE_CHECKING:
 
     from shardviz.check.step.lines.calls import Call, Lines, Value
     from shardviz.check.step.lines.states import States
+    from shardviz.dump.records.lines import LineRecord
 
     Array = NDArray[np.float64]
     Places = tuple[list[int], list[int]]
@@ -33,6 +38,9 @@ if TYPE_CHECKING:
 MASKING = ("masked_fill", "masked_fill_", "where", "add", "add_", "iadd", "sub", "mul")
 """Functions that give scores a mask or a bias."""
 
+POWERS = ("exp", "exp_", "logsumexp")
+"""Functions by which code writes out a softmax."""
+
 ATTENTION = "scaled_dot_product_attention"
 
 MAX_LEADS = 64
@@ -40,6 +48,9 @@ MAX_LEADS = 64
 
 MAX_CALLS = 16
 """Of more calls that may mask scores the first are looked at."""
+
+MAX_ROUNDS = 64
+"""Of more blocks of a ring the first are looked at."""
 
 MAX_LISTED = 4
 
@@ -56,32 +67,73 @@ def mask_fault(lines: Lines, states: States, calls: Sequence[Call]) -> Fault | N
     return next(filter(None, (_fault_of(lines, states, call) for call in islice(masking, MAX_CALLS))), None)
 
 
-def _fault_of(lines: Lines, states: States, call: Call) -> Fault | None:
+def ring_mask_fault(lines: Lines, states: States) -> Fault | None:
+    """Return the line of the positions by which a block of a ring is masked as another one; None without proof."""
+    wholes: defaultdict[object, list[LineRecord]] = defaultdict(list)
+    rounds: defaultdict[object, list[Call]] = defaultdict(list)
+    for line in lines.unsharded.lines:
+        wholes[_key(line)].append(line)
+    for call in lines.calls:
+        rounds[_key(call.first)].append(call)
+    looped = replace(lines, wanted=dict(lines.wanted))
+    masking: list[Call] = []
+    for key, calls in rounds.items():
+        of_whole = wholes.get(key, [])
+        if not of_whole or len(calls) <= len(of_whole) or len(calls) % len(of_whole):
+            continue
+        for number, call in enumerate(calls):
+            whole = of_whole[number % len(of_whole)]
+            for values, numbers in ((call.outputs, whole.outputs), (call.inputs, whole.inputs)):
+                pairs = zip(values, numbers, strict=True) if len(values) == len(numbers) else ()
+                looped.wanted.update({value: wanted for value, wanted in pairs if value not in looped.wanted})
+        masking += [call for call in calls if call.first.function in MASKING and _is_of_scores(lines, call)]
+    combined = (call for call in masking if _has_mask(looped, states, call))
+    faults = (_fault_of(looped, states, call, in_ring=True) for call in islice(combined, MAX_ROUNDS))
+    return next(filter(None, faults), None)
+
+
+def _key(line: LineRecord) -> object:
+    return line.call, tuple((frame.file, frame.line) for frame in line.frames), line.function
+
+
+def _has_mask(lines: Lines, states: States, call: Call) -> bool:
+    """Whether a call combines scores with a number for each query and key that is made of positions alone."""
+    shapes = [whole.shape[-2:] for value in call.inputs if (whole := _whole(lines, states, value)) is not None]
+    if len(shapes) < 2 or len({*shapes}) > 1 or len(shapes[0]) < 2 or min(shapes[0]) < 2:
+        return False
+    mask = _places_of_call(lines, states, call)[1]
+    sources = [value for maker in lines.makers(mask) for value in maker.inputs] if mask is not None else []
+    return not any(lines.origin(value).startswith("input") and not states.is_index(value) for value in sources)
+
+
+def _fault_of(lines: Lines, states: States, call: Call, *, in_ring: bool = False) -> Fault | None:
     places, mask = _places_of_call(lines, states, call)
     maker = lines.producer(mask) if mask is not None and _is_unlike(lines, states, mask, places) else None
     if mask is None or maker is None:
         return None
-    while before := next((value for value in maker.inputs if _is_unlike(lines, states, value, places)), None):
-        earlier = lines.producer(before)
+    while not maker.counts_by_rank:
+        before = next((value for value in maker.inputs if _is_unlike(lines, states, value, places)), None)
+        earlier = lines.producer(before) if before is not None else None
         if earlier is None:
             break
         maker = earlier
     rank = next(rank for rank in places if _is_like(lines, states, mask, rank, places[rank]) is False)
-    of, taken = _taken(lines, states, mask, rank, places[rank])
+    of, taken = _counted(lines, states, mask, maker, rank, places) or _taken(lines, states, mask, rank, places[rank])
     has = f"rank {rank} masks {of} {spans(places[rank][of == 'keys'])} of the whole"
     takes = f"the mask takes them as {spans(taken)}" if taken else "the mask isn't that of these"
     sentence = f"{reached(maker)} is the first wrong line: {has}, and {takes}"
-    applies = f"{at(call.line, maker.line)} applies the mask"
-    cause = MisplacedMask(place_of(maker.line), place_of(call.line), of)
+    applies = f"{at(call.first.frames[-1], maker.first.frames[-1])} applies the mask"
+    place, reader = (place_of(one.first.frames[-1]) for one in (maker, call))
+    cause = MisplacedMask(place, reader, of, in_ring=in_ring)
     return fault_at(maker, f"{sentence}; {applies}", cause)
 
 
 def _is_of_scores(lines: Lines, call: Call) -> bool:
-    """Whether a call masks what a softmax is taken of."""
+    """Whether a call masks what a softmax is taken of, also one that is written out."""
     waiting, seen = [call], {call}
     while waiting:
         current = waiting.pop()
-        if "softmax" in current.first.function:
+        if "softmax" in current.first.function or current.first.function in POWERS:
             return True
         if current.first.function in (*MASKING, *COPIES):
             readers = [reader for value in current.outputs for reader in lines.readers(value) if reader not in seen]
@@ -171,6 +223,22 @@ def _parts(whole: Array, shape: Sequence[int], places: Places) -> Iterator[Array
             part = part if numbers is None else part.take(numbers, dim)
         if any(numbers is not None for numbers in way):
             yield part
+
+
+def _counted(
+    lines: Lines, states: States, mask: Value, maker: Call, rank: int, places: Mapping[int, Places]
+) -> tuple[str, list[int]] | None:
+    """Return whose positions a call counts wrongly, and the rank's, if every rank's mask is that of its positions."""
+    out = maker.outputs[0] if len(maker.outputs) == 1 and states.is_index(maker.outputs[0]) else None
+    held = states.held(out) if out is not None else {}
+    counted = {rank: list(map(int, array.ravel())) for rank, array in held.items() if min(array.shape, default=0) > 0}
+    for side, of in ((1, "keys"), (0, "queries")):
+        taken = {rank: (keys, own[1 - side]) for rank, own in places.items() if (keys := counted.get(rank)) is not None}
+        if len(taken) == len(places) and all(len(taken[own][0]) == len(places[own][side]) for own in places):
+            masked = {own: (other, new) if side else (new, other) for own, (new, other) in taken.items()}
+            if all(_is_like(lines, states, mask, own, masked[own]) for own in places):
+                return of, taken[rank][0]
+    return None
 
 
 def _taken(lines: Lines, states: States, mask: Value, rank: int, places: Places) -> tuple[str, list[int]]:
