@@ -282,7 +282,8 @@ def _value_changes(name: str, first: tuple[Dump, Tensor], second: tuple[Dump, Te
     try:
         (was, is_known), (now, known_now) = values_and_places(*first, name), values_and_places(*second, name)
     except ShardvizError as error:
-        yield _compared_by_hash(name, first[1], second[1], error)
+        if (outcome := _compared_by_hash(name, first[1], second[1], error)) is not None:
+            yield outcome
         return
     if was.shape != now.shape:
         return
@@ -314,7 +315,7 @@ def _form(shard: Shard) -> tuple[Layout | None, str, tuple[int, ...]]:
     return shard.layout, shard.body.dtype, shard.body.local_shape
 
 
-def _compared_by_hash(name: str, before: Tensor, after: Tensor, error: ShardvizError) -> Change | NotChecked:
+def _compared_by_hash(name: str, before: Tensor, after: Tensor, error: ShardvizError) -> Change | NotChecked | None:
     """Compare the shards of a tensor whose hashes differ and whose values a dump lacks."""
     first, second = _digests(name, before), _digests(name, after)
     in_both = sorted(first.keys() & second.keys())
@@ -323,4 +324,7 @@ def _compared_by_hash(name: str, before: Tensor, after: Tensor, error: ShardvizE
         why = error.message.removeprefix(f"{printable(name)}: ")
         return NotChecked(name, f"its values can't be compared: {why}", "values")
     different = [rank for rank in in_both if first[rank] != second[rank]]
+    if not different:  # ranks that one dump lacks have copies, or their parts are not compared
+        is_alike = len({*first.values(), *second.values()}) == 1
+        return None if is_alike else NotChecked(name, "its values can't be compared: the other ranks differ", "values")
     return Change(name, "values", "", f"different values on {named_ranks(different)}, as their hashes show")

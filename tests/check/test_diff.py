@@ -88,6 +88,18 @@ def test_layers_whose_values_differ_are_folded_and_hashes_are_compared(tmp_path)
     ]
 
 
+@pytest.mark.parametrize(("odd_rank", "num_not_compared"), [(None, 0), (3, 1)])
+def test_copies_on_ranks_that_one_job_lacks_are_compared_by_their_hashes(tmp_path, odd_rank, num_not_compared):
+    copies = {rank: np.arange(3.0) + (rank == odd_rank) for rank in range(8)}
+    few, many = Mesh(("fsdp",), (2,)), MESH
+    paths = make_dump(tmp_path / "a", few, {}), make_dump(tmp_path / "b", many, {})
+    for path, num_ranks in zip(paths, (2, 8), strict=True):
+        add_values(path, "w", None, {rank: copies[rank] for rank in range(num_ranks)}, written=False)
+    difference = compare(*(dump_of(read_files(path)) for path in paths))
+    assert [change for change in difference.changes if change.aspect == "values"] == []
+    assert len(difference.not_compared) == num_not_compared
+
+
 def test_a_cause_that_many_gradients_of_a_step_have_is_printed_once():
     names = ["0.b", *(f"layers.{number}.w" for number in range(15))]
     departures = [Departure("sharded", name, "", f"{name} is scaled", "Each rank clips.") for name in names]

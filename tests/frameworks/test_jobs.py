@@ -187,6 +187,24 @@ def test_layers_born_split_that_load_nothing_are_not_checked(tmp_path):
     assert "float32[48/tp, 16]" in ran.stdout
 
 
+@pytest.mark.parametrize(("words", "wrong"), [((), set()), (("exchanged",), EXCHANGED)])
+def test_layers_of_megatron_under_data_parallel_are_compared_along_both_axes(tmp_path, words, wrong):
+    """DistributedDataParallel, over Megatron's data-parallel group, names only its own axis."""
+    pytest.importorskip("megatron.core", reason="needs megatron-core: pip install -e '.[frameworks]'")
+    text = (DEMOS / "megatron_layers.py").read_text(encoding="utf-8")
+    loaded = "    load(block, words)\n"
+    text = text.replace("rank = distributed.get_rank()", "rank = parallel_state.get_tensor_model_parallel_rank()")
+    text = text.replace("if rank == 0:", "if distributed.get_rank() == 0:").replace("loss = block(", "loss = net(")
+    group = "process_group=parallel_state.get_data_parallel_group()"
+    text = text.replace(loaded, f"{loaded}    net = nn.parallel.DistributedDataParallel(block, {group})\n")
+    (tmp_path / "copied.py").write_text(text, encoding="utf-8")
+    job = [sys.executable, *TORCHRUN[:-1], "4", "copied.py", *words]
+    ran = started(tmp_path, [sys.executable, "-m", "shardviz", "run", "-o", "job.shardviz", "--", *job])
+    assert ran.returncode == bool(wrong), ran.stderr
+    assert "float32[32/2/tp, 16]" in ran.stdout
+    assert not_in_order(tmp_path) == wrong
+
+
 NORMS = 5
 """Weights of a tiny Llama that are all ones, so that their order cannot be told."""
 

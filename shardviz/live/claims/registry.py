@@ -87,8 +87,11 @@ def mesh_of(model: nn.Module) -> DeviceMesh | None:
 
 
 def groups_of(model: nn.Module) -> dict[str, Any]:
-    """Return the process groups along mesh axes, from the first source that has any."""
-    return next(filter(None, (find(model) for find in _functions("groups_of"))), {})
+    """Return the process groups along mesh axes, from the source that has the most axes.
+
+    DistributedDataParallel around a library's layers has its own axis alone.
+    """
+    return max((find(model) for find in _functions("groups_of")), key=len, default={})
 
 
 def fragments(engine: nn.Module) -> list[Fragment]:

@@ -195,6 +195,7 @@ class JobTrace(Trace):
         self.copied = self._sampled
         self.uncalled: set[nn.Module] = set()  # DistributedDataParallel, while its forward was not called
         self._states: defaultdict[str, list[list[torch.Tensor]]] = defaultdict(list)
+        self._given_to: str | None = None  # whose batch is kept
 
     def _sampled(self, tensor: torch.Tensor) -> torch.Tensor:
         return sampled(tensor, self.most)
@@ -208,8 +209,7 @@ class JobTrace(Trace):
             begin(module, inputs, named)
             if not in_backward():
                 self._states[name].append(random_states())
-            if not name:
-                self._keep_given((inputs, named))
+            self._keep_given(name, (inputs, named))
 
         return _without_errors(begin_all)
 
@@ -228,7 +228,17 @@ class JobTrace(Trace):
         """Keep the gradient of a tensor."""
         quietly(WHAT, super().came_back, seen, gradient)
 
-    def _keep_given(self, inputs: Any) -> None:
+    def _keep_given(self, name: str, inputs: Any) -> None:
+        """Keep the whole numbers that the model is given; those of the module called first while it is not called.
+
+        Lightning runs the methods of the trained module, which calls another one, rather than that itself.
+        """
+        if not name and self._given_to:
+            self.batches.clear()
+        if self._given_to is None or not name:
+            self._given_to = name
+        if name != self._given_to:
+            return
         whole = [
             tensor
             for tensor in tensors_in(inputs)

@@ -1,12 +1,14 @@
 """What two jobs' traces are laid side by side by: samples of tensors, meshes of process groups."""
 
 from fractions import Fraction
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardviz.check.step.jobs.compare import trained_though_frozen
 from shardviz.check.step.jobs.starts import other_weights, rows_of
 from shardviz.check.step.jobs.whole_job import mesh_of_groups
 from shardviz.check.step.trace.traces import Kept, Weight, in_both, joined
@@ -216,3 +218,16 @@ def test_a_loss_that_no_trace_has_may_have_the_gradients_factor_too():
     assert causes(Fraction(1, 16), "unseen")[0].endswith("a mean where the other job's is a sum, over 16 elements")
     assert causes(Fraction(3, 2), "unseen") == causes(Fraction(3, 2), "")
     assert causes(0.7071, "unseen") == causes(0.7071, "")
+
+
+@pytest.mark.parametrize(
+    ("gradient", "of_reference", "names"),
+    [(1.0, {"head"}, ["body"]), (0.0, {"head"}, []), (1.0, {"head", "body"}, []), (1.0, set(), [])],
+)
+def test_a_weight_that_only_this_job_trains_is_named(gradient, of_reference, names):
+    """Zeros are what DDP leaves of an unused parameter, and a job without gradients has not come to its step."""
+    parts = {"head": np.ones(4), "body": np.full(4, gradient)}
+    parts = {name: Weight((4,), None, Kept.of((4,), values, "float64")) for name, values in parts.items()}
+    job = SimpleNamespace(job=SimpleNamespace(ranks={0: SimpleNamespace(weights=lambda role: parts.items())}))
+    weights = SimpleNamespace(params=parts, grads={name: parts[name] for name in of_reference})
+    assert [finding.tensor for finding in trained_though_frozen(weights, job)] == names

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardviz.check.step.trace.calls import is_within
 from shardviz.dump.arrays.sample import kept_indices, strides_between
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import arrays_of, read_files
@@ -211,8 +212,14 @@ class OfRank:
 
     @cached_property
     def batch(self) -> list[Kept]:
-        """What the model was given, each tensor joined over the calls: whole numbers first."""
-        records = [one for one in self.records if one.what == "batch" or (one.module, one.what) == ("", "input")]
+        """What the model was given, each tensor joined over the calls: whole numbers first.
+
+        If nothing calls the model itself, as in Lightning on one process, it is what the one module in it was given.
+        """
+        names = [] if "" in self.counts else self.counts
+        outermost = [name for name in names if not any(is_within(name, outer) for outer in names)]
+        model = outermost[0] if len(outermost) == 1 else ""
+        records = [one for one in self.records if one.what == "batch" or (one.module, one.what) == (model, "input")]
         by_tensor: dict[tuple[str, int], list[KeptRecord]] = {}
         for record in records:
             by_tensor.setdefault((record.what, record.index), []).append(record)

@@ -22,6 +22,7 @@ from torch import nn
 
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.stamp import storage_key
+from shardviz.live.claims.registry import marks, of_tensor
 from shardviz.live.compat import clean_name, local_of, version_of
 from shardviz.live.run.references.writing import is_plain, may_write, rank_here, write
 
@@ -85,7 +86,7 @@ class Values:
         self._num_looks += 1
         parts = [part for part in outermost(module).modules() if part not in self._owners]
         tensors = {(part, name): tensor for part in parts for name, tensor in _own_tensors(part)}
-        plain = {where: tensor for where, tensor in tensors.items() if is_plain(tensor)}
+        plain = {where: tensor for where, tensor in tensors.items() if is_plain(tensor) and not _is_part(tensor)}
         entries = self._write(plain)
         for submodule in parts:
             self._owners[submodule] = {}
@@ -192,6 +193,11 @@ class Values:
 def _own_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     yield from module.named_parameters(recurse=False, remove_duplicate=False)
     yield from module.named_buffers(recurse=False, remove_duplicate=False)
+
+
+def _is_part(tensor: torch.Tensor) -> bool:
+    """Whether a tensor was born split, as those of Megatron-core's layers and of DeepSpeed's `zero.Init` are."""
+    return marks(tensor) and of_tensor("", "param", tensor).shape != tuple(tensor.shape)
 
 
 def sample(tensor: torch.Tensor) -> int:

@@ -102,3 +102,48 @@ def test_ranks_that_share_features_need_the_same_rows(tmp_path, shard, given, ca
 def test_a_layer_on_no_stage_is_named(tmp_path, bounds, is_left_out):
     why = causes(tmp_path, STAGES.replace("BOUNDS", bounds))
     assert [each.startswith("No rank calls module 4, so module 5 is given") for each in why] == [True] * is_left_out
+
+
+UNCALLED = """
+import os
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+WORLD, rank = int(os.environ.get("WORLD_SIZE", 1)), 0
+torch.manual_seed(0)
+
+
+class Trained(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.model = nn.Sequential(nn.Embedding(16, 4), nn.Linear(4, 16))
+
+    def forward(self, x):
+        return self.model(x)
+
+
+trained = Trained()
+call = trained.model
+if WORLD > 1:
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    call = DistributedDataParallel(trained)
+optimizer = torch.optim.SGD(trained.parameters())
+x = torch.randint(16, (8, 3), generator=torch.Generator().manual_seed(3))[ROWS]
+call(x).square().mean().backward()
+optimizer.step()
+"""
+"""Trains a module that one process does not call, as Lightning runs its `training_step` there."""
+
+
+@nightly
+@pytest.mark.parametrize(
+    ("rows", "cause"),
+    [("rank::WORLD", None), (": 8 // WORLD", "What chooses a rank's rows leaves out its coordinate along")],
+)
+def test_rows_are_those_of_the_module_that_is_called(tmp_path, rows, cause):
+    whys = causes(tmp_path, UNCALLED.replace("ROWS", rows))
+    assert [why.startswith(cause) for why in whys] == [True] if cause else whys == []
