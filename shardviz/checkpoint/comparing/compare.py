@@ -21,6 +21,7 @@ from shardviz.checkpoint.comparing.moves import with_fused, with_moved
 from shardviz.checkpoint.comparing.outcome import SIDES, Comparison, Outcome, Verdict
 from shardviz.checkpoint.comparing.pairs import padding_notes, pair_tensors
 from shardviz.checkpoint.comparing.renames import rename_notes, with_renamed
+from shardviz.checkpoint.comparing.roundings import with_roundings
 from shardviz.checkpoint.comparing.rows import with_rows_placed
 from shardviz.checkpoint.comparing.scales import judge_scaled, judge_unscaled
 from shardviz.checkpoint.comparing.states import with_lost_states, with_masters
@@ -110,7 +111,8 @@ def compare_checkpoints(
     pairs = pairs if rules else with_map(pairs, before, after)
     refuse_strangers(pairs, before, after, "name or its values")
     judged = with_lost_states(with_parts(_compared(pairs, (before, after), progress)))
-    results = with_common_cause(with_renamed(with_summed_replicas(with_left_over(judged, before, after, also))))
+    common = with_common_cause(with_renamed(with_summed_replicas(with_left_over(judged, before, after, also))))
+    results = with_roundings(common)
     outcomes = (*(outcome for outcome, _ in results), *pairs.open)
     objects, notes = compare_objects(before, after, renamed=bool(rules or pairs.notes or pairs.is_mapped))
     more = () if rules or (pairs.is_mapped and not pairs.lines) else hint(before, after, outcomes)

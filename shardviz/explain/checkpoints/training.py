@@ -106,3 +106,26 @@ class UpdatesDiffer(Cause):
         "nothing",
         "trace a step of both jobs and compare them (shardviz run --trace)",
     )
+
+
+class RoundingDifference(Cause):
+    """A tensor differs by no more than a few roundings of its dtype.
+
+    Two right runs differ like this. Another number of ranks, another kernel or another machine sums in a different
+    order, each sum is rounded differently, and the optimizer passes that on. It grows with every step.
+
+    Attributes:
+        dtype: The dtype.
+    """
+
+    dtype: str
+    kinds = ("wrong-value",)
+    why = (
+        "The two runs rounded differently, as sums in a different order do in {dtype}: the difference is as small as a "
+        "few roundings. Different numbers of ranks, kernels or machines are enough",
+        "One optimizer step with a learning rate near zero lies between the two",
+    )
+    how = (
+        "accept it, or compare with a tolerance; equal bits need the same number of ranks and deterministic kernels",
+        "compare the steps that the two were saved at",
+    )

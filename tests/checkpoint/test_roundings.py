@@ -1,0 +1,46 @@
+"""Differences as small as rounding between two checkpoints, and what only looks like them."""
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from shardviz.checkpoint.comparing.compare import compare_checkpoints
+from shardviz.checkpoint.open import open_checkpoint
+
+RANDOM = np.random.default_rng(5)
+
+
+def outcome_of(folder, before, after):
+    for name, tensor in (("a", before), ("b", after)):
+        save_file({"w": tensor, "same": np.arange(8.0)}, folder / f"{name}.safetensors")
+    sides = [open_checkpoint(folder / f"{name}.safetensors") for name in "ab"]
+    (outcome,) = (outcome for outcome in compare_checkpoints(*sides).outcomes if outcome.name == "w")
+    return outcome
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize("shape", [(40, 60), (48,)])
+def test_sums_in_a_different_order_are_a_rounding(tmp_path, dtype, shape):
+    terms = RANDOM.normal(size=(32, *shape)).astype(dtype)
+    before, after = (np.add.reduce(order, axis=0, dtype=dtype) for order in (terms, terms[::-1]))
+    outcome = outcome_of(tmp_path, before, after)
+    assert (outcome.verdict, outcome.cause_id) == ("other", "rounding-difference")
+
+
+@pytest.mark.parametrize("change", ["one bit", "one element", "a step", "narrow", "nan"])
+def test_what_is_no_rounding_has_another_cause_or_none(tmp_path, change):
+    before = RANDOM.normal(size=(400, 60)).astype("f4")
+    after = before.copy()
+    if change == "one bit":
+        after[3, 5] = np.nextafter(after[3, 5], np.float32(9))
+    elif change == "one element":
+        before[3, 5], after[3, 5] = 1e-3, 2e-3
+    elif change == "a step":
+        after += 1e-5 * np.sign(RANDOM.normal(size=before.shape)).astype("f4")
+    elif change == "narrow":
+        before, after = before.astype("f2"), after.astype("f2")
+        after[::7] = np.nextafter(after[::7], np.float16(9))
+    else:
+        before[0, 0], after[0, 1] = np.nan, np.inf
+    outcome = outcome_of(tmp_path, before, after)
+    assert (outcome.verdict, outcome.cause_id) == ("other", ""), change
