@@ -36,9 +36,12 @@ def changed_words(name: str, other: str) -> tuple[str, str]:
     return "".join(f"{word}." for word in lost), "".join(f"{word}." for word in new)
 
 
-def with_renamed(outcomes: Outcomes) -> Outcomes:
-    """Report equal tensors under other names if most names are equal and no map says the names."""
-    both = [(outcome, pair) for outcome, pair in outcomes if _has_plain_sides(pair) and not pair.is_mapped]
+def with_renamed(outcomes: Outcomes, *, by_content: bool) -> Outcomes:
+    """Report equal tensors under other names if most names are equal.
+
+    A map says which name is meant, unless it was made by content: then names are a difference as any other.
+    """
+    both = [one for one in outcomes if _has_plain_sides(one[1]) and (by_content or not one[1].is_mapped)]
     renamed = {id(pair) for outcome, pair in both if outcome.verdict == "equal" and _names(pair)[0] != _names(pair)[1]}
     same = sum(_names(pair)[0] == _names(pair)[1] for _, pair in both)
     if len(renamed) >= same:

@@ -59,6 +59,12 @@ MAX_RESULTS = 64
 """Of a finding about more results, the first are followed."""
 
 
+def _is_open(fault: Fault | None) -> bool:
+    """Whether no line is known for a loss, or one that gives slices another order: labels may be other rows'."""
+    cause = fault.cause if fault is not None else None
+    return cause is None or isinstance(cause, WrongLines) or (isinstance(cause, MisplacedLine) and not cause.is_of_rank)
+
+
 def results_of(finding: Finding) -> list[Compared]:
     """Return the results of a step that a finding is about."""
     pairs = [getattr(pair, "comparison", pair) for one in finding.each for pair in one.pairs]
@@ -121,8 +127,8 @@ class Around:
             faults = [self._passed_by(finding.explanation, result.name) for result in results]
         if not finding.tensor and not any(faults):
             faults = [self._of_summed_loss(result) for result in results]
-        if finding.tensor == "loss" and (faults[0] is None or isinstance(faults[0].cause, WrongLines | MisplacedLine)):
-            faults = [labels_fault(self.lines, self.states) or faults[0]]
+        if finding.tensor == "loss" and all(map(_is_open, faults)):
+            faults = [labels_fault(self.lines, self.states) or next(iter(faults), None)]
         known = [fault for fault in faults if fault is not None]
         is_one = len({(fault.line, type(fault.cause)) for fault in known}) == 1 and len(known) == len(faults)
         return known[0] if is_one and not isinstance(known[0].cause, WrongLines) else None

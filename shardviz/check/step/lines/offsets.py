@@ -288,11 +288,10 @@ def other_axis_fault(lines: Lines, states: States) -> Fault | None:
 
 def _axes_of_rows(lines: Lines, states: States, value: Value) -> Iterator[str]:
     """Yield the axes that split the rows of a tensor, or of what a rank makes it of without an exchange."""
-    if states.forward(value).is_known:
-        sources = [value]
-    else:
-        makers = list(lines.makers(value))
-        sources = [] if any(call.first.ranks for call in makers) else [one for call in makers for one in call.inputs]
+    makers = list(lines.makers(value))
+    if any(call.first.ranks for call in makers):
+        return
+    sources = [value] if states.forward(value).is_known else [one for call in makers for one in call.inputs]
     for layout in (_split_layout(states, source) for source in sources if not lines.origin(source).startswith(WEIGHT)):
         chains = () if layout is None else layout.chains[:-1] or layout.chains
         yield from (link for chain in chains for link in chain if isinstance(link, str))

@@ -118,6 +118,7 @@ def of_factor(evidence: Evidence, gradients: Sequence[Compared], factor: float, 
     axes = overs(gradients, ratio, evidence.batch) if ratio else []
     size = " or ".join(over.text for over in axes)
     of_runs = ratio_near(factor, evidence.num_runs, near_ratio(gradients[0].rounding.epsilon))
+    of_runs = None if of_runs == 1 else of_runs
     exact, is_in_loss = ratio or of_runs or factor, _is_in_loss(evidence, factor)
     loss: Literal["", "unseen"] = "unseen" if evidence.loss is None else ""
     of_backward: Cause = ScaledBackward(exact, evidence.num_runs or None, loss)

@@ -332,7 +332,9 @@ def _why(evidence: Evidence, comparison: Compared, ranks: tuple[int, ...]) -> Wh
 def _cut_apart(dump: Dump, comparison: Compared) -> Why | None:
     """Return that a buffer averages a weight of whose whole the rank has other elements in the same places."""
     before = whole_of(dump, "buffer", comparison.name)
-    for weight, whole in dump.by_name("updated", "param").items() if before is not None else ():
+    if before is None:
+        return None
+    for weight, whole in dump.by_name("updated", "param").items():
         tensor = dump.find("step", "param", weight)
         if tensor is None or whole.shape != comparison.wanted.shape or before.shape != comparison.wanted.shape:
             continue
