@@ -50,6 +50,12 @@ def test_a_finding_of_the_whole_run_marks_its_ranks_on_the_mesh(tmp_path: Path) 
     assert lights.guilty == {0, 1}
 
 
+def test_the_name_of_a_finding_is_whole_in_a_small_terminal(tmp_path: Path) -> None:
+    name = "model.layers.0.block_sparse_moe.experts.gate_up_proj.weight"
+    folder = made(tmp_path, {name: Made("[16/fsdp/tp, 8]", "[16/tp/fsdp, 8]")})
+    assert f"misordered {name}" in walk(folder, size=(80, 24)).text
+
+
 def test_coordinates_below_the_map_give_way_where_they_do_not_fit(tmp_path: Path) -> None:
     document = opened(made(tmp_path, {"w": "[8/tp/fsdp]"}))
     selection = of_entry(document, Selection(), 0)

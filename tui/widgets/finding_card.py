@@ -57,8 +57,8 @@ class FindingCard(Static):
         self.update(Text.assemble((f"{UNICODE.of(verdict)} {words}", verdict_style(verdict)), (f"  {ways}", "dim")))
 
 
-BESIDE = 6
-"""Columns beside a card's text: its borders, its padding and its scroll bar."""
+BESIDE, HEAD = 6, 74
+"""Columns beside a card's text: its borders, padding and scroll bar; and those of a kind and a name in 80 columns."""
 
 
 class CardBox(ScrollBox):
@@ -77,8 +77,8 @@ def finding_head(document: AnyDocument, index: int) -> Text:
     if not document.findings:
         return Text()
     finding = document.findings[index]
-    name = fitted(printable(finding.title))
     kind = f"{UNICODE.of(finding.severity)} {finding.kind}"
+    name = fitted(printable(finding.title), HEAD - len(kind))
     entry = document.by_finding.get(index)
     beside = len(document.entries[entry].findings) if entry is not None else 0
     more = f", {beside} on this tensor: n, N" if beside > 1 else ""

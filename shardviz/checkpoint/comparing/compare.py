@@ -26,6 +26,7 @@ from shardviz.checkpoint.comparing.rows import with_rows_placed
 from shardviz.checkpoint.comparing.scales import judge_scaled, judge_unscaled
 from shardviz.checkpoint.comparing.states import with_lost_states, with_masters
 from shardviz.checkpoint.comparing.steps import with_left_over
+from shardviz.checkpoint.comparing.transposes import with_transposes
 from shardviz.checkpoint.formats.archive import read_object
 from shardviz.checkpoint.formats.torch_file import BY_ITSELF
 from shardviz.checkpoint.maps.families import family_of, find_map, numbers_beside
@@ -144,7 +145,7 @@ def _compared(
         whole[id(cut)] = pair
     lonely = [pair for pair in pairs.lonely if pair.name not in scales]
     results += lonely_outcomes(lonely, checkpoints)
-    placed = with_rows_placed(with_fused(with_moved(with_masters(results))))
+    placed = with_rows_placed(with_fused(with_transposes(with_moved(with_masters(results)))))
     return [(outcome, whole.get(id(pair), pair)) for outcome, pair in placed]
 
 
