@@ -6,7 +6,7 @@ may be wrong because each rank clipped them by a norm of its own, as the job's t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,6 +26,7 @@ from shardviz.check.step.trace.traces import counts_per_forward, float_of, trace
 from shardviz.dump.records.lines import STEP
 from shardviz.explain.checkpoints.conversion import NarrowedOnTheWay
 from shardviz.explain.finding import Finding
+from shardviz.explain.step.modules import UnexplainedModule
 from shardviz.explain.step.update import TrainedThoughFrozen
 from shardviz.explain.step.whole_step import (
     DifferentSettings,
@@ -143,7 +144,16 @@ def _compare(reference: WholeJob, job: WholeJob) -> Attempt:
     if rows.not_joined:  # gradients are of the whole batch, however ranks share it
         left_out.append(NotChecked("", f"the step, module by module: {rows.not_joined}", "step"))
     judging = Judging({}, {}, job.mesh) if rows.not_joined else _judging(reference, job, rows.order)
-    return _beside(reference, job, judging, Weights(params, grads, belongings, rows.order), left_out)
+    attempt = _beside(reference, job, judging, Weights(params, grads, belongings, rows.order), left_out)
+    first = next(iter(attempt.difference.departures), None)
+    if first is not None and isinstance(first.explanation, UnexplainedModule):  # a sum of different rows, as a lookup's
+        peers = rows_of_peers(reference, job, parts, belongings)
+        if peers is not None:
+            told = f"ranks along {peers.axis} were given different rows; {first.place} is the first wrong module"
+            departure = departure_for(peers, "batch", "", f"{job.name}: {told}", following=first.following)
+            difference = replace(attempt.difference, departures=(departure,))
+            return replace(attempt, difference=difference, is_explained=True)
+    return attempt
 
 
 def _rows_of(reference: WholeJob, job: WholeJob) -> Rows:
