@@ -36,9 +36,15 @@ def changed_words(name: str, other: str) -> tuple[str, str]:
     return "".join(f"{word}." for word in lost), "".join(f"{word}." for word in new)
 
 
-def with_renamed(outcomes: Outcomes) -> Outcomes:
-    """Report equal tensors under other names if most names are equal and no map says the names."""
-    both = [(outcome, pair) for outcome, pair in outcomes if _has_plain_sides(pair) and not pair.is_mapped]
+def with_renamed(outcomes: Outcomes, *, is_map_known: bool = True) -> Outcomes:
+    """Report equal tensors under other names if most names are equal and no map says the names.
+
+    Args:
+        outcomes: What became of each tensor.
+        is_map_known: Whether the map, if there is one, comes from somebody who knows the names, not from equal values.
+    """
+    of_map = {id(pair) for _, pair in outcomes if pair.is_mapped and is_map_known}
+    both = [(outcome, pair) for outcome, pair in outcomes if _has_plain_sides(pair) and id(pair) not in of_map]
     renamed = {id(pair) for outcome, pair in both if outcome.verdict == "equal" and _names(pair)[0] != _names(pair)[1]}
     same = sum(_names(pair)[0] == _names(pair)[1] for _, pair in both)
     if len(renamed) >= same:
