@@ -275,22 +275,14 @@ class TrainedThoughFrozen(Cause):
     """A weight that is frozen in the unsharded model has a gradient in the sharded step.
 
     `nn.Parameter(shard)` requires a gradient by default, even if the weight that was sharded did not.
-
-    Attributes:
-        unfreezes: Whether the job's own code may unfreeze it, too: two jobs may run different code.
     """
 
-    unfreezes: bool = False
     kinds = ("wrong-value",)
     why = (
         "Sharding replaces the frozen weight by a parameter that requires a gradient, as nn.Parameter(shard) does by "
-        "default",
-        "{unfreezes:?the code unfreezes it, as requires_grad_(True) on all parameters does|}",
+        "default"
     )
-    how = (
-        "pass requires_grad=weight.requires_grad to nn.Parameter, before you make the optimizer",
-        "{unfreezes:?freeze the same parameters in both jobs|}",
-    )
+    how = "pass requires_grad=weight.requires_grad to nn.Parameter, before you make the optimizer"
 
 
 class LeftOutOfOptimizer(Cause):

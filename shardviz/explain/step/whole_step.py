@@ -338,6 +338,25 @@ class DifferentSettings(Cause):
     )
 
 
+class TrainedInOneJob(Cause):
+    """One job has a gradient of a weight that the other job freezes.
+
+    `requires_grad_(True)` on all parameters of an adapted model trains its base too, and `nn.Parameter(shard)` requires
+    a gradient by default, even if the weight that was sharded did not.
+    """
+
+    kinds = ("wrong-value",)
+    why = (
+        "The code of one job freezes the weight, or unfreezes it, and the code of the other does not",
+        "Sharding replaces the frozen weight by a parameter that requires a gradient, as nn.Parameter(shard) does by "
+        "default",
+    )
+    how = (
+        "freeze the same parameters in both jobs, before you make the optimizer",
+        "pass requires_grad=weight.requires_grad to nn.Parameter",
+    )
+
+
 class StepsInNarrowDtype(Cause):
     """The optimizer of one job steps weights in a narrower dtype than that of the other.
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardviz.check.step.jobs.compare import trained_though_frozen
+from shardviz.check.step.jobs.compare import trained_in_one_job
 from shardviz.check.step.jobs.starts import other_weights, rows_of
 from shardviz.check.step.jobs.whole_job import mesh_of_groups
 from shardviz.check.step.trace.traces import Kept, Weight, in_both, joined
@@ -230,4 +230,4 @@ def test_a_weight_that_only_this_job_trains_is_named(gradient, of_reference, nam
     parts = {name: Weight((4,), None, Kept.of((4,), values, "float64")) for name, values in parts.items()}
     job = SimpleNamespace(job=SimpleNamespace(ranks={0: SimpleNamespace(weights=lambda role: parts.items())}))
     weights = SimpleNamespace(params=parts, grads={name: parts[name] for name in of_reference})
-    assert [finding.tensor for finding in trained_though_frozen(weights, job)] == names
+    assert [finding.tensor for finding in trained_in_one_job(weights, job)] == names

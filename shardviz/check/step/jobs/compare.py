@@ -6,7 +6,7 @@ may be wrong because each rank clipped them by a norm of its own, as the job's t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,13 +26,14 @@ from shardviz.check.step.trace.traces import counts_per_forward, float_of, trace
 from shardviz.dump.records.lines import STEP
 from shardviz.explain.checkpoints.conversion import NarrowedOnTheWay
 from shardviz.explain.finding import Finding
-from shardviz.explain.step.update import TrainedThoughFrozen
+from shardviz.explain.step.modules import UnexplainedModule
 from shardviz.explain.step.whole_step import (
     DifferentSettings,
     DifferentWeights,
     EarlierStepsDiffer,
     MisplacedWeights,
     StepsInNarrowDtype,
+    TrainedInOneJob,
 )
 from shardviz.relate.casts import is_narrower
 from shardviz.relate.tolerance import EPSILON, NEAR_STARTS
@@ -143,7 +144,16 @@ def _compare(reference: WholeJob, job: WholeJob) -> Attempt:
     if rows.not_joined:  # gradients are of the whole batch, however ranks share it
         left_out.append(NotChecked("", f"the step, module by module: {rows.not_joined}", "step"))
     judging = Judging({}, {}, job.mesh) if rows.not_joined else _judging(reference, job, rows.order)
-    return _beside(reference, job, judging, Weights(params, grads, belongings, rows.order), left_out)
+    attempt = _beside(reference, job, judging, Weights(params, grads, belongings, rows.order), left_out)
+    first = next(iter(attempt.difference.departures), None)
+    if first is not None and isinstance(first.explanation, UnexplainedModule):  # a sum of different rows, as a lookup's
+        peers = rows_of_peers(reference, job, parts, belongings)
+        if peers is not None:
+            told = f"ranks along {peers.axis} were given different rows; {first.place} is the first wrong module"
+            departure = departure_for(peers, "batch", "", f"{job.name}: {told}", following=first.following)
+            difference = replace(attempt.difference, departures=(departure,))
+            return replace(attempt, difference=difference, is_explained=True)
+    return attempt
 
 
 def _rows_of(reference: WholeJob, job: WholeJob) -> Rows:
@@ -226,7 +236,7 @@ def _beside(
     dump, sampled = assembled(job.job, judging, weights, reference.job)
     reference_name = "one process" if reference.is_of_one else reference.name
     evidence = JobEvidence(dump, tuple(compared(dump)), clips_of(reference, job))
-    results = [*findings_on(evidence, judging, reference_name), *trained_though_frozen(weights, job)]
+    results = [*findings_on(evidence, judging, reference_name), *trained_in_one_job(weights, job)]
     findings = grouped([result for result in results if isinstance(result, Finding)], ranks_by_name(dump))
     placed = [result for result in with_lines(dump, findings) if isinstance(result, Finding)]
     findings = with_own_clips(sorted(placed, key=lambda finding: not finding.module), job)
@@ -256,13 +266,13 @@ def _beside(
     return Attempt(difference, bool(findings) and not findings[0].generic, not not_compared)
 
 
-def trained_though_frozen(weights: Weights, job: WholeJob) -> Iterator[Finding]:
+def trained_in_one_job(weights: Weights, job: WholeJob) -> Iterator[Finding]:
     """Yield weights of which only this job has a gradient, if the other job has gradients of others."""
     for name, parts in by_name(job.job.ranks, "grad").items() if weights.grads else ():
         held = [rank for rank, part in parts.items() if part.values is not None and np.any(part.values.values)]
         if name in weights.params and name not in weights.grads and held:
-            cause = TrainedThoughFrozen(unfreezes=True)
-            yield cause.finding(name, tuple(held), "it has a gradient, and the unsharded model's has none")
+            text = "it has a gradient, and the unsharded model's has none"
+            yield TrainedInOneJob().finding(name, tuple(held), text)
 
 
 def _apart(judging: Judging, reference: WholeJob) -> Iterator[NotChecked]:

@@ -104,6 +104,15 @@ def test_a_layer_on_no_stage_is_named(tmp_path, bounds, is_left_out):
     assert [each.startswith("No rank calls module 4, so module 5 is given") for each in why] == [True] * is_left_out
 
 
+@nightly
+@pytest.mark.parametrize(("shard", "is_named"), [(TENSOR_PARALLEL, True), ("fully_shard(net, mesh=mesh)", False)])
+def test_a_batch_dealt_to_ranks_that_share_features_is_named(tmp_path, shard, is_named):
+    """Together they have all rows, as under FSDP, where that is right."""
+    program = SHARED.replace("SHARD", shard).replace("GIVEN", "7").replace("net(x)", "net(x.chunk(WORLD)[rank])")
+    whys = causes(tmp_path, program)
+    assert [why.startswith("Ranks along tp are given different rows") for why in whys] == [True] * is_named
+
+
 UNCALLED = """
 import os
 
