@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from shardviz.checkpoint.by_content.families import Link, Numbers
     from shardviz.checkpoint.records import Tensor
 
-MOST_ALONE = 1024
-"""Tensors that are looked for one by one, if no family has them."""
+MOST_ALONE = 128
+"""Tensors that are looked for one by one, each in all others, if no family has them."""
 
 MOST_RENUMBERED = 256
 """Tensors of a family among which one is looked for under any number."""

@@ -82,11 +82,39 @@ class View:
         return bits.swapaxes(-1, -2) if self.turned else bits
 
 
+@dataclass(frozen=True)
+class _Lines:
+    """A few values of each slice of a tensor, by hashes.
+
+    Attributes:
+        width: How many values of a slice.
+        hashes: The hash of each slice's.
+        is_alike: Which slices are one number.
+        keys: The hashes, sorted, each once.
+        first: The first slice with each.
+        counts: How many slices have each.
+    """
+
+    width: int
+    hashes: NDArray[np.uint64]
+    is_alike: NDArray[np.bool_]
+    keys: NDArray[np.uint64]
+    first: NDArray[np.int64]
+    counts: NDArray[np.int64]
+
+    @staticmethod
+    def of(strip: NDArray[Any]) -> _Lines:
+        """Return those of a strip, one row a slice."""
+        hashes = line_hashes(strip)
+        is_alike = (strip == strip[:, :1]).all(1)
+        return _Lines(strip.shape[1], hashes, is_alike, *np.unique(hashes, return_index=True, return_counts=True))
+
+
 @dataclass
 class Strips:
     """A few values of each slice of a tensor; empty for a tensor that can't be read."""
 
-    _strips: dict[tuple[int, tuple[int, ...], bool, int, str], NDArray[Any] | None] = field(default_factory=dict)
+    _lines: dict[tuple[int, tuple[int, ...], bool, int, str], _Lines | None] = field(default_factory=dict)
 
     def places(self, segment: View, whole: View, dim: int) -> NDArray[np.int64] | None:
         """Return where a tensor's slices are in a second one along a dim; None if unknown.
@@ -100,24 +128,23 @@ class Strips:
         if not can_cast(*types):
             return None
         narrow = narrower(*types)
-        segment_lines, whole_lines = self._of(segment, dim, narrow), self._of(whole, dim, narrow)
-        if segment_lines is None or whole_lines is None or segment_lines.shape[1] != whole_lines.shape[1]:
+        part, lines = self._of(segment, dim, narrow), self._of(whole, dim, narrow)
+        if part is None or lines is None or part.width != lines.width:
             return None
-        keys, first, counts = np.unique(line_hashes(whole_lines), return_index=True, return_counts=True)
-        hashes = line_hashes(segment_lines)
-        at = np.minimum(np.searchsorted(keys, hashes), len(keys) - 1)
-        places = np.where(keys[at] == hashes, np.where(counts[at] > 1, UNKNOWN, first[at]), MISSING)
-        return np.where((segment_lines == segment_lines[:, :1]).all(1), UNKNOWN, places)
+        at = np.minimum(np.searchsorted(lines.keys, part.hashes), len(lines.keys) - 1)
+        single = np.where(lines.counts[at] > 1, UNKNOWN, lines.first[at])
+        places = np.where(lines.keys[at] == part.hashes, single, MISSING)
+        return np.where(part.is_alike, UNKNOWN, places)
 
-    def _of(self, view: View, dim: int, dtype: str) -> NDArray[Any] | None:
+    def _of(self, view: View, dim: int, dtype: str) -> _Lines | None:
         key = id(view.tensor), view.index, view.turned, dim, dtype
-        if key not in self._strips:
+        if key not in self._lines:
             try:
                 strip = cast(_strip(view.bits, dim), view.tensor.dtype, dtype)
             except (DumpError, OSError):
                 strip = None
-            self._strips[key] = strip
-        return self._strips[key]
+            self._lines[key] = None if strip is None else _Lines.of(strip)
+        return self._lines[key]
 
 
 def _strip(bits: NDArray[Any], dim: int) -> NDArray[Any]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,11 +15,10 @@ from shardviz.errors import DumpError
 from shardviz.relate.values import is_alike
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from shardviz.checkpoint.comparing.common import Outcomes
     from shardviz.checkpoint.comparing.outcome import Outcome
     from shardviz.checkpoint.comparing.pairs import Pair
+    from shardviz.checkpoint.records import Tensor
 
 
 MATRIX = 2
@@ -27,34 +27,40 @@ MATRIX = 2
 
 def with_transposes(outcomes: Outcomes) -> Outcomes:
     """Pair each matrix that only the first has with one that only the second has, if that is it transposed."""
-    added = {id(pair): pair for outcome, pair in outcomes if outcome.verdict == "added"}
+    added: dict[object, list[Pair]] = defaultdict(list)
+    for outcome, pair in outcomes:
+        if outcome.verdict == "added" and (key := _key(pair.second)) is not None:
+            added[key].append(pair)
     joined: dict[int, tuple[Outcome, Pair]] = {}
     taken: set[int] = set()
     for outcome, pair in outcomes:
-        matching = [other for at, other in added.items() if at not in taken and _is_turned(pair, other)]
-        if outcome.verdict == "missing" and len(matching) == 1:
+        key = _key(pair.first, turned=True) if outcome.verdict == "missing" and added else None
+        matching = [one for one in added.get(key, ()) if id(one) not in taken and _is_turned(pair, one)]
+        if len(matching) == 1:
             taken.add(id(matching[0]))
             joined[id(pair)] = _turned(outcome, replace(pair, second=matching[0].second))
     kept = ((outcome, pair) for outcome, pair in outcomes if id(pair) not in taken)
     return [joined.get(id(pair), (outcome, pair)) for outcome, pair in kept]
 
 
-def _is_turned(pair: Pair, other: Pair) -> bool:
-    """Whether a tensor of the second is one of the first, transposed, and that is certain."""
-    first, second = pair.first, other.second
-    if not isinstance(first, StoredTensor) or not isinstance(second, StoredTensor) or len(first.shape) != MATRIX:
-        return False
-    if first.dtype != second.dtype or first.shape != second.shape[::-1]:
-        return False
+def _key(tensor: Tensor | None, *, turned: bool = False) -> object:
+    """Return what a matrix has in common with its equals: shape, element type and first row; None for any other."""
+    if not isinstance(tensor, StoredTensor) or len(tensor.shape) != MATRIX:
+        return None
     try:
-        before, after = first.bits.T, second.bits
+        bits = tensor.bits.T if turned else tensor.bits
+        return bits.shape, tensor.dtype, bits[:1].tobytes()
     except DumpError:
-        return False
-    return _are_equal(before[:1], after[:1]) and not is_alike(after) and _are_equal(before, after)
+        return None
 
 
-def _are_equal(first: NDArray[Any], second: NDArray[Any]) -> bool:
-    return bool(np.array_equal(first, second))
+def _is_turned(pair: Pair, other: Pair) -> bool:
+    """Whether a matrix of the second is one of the first with its key, transposed, and that is certain."""
+    first, second = pair.first, other.second
+    assert first is not None
+    assert second is not None
+    before, after = first.bits.T, second.bits
+    return not is_alike(after) and bool(np.array_equal(before, after))
 
 
 def _turned(outcome: Outcome, pair: Pair) -> tuple[Outcome, Pair]:
