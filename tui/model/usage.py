@@ -61,14 +61,14 @@ class UsageEntry:
     Attributes:
         names: Its names.
         role: What it is to the model.
-        taken: For each name its bytes on a rank of each group.
-        has: Which groups have a part, be it an empty one: ranks of another pipeline stage have none.
+        groups: The groups that have a part, be it an empty one: ranks of another pipeline stage have none.
+        taken: For each name its bytes on a rank of each of them.
     """
 
     names: tuple[str, ...]
     role: str
+    groups: NDArray[np.intp] = field(compare=False, repr=False)
     taken: dict[str, Bytes] = field(compare=False, repr=False)
-    has: NDArray[np.bool_] = field(compare=False, repr=False)
     listed: ClassVar[bool] = True
 
     def verdict_of(self, name: str) -> Verdict:
@@ -112,55 +112,46 @@ class Usage:
         lines = [(tuple(ranks), self.total[ranks[0]]) for ranks in groups.values()]
         return tuple(sorted(lines, key=lambda line: -line[1]) if fullest_first else lines)
 
-    @cached_property
-    def _of(self) -> Callable[[Node], Bytes]:
-        """Returns the bytes of a module on a rank of each group, worked out once."""
+    def _add(self, node: Node, taken: Bytes, has: NDArray[np.bool_]) -> None:
+        """Add the bytes of a module on a rank of each group, and note which groups have a part of it."""
+        for part in node.parts.values():
+            self._add(part, taken, has)
+        if node.entry is not None:
+            entry = self.entries[node.entry]
+            has[entry.groups] = True
+            for name in node.names:
+                taken[entry.groups] += entry.taken[name]
 
-        def summed(node: Node) -> Bytes:
-            taken = [self._of(part) for part in node.parts.values()]
-            if node.entry is not None:
-                taken += [self.entries[node.entry].taken[name] for name in node.names]
-            return sum(taken, start=np.zeros(len(self.groups), np.int64))
-
-        return cache(summed)
+    def _sums(self, nodes: Sequence[Node]) -> tuple[Bytes, NDArray[np.bool_]]:
+        taken, has = np.zeros(len(self.groups), np.int64), np.zeros(len(self.groups), np.bool_)
+        for node in nodes:
+            self._add(node, taken, has)
+        return taken, has
 
     def spread(self, line: TreeLine | None = None) -> Spread:
         """Sum up the bytes of a line over the ranks that have a part of it, or of all over all ranks."""
-        nodes = line.nodes if line is not None else (self.tree,)
-        taken = sum((self._of(node) for node in nodes), start=np.zeros(len(self.groups), np.int64))
-        has = self._has(nodes[0]) if line is not None else np.ones(len(self.groups), np.bool_)
+        taken, has = self._sums(line.nodes if line is not None else (self.tree,))
+        has = has if line is not None else np.ones(len(self.groups), np.bool_)
         held, sizes = taken[has], np.array([len(group) for group in self.groups])[has]
         if not held.size:
             return Spread(0, 0.0, 0)
         return Spread(int(held.max()), float(np.average(held, weights=sizes)), int(held.min()))
 
-    @cached_property
-    def _has(self) -> Callable[[Node], NDArray[np.bool_]]:
-        """Returns which groups have a part of a module; those of alike ones are the same."""
-
-        def any_has(node: Node) -> NDArray[np.bool_]:
-            parts = [self._has(part) for part in node.parts.values()]
-            parts += [self.entries[node.entry].has] if node.entry is not None else []
-            flags: NDArray[np.bool_] = np.any([*parts, np.zeros(len(self.groups), np.bool_)], axis=0)
-            return flags
-
-        return cache(any_has)
-
     def largest_first(self, alike: Sequence[Node]) -> float:
         """Return a key that sorts modules by the bytes of their fullest rank, those that are alike together."""
-        return -float(np.sum([self._of(node) for node in alike], axis=0).max(initial=0))
+        return -float(self._sums(alike)[0].max(initial=0))
 
 
 def usage_of(document: Document) -> Usage:
     """Return the memory of a dump's modules."""
     groups = document.dump.files.equally_full
-    entries = [_entry(item, [group[0] for group in groups]) for item in document.counted]
-    return Usage(groups, entries, memory_table(document.dump))
+    group_of = {group[0]: number for number, group in enumerate(groups)}
+    return Usage(groups, [_entry(item, group_of) for item in document.counted], memory_table(document.dump))
 
 
-def _entry(item: CountedTensor, ranks: Sequence[int]) -> UsageEntry:
-    by_width = {width: name for name, width in item.widths.items()}
-    taken = {width: np.array([item.on(rank, name) for rank in ranks], np.int64) for width, name in by_width.items()}
-    has = np.array([rank in item.tensor.shards for rank in ranks], dtype=np.bool_)
+def _entry(item: CountedTensor, group_of: dict[int, int]) -> UsageEntry:
+    by_width = {width: item.bytes(name, group_of) for name, width in item.widths.items()}
+    taken = {width: np.array([*sizes.values()], np.int64) for width, sizes in by_width.items()}
     by_name = {name: taken[width] for name, width in item.widths.items()}
-    return UsageEntry(tuple(item.widths), item.tensor.role, by_name, has)
+    groups = [group_of[rank] for rank in next(iter(by_width.values()), ())]
+    return UsageEntry(tuple(item.widths), item.tensor.role, np.array(groups, np.intp), by_name)
