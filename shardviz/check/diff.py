@@ -326,5 +326,6 @@ def _compared_by_hash(name: str, before: Tensor, after: Tensor, error: ShardvizE
     different = [rank for rank in in_both if first[rank] != second[rank]]
     if not different:  # ranks that one dump lacks have copies, or their parts are not compared
         is_alike = len({*first.values(), *second.values()}) == 1
-        return None if is_alike else NotChecked(name, "its values can't be compared: the other ranks differ", "values")
+        why = "its values can't be compared: the dumps have it on different ranks, and its parts aren't copies"
+        return None if is_alike else NotChecked(name, why, "values")
     return Change(name, "values", "", f"different values on {named_ranks(different)}, as their hashes show")

@@ -166,7 +166,8 @@ def nothing_checked(dump: Dump, report: Report) -> str:
     unchecked = {result.tensor for result in report.not_checked if result.about in ("order", "no-ids")}
     if names - unchecked or next(compared(dump), None) is not None:
         return ""
-    reasons = Counter(result.why for result in report.not_checked if result.about in ("order", "no-ids")).most_common()
-    of = f"{reasons[0][1]:,} of them: " if len(reasons) > 1 else ""
-    why = f": {of}{reasons[0][0]}" if reasons else ""
+    pairs = {(result.tensor, result.why) for result in report.not_checked if result.about in ("order", "no-ids")}
+    reasons = Counter(why for _, why in pairs).most_common()
+    of = f"; of {reasons[0][1]:,} of them" if len(reasons) > 1 else ""
+    why = f"{of}: {reasons[0][0]}" if reasons else ""
     return f"nothing was checked in {counted(report.num_tensors, 'tensor')}{why}"

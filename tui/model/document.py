@@ -100,6 +100,11 @@ class TensorEntry:
         """The axes over which a sum is pending: `+tp`."""
         return " ".join(f"+{axis}" for axis, _ in self.tensor.claimed.partial) if self.tensor.claimed else ""
 
+    @property
+    def has_claim(self) -> bool:
+        """Whether it has placements on any rank."""
+        return self.tensor.claimed is not None
+
     def verdict_of(self, name: str) -> Verdict:
         """Return the verdict on one of its names."""
         return self.verdicts.get(name, self.verdict)

@@ -237,7 +237,7 @@ def of_entry(document: AnyDocument, selection: Selection, entry: int, name: str 
     kinds = [document.findings[index].kind for index in tensor_entry.findings]
     differs = any(kind in OF_PLACES or kind in IN_PLACE for kind in kinds)
     side: Side = "difference" if differs else "claimed" if selection.side == "difference" else selection.side
-    if tensor_entry.layout.endswith(" plain") and not differs:  # nothing is claimed
+    if not tensor_entry.has_claim and not differs:
         side = "held"
     return replace(selection, entry=entry, plane=plane, finding=finding, side=side, name=name)
 

@@ -45,6 +45,7 @@ class StoredEntry:
     findings: tuple[int, ...] = ()
     role: ClassVar[str] = "param"
     listed: ClassVar[bool] = True
+    has_claim: ClassVar[bool] = True
     mesh: ClassVar[None] = None
     pending: ClassVar[str] = ""
     wrong: ClassVar[str] = ""

@@ -62,7 +62,7 @@ class UsageTree(ModuleTree):
 
 The bytes of each module: of its fullest rank, and the mean over the ranks that have a part of it. Layers that are alike
 are one line, `32 × 12 MiB`: both numbers are of one of them. The *imbalance* is the fullest rank's bytes over the mean:
-1 if all hold the same. `!` marks those if the fullest rank holds a tenth more than the mean.
+1 if all hold the same. `!` marks modules whose fullest rank holds a tenth more than the mean.
 """
 
     BINDINGS = keys(

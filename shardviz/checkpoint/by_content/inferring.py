@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from shardviz.checkpoint.records import Tensor
 
 MOST_ALONE = 128
-"""Tensors that are looked for one by one, each in all others, if no family has them."""
+"""Tensors of both sides together that are looked for one by one, each in all others; of more, none is."""
 
 MOST_RENUMBERED = 256
 """Tensors of a family among which one is looked for under any number."""

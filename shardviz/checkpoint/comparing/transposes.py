@@ -44,23 +44,22 @@ def with_transposes(outcomes: Outcomes) -> Outcomes:
 
 
 def _key(tensor: Tensor | None, *, turned: bool = False) -> object:
-    """Return what a matrix has in common with its equals: shape, element type and first row; None for any other."""
+    """Return what a matrix has in common with its equals: shape, element type, first row; None if it is one number."""
     if not isinstance(tensor, StoredTensor) or len(tensor.shape) != MATRIX:
         return None
     try:
         bits = tensor.bits.T if turned else tensor.bits
-        return bits.shape, tensor.dtype, bits[:1].tobytes()
-    except DumpError:
+    except (DumpError, OSError):
         return None
+    return None if is_alike(bits) else (bits.shape, tensor.dtype, bits[:1].tobytes())
 
 
 def _is_turned(pair: Pair, other: Pair) -> bool:
-    """Whether a matrix of the second is one of the first with its key, transposed, and that is certain."""
+    """Whether a matrix of the second is one of the first with its key, transposed."""
     first, second = pair.first, other.second
     assert first is not None
     assert second is not None
-    before, after = first.bits.T, second.bits
-    return not is_alike(after) and bool(np.array_equal(before, after))
+    return bool(np.array_equal(first.bits.T, second.bits))
 
 
 def _turned(outcome: Outcome, pair: Pair) -> tuple[Outcome, Pair]:

@@ -150,7 +150,7 @@ class OtherNumbersInBuffer(Cause):
     wanted: float
     kinds = ("wrong-value",)
     why = (
-        "{buffer} is computed again after build(), with other numbers on every rank: {held:.5g} where the unsharded "
+        "{buffer} is computed again after build(), with other numbers on every rank: {held:.5g}, and the unsharded "
         "model has {wanted:.5g}"
     )
     how = "compute {buffer} with the settings that build() uses, such as base, length and dtype, or load its values"

@@ -145,8 +145,8 @@ class OffsetOfUnequalParts(Cause):
     length: str
     kinds = ("wrong-value",)
     why = (
-        "{place} takes a rank's coordinate along {axis} times {length} for where its part begins. {axis} doesn't "
-        "divide {size}: the parts are {parts}"
+        "{place} begins a rank's part at its coordinate along {axis} times {length}. {axis} doesn't divide {size}: the "
+        "parts are {parts}"
     )
     how = (
         "begin at the sum of the lengths of the parts before the rank's own in {place}: its coordinate times the "
@@ -205,7 +205,7 @@ class CutByAnotherAxis(Cause):
         "{weight} is cut over {rows}, which splits the batch, instead of by the coordinate along {axis}: ranks along "
         "{axis} together have {number} of its {count} parts, and ranks along {rows} have different ones"
     )
-    how = "choose the part by mesh.get_local_rank({axis!r}) of mesh[{axis!r}].size(), not by the rank in the world"
+    how = "take part mesh.get_local_rank({axis!r}) of mesh[{axis!r}].size(), and don't count by the rank in the world"
 
 
 class LoopFromZero(Cause):

@@ -131,9 +131,9 @@ def sharded_step(
         followed: The modules whose inputs, outputs and gradients are kept.
     """
     torch.manual_seed(seed)
-    observing = observed(model, stages, followed), noted_clips(model, probe)
+    observing, clipping = observed(model, stages, followed), noted_clips(model, probe)
     with sharded_again(model):
-        with dividing_float64_once(), observing[0] as observation, observing[1] as clips:
+        with dividing_float64_once(), observing as observation, clipping as clips:
             if hasattr(probe, "step"):
                 loss = _loss(probe.step(model, as_written(batch), mesh), "step")
             else:
@@ -180,7 +180,7 @@ def sharded_again(model: nn.Module) -> Iterator[None]:
     """Shard again what FSDP2 gathers in the context: after a forward alone its outermost module keeps weights whole."""
     before = [*model.parameters()]
     yield
-    if any(now is not then for now, then in zip(model.parameters(), before, strict=True)):
+    if [*map(id, model.parameters())] != [*map(id, before)]:
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()

@@ -188,7 +188,7 @@ LONG = 24
 """Rank numbers of more characters than this are read by nobody: how many they are says more."""
 
 HANDFUL = 3
-"""So many ranks are named by their numbers, also if they hold different parts."""
+"""So many ranks are named by their numbers, even if they hold different parts."""
 
 SHORT = 12
 """Rank numbers up to this many characters are written out wherever they fit."""

@@ -106,7 +106,7 @@ class PartOutcome:
         fate: What became of it.
         rows: The rows that are wrong, counted in the whole tensor, as text; empty if all of the part is.
         why: The dtype that values went through, the shape that it has instead, the tensor whose part it has, or
-            the number that all values are if that is not zero.
+            the number that all values equal; 0 if there is none.
         wrong: How many elements are wrong.
         size: How many it has.
         padded: How its own part was padded, if a map pads the whole; None if it was not.

@@ -177,6 +177,11 @@ def _is_whole(tensor: Tensor) -> bool:
 MAX_LISTED = 3
 
 
+RECOMPUTED = "computed again on every rank once the model was built", "numbers with the unsharded model's"
+ZERO = "zero on some ranks only", "use: is it a term of a sum over ranks, or a copy to be broadcast"
+"""What is odd about a weight that could not be checked, and what of it to compare."""
+
+
 def with_suspects(
     of_step: Iterable[Finding | NotChecked], laid_out: LaidOut, weights: Iterable[Finding]
 ) -> list[Finding | NotChecked]:
@@ -195,12 +200,14 @@ def with_suspects(
         why = f"the step: its numbers come from a model without {listed(absent, MAX_LISTED)}"
         explained = [result for result in results if result.tensor and not _is_unexplained(result)]
         return [*explained, NotChecked("", why, "step")]
-    suspects = tuple(_suspects(laid_out))
-    other = next((cause for name, *_ in suspects if (cause := _other_numbers(laid_out.dump, name)) is not None), None)
-    if not suspects:
-        return results
+    suspects = dict(_suspects(laid_out))
+    others = (_other_numbers(laid_out.dump, name) for name, is_recomputed in suspects.items() if is_recomputed)
+    other = next((cause for cause in others if cause is not None), None)
+    odd = tuple((name, *(RECOMPUTED if is_recomputed else ZERO)) for name, is_recomputed in suspects.items())
     return [
-        result.because(other or UncheckedWeights(suspects, result.explanation)) if _is_unexplained(result) else result
+        result.because(other or UncheckedWeights(odd, result.explanation))
+        if suspects and _is_unexplained(result)
+        else result
         for result in results
     ]
 
@@ -229,8 +236,8 @@ def _is_unexplained(result: Finding | NotChecked) -> TypeGuard[Finding]:
     return isinstance(result, Finding) and result.kind == "wrong-value" and result.generic
 
 
-def _suspects(laid_out: LaidOut) -> Iterator[tuple[str, str, str]]:
-    """Yield unchecked plain tensors' names, with what is odd and what to compare."""
+def _suspects(laid_out: LaidOut) -> Iterator[tuple[str, bool]]:
+    """Yield unchecked plain tensors' names, and whether every rank computes them again: others are zero on some."""
     for tensor in laid_out.dump.at("stamped"):
         for name in tensor.names if tensor.claimed is None else ():
             try:
@@ -238,13 +245,10 @@ def _suspects(laid_out: LaidOut) -> Iterator[tuple[str, str, str]]:
             except ShardvizError:  # it is not checked for that reason already
                 continue
             if any(any(check_recomputed(case)) for case in cases):
-                if _before_step(laid_out.dump, name) and _other_numbers(laid_out.dump, name) is None:
-                    continue
-                what = "computed again on every rank once the model was built"
-                yield name, what, "numbers with the unsharded model's"
+                if (sides := _before_step(laid_out.dump, name)) is None or error_of(*sides) > SINGLE:
+                    yield name, True
             elif any(any(check_zeros(case)) for case in cases):
-                use = "use: is it a term of a sum over ranks, or a copy to be broadcast"
-                yield name, "zero on some ranks only", use
+                yield name, False
 
 
 MOST_RANKS = 4

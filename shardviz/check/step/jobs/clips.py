@@ -62,7 +62,11 @@ def clips_of(reference: WholeJob, job: WholeJob) -> Clips | None:
         {clip for record in each.job.dump.files.ranks.values() for clip in record.clips} for each in (reference, job)
     ]
     numbers = {len(record.clips) for each in (reference, job) for record in each.job.dump.files.ranks.values()}
-    return Clips(calls[0].pop(), calls[1].pop()) if numbers == {1} and [len(of) for of in calls] == [1, 1] else None
+    if numbers != {1} or [len(of) for of in calls] != [1, 1]:
+        return None
+    clips = Clips(calls[0].pop(), calls[1].pop())
+    is_known = all(math.isfinite(clip.norm) and min(clip.norm, clip.limit) > 0 for clip in (clips.reference, clips.job))
+    return clips if is_known else None
 
 
 def of_size_before(evidence: Evidence, clips: Clips | None) -> Finding | None:
@@ -76,7 +80,12 @@ def of_size_before(evidence: Evidence, clips: Clips | None) -> Finding | None:
         return None
     if not math.isclose(factor, clips.before * clips.after, rel_tol=STEP):
         return None
-    return of_factor(evidence, gradients, clips.before, f"that is before they are clipped to {number(clips.job.limit)}")
+    return of_factor(
+        evidence,
+        gradients,
+        clips.before,
+        f"the factor is that from before clipping to a norm of {number(clips.job.limit)}",
+    )
 
 
 def with_own_clips(findings: Sequence[Finding], job: WholeJob) -> list[Finding]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from dataclasses import replace
 from itertools import combinations
 from typing import TYPE_CHECKING
@@ -71,12 +72,15 @@ def _micro_batches(lines: Lines, states: States, rank: int) -> dict[int, int]:
 
     An output is known by its numbers among the unsharded model's, and so is its gradient, at the same place of a call.
     """
-    made = [(line.call, number) for line in lines.unsharded.lines for number in line.outputs]
-    by_call = {call: [number for of, number in made if of == call] for call, _ in made}
+    by_call: defaultdict[int, list[int]] = defaultdict(list)
+    for line in lines.unsharded.lines:
+        by_call[line.call] += line.outputs
+    if len(by_call) < 2:
+        return {}
     places = {number: (call, at) for call, numbers in by_call.items() for at, number in enumerate(numbers)}
     pairs: dict[int, int] = {}
     for number in (number for returned in lines.sharded[rank].returned for number in returned):
-        if len(by_call) < 2 or not lines.records[rank, number].has_gradient:
+        if not lines.records[rank, number].has_gradient:
             continue
         held, came = (states.held(((rank, number),), gradient=gradient).get(rank) for gradient in (False, True))
         homes = {places[one] for one in places if _is_equal(held, states.whole(one))}

@@ -61,26 +61,31 @@ def _left_out(lines: Lines, whole: LineRecord, of_ranks: Mapping[int, list[LineR
 def _exchanged(states: States, whole: LineRecord, calls: Mapping[int, LineRecord]) -> Fault | None:
     """Return the fault of a loss that gets the unsharded model's rows with labels that no row like them has."""
     rows, labels = (states.whole(number) for number in whole.inputs[:2])
-    held_rows, held_labels = (
+    of_rows, of_labels = (
         states.held(tuple((rank, line.inputs[at_input]) for rank, line in calls.items())) for at_input in (0, 1)
     )
-    if rows is None or labels is None or rows.ndim != labels.ndim + 1 != 2 or not labels.size:
+    if rows is None or labels is None or (rows.ndim, labels.ndim) != (2, 1) or not labels.size:
         return None
     for rank, line in calls.items():
-        own, own_labels = held_rows.get(rank), held_labels.get(rank)
-        if own is None or own_labels is None or own.shape[1:] != rows.shape[1:] or len(own) != len(own_labels):
+        rows_held, labels_held = of_rows.get(rank), of_labels.get(rank)
+        if (
+            rows_held is None
+            or labels_held is None
+            or rows_held.shape[1:] != rows.shape[1:]
+            or len(rows_held) != len(labels_held)
+        ):
             return None
-        if own.size * len(rows) > MAX_COMPARED:
+        if rows_held.size * len(rows) > MAX_COMPARED:
             return None
-        is_same = np.abs(own[:, None] - rows[None]).max(-1) <= STEP * float(np.max(np.abs(rows)))
-        is_right = (is_same & (own_labels[:, None] == labels[None])).any(1)
+        is_same = np.abs(rows_held[:, None] - rows[None]).max(-1) <= STEP * float(np.max(np.abs(rows)))
+        is_right = (is_same & (labels_held[:, None] == labels[None])).any(1)
         if not is_same.any(1).all():
             return None
         if not is_right.all():
             row = int(np.argmin(is_right))
-            label, wanted = int(own_labels[row]), int(labels[int(np.argmax(is_same[row]))])
+            label, wanted = int(labels_held[row]), int(labels[int(np.argmax(is_same[row]))])
             frame, function = line.frames[line.own], whole.function
             gives = f"{at(frame)} gives {function} label {label} for row {row} on rank {rank}"
-            cause = LabelsOfOtherRows(place_of(frame), function, int(np.count_nonzero(~is_right)), len(own))
+            cause = LabelsOfOtherRows(place_of(frame), function, int(np.count_nonzero(~is_right)), len(rows_held))
             return Fault(frame, function, f"{gives}; in the unsharded model this row has {wanted}", cause)
     return None

@@ -211,7 +211,7 @@ class UnequalSplit:
     @property
     def begins(self) -> dict[int, int]:
         """Where each rank's part begins."""
-        return {rank: sum(self.lengths[:at]) for rank, at in self.coords.items()}
+        return {rank: min(at * self.lengths[0], self.size) for rank, at in self.coords.items()}
 
     @property
     def guesses(self) -> Iterator[tuple[str, dict[int, int]]]:
@@ -224,24 +224,34 @@ class UnequalSplit:
 
 def unequal_fault(lines: Lines, states: States) -> Fault | None:
     """Return the line that takes a rank's coordinate times one length for where its part begins."""
-    counting = [call for call in lines.calls if call.counts_by_rank]
+    counting = [call for call in lines.calls if call.counts_by_rank and not _is_known(states, call)]
+    numbers = {call: list(_numbers(call)) for call in counting}
     for split in _unequal_splits(lines, states) if counting else ():
         for length, guessed in split.guesses:
+            if guessed == split.coords:
+                continue  # the number of a rank says nothing of a length
             wrong = next((rank for rank, begin in split.begins.items() if guessed[rank] != begin), None)
-            call = next((call for call in counting if guessed in _numbers(call)), None)
+            call = next((call for call in counting if guessed in numbers[call]), None)
             if call is not None and wrong is not None:
                 return _fault_of_unequal(call, split, wrong, length)
     return None
 
 
+def _is_known(states: States, call: Call) -> bool:
+    """Whether what a call returns is known to be right, or terms of what is."""
+    return any(states.placed(value).is_known for value in call.outputs)
+
+
 def _unequal_splits(lines: Lines, states: States) -> Iterator[UnequalSplit]:
     """Yield the dims of a module's right tensors of which ranks have parts of several lengths."""
-    mesh = states.mesh
+    mesh, known = states.mesh, set[tuple[int, str]]()
     for value in lines.values:
         state = states.forward(value)
         layout = state.layout if state.kind == "right" else None
         for size, chain in zip(layout.shape, layout.chains, strict=True) if layout is not None else ():
-            if len(chain) == 1 and isinstance(axis := chain[0], str) and size % mesh.axis_size(axis):
+            axis = str(chain[0]) if len(chain) == 1 and isinstance(chain[0], str) else ""
+            if axis and size % mesh.axis_size(axis) and (size, axis) not in known:
+                known.add((size, axis))
                 part = -(-size // mesh.axis_size(axis))
                 lengths = tuple(max(min(part, size - part * at), 0) for at in range(mesh.axis_size(axis)))
                 coords = {rank: mesh.coord_of(rank)[mesh.axis_index(axis)] for rank in mesh.ranks}

@@ -216,8 +216,9 @@ class OfRank:
 
         If nothing calls the model itself, as in Lightning on one process, it is what the one module in it was given.
         """
-        names = [] if "" in self.counts else self.counts
-        outermost = [name for name in names if not any(is_within(name, outer) for outer in names)]
+        outermost: list[str] = []
+        for name in () if "" in self.counts else sorted(self.counts, key=lambda name: f"{name}."):
+            outermost += [] if outermost and is_within(name, outermost[-1]) else [name]
         model = outermost[0] if len(outermost) == 1 else ""
         records = [one for one in self.records if one.what == "batch" or (one.module, one.what) == (model, "input")]
         by_tensor: dict[tuple[str, int], list[KeptRecord]] = {}
@@ -245,8 +246,10 @@ class OfRank:
         points: dict[Place, Point] = {}
         for place, records in by_place.items():
             parts, forward = values[place], place.forward if place.is_gradient else place
-            whole = _added(parts) if place.is_gradient else parts[0]
-            points[place] = _point(records, whole if forward in once else joined(parts, dim))
+            if forward in once:
+                points[place] = _point(records, _added(parts) if place.is_gradient else parts[0])
+            else:
+                points[place] = _point(records, joined(parts, dim))
         return points
 
     def rows(self, counts: Mapping[str, int], dim: int = 0) -> dict[Place, frozenset[int]]:

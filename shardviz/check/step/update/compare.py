@@ -37,7 +37,7 @@ from shardviz.explain.step.buffers import (
 from shardviz.explain.step.update import AnotherGroup
 from shardviz.explain.templates import number
 from shardviz.relate.measures import owner_of, ratio_of
-from shardviz.relate.tolerance import EPSILON, FEW, MANY, ROUNDINGS_OF_ONE, ROUNDINGS_OF_STEP, STEP, TELLING
+from shardviz.relate.tolerance import EPSILON, FEW, MANY, ROUNDINGS_OF_ONE, ROUNDINGS_OF_STEP, SINGLE, STEP, TELLING
 from shardviz.relate.values import error_of
 
 if TYPE_CHECKING:
@@ -354,7 +354,7 @@ def _is_mean(values: NDArray[np.float64], *parts: NDArray[np.float64]) -> bool:
         return False
     columns = np.stack([part.ravel() for part in parts], axis=1)
     shares, *_ = np.linalg.lstsq(columns, values.ravel(), rcond=None)
-    return bool(shares[-1]) and error_of((columns @ shares).reshape(values.shape), values) <= STEP
+    return float(np.min(np.abs(shares))) > SINGLE and error_of((columns @ shares).reshape(values.shape), values) <= STEP
 
 
 def _of_another_group(dump: Dump, comparison: Compared) -> AnotherGroup | None:

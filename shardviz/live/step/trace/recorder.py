@@ -48,7 +48,7 @@ class Seen:
         needs_grad: Whether a gradient can flow back to it.
         number: Counts the tensors of a trace.
         gradient: This rank's part of its gradient; None if none came back.
-        shape: The shape of this rank's part, also if only a sample of it is kept.
+        shape: The shape of this rank's part, even if only a sample of it is kept.
         local: The same values with the placements that the tensor claims.
     """
 
