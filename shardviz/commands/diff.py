@@ -160,7 +160,7 @@ def compared(
         found = difference.to_json()
         write_json(found | {"step": found["step"] | step_json(difference.step)}, output)
     elif style == "html":
-        if difference.step.beside is None:
+        if difference.step.sides is None:
             _refuse_steps_that_began_apart(difference.step)
             refuse_picture("dumps without the steps of two jobs")
         write_markup(difference_html(f"{before.name} and {after.name}", difference.step), output)

@@ -103,17 +103,17 @@ class ProbeScore:
     Attributes:
         name: The probe.
         wanted: The kinds that it must give; empty for one that must stay quiet.
-        found: The kinds that it gave.
+        given: The kinds that it gave.
     """
 
     name: str
     wanted: frozenset[str]
-    found: frozenset[str]
+    given: frozenset[str]
 
     @property
     def is_right(self) -> bool:
         """Whether what was found is what had to be."""
-        return self.wanted == self.found
+        return self.wanted == self.given
 
 
 @dataclass(frozen=True)
@@ -136,8 +136,8 @@ class TotalScore:
     def of(cls, scores: Sequence[ProbeScore]) -> TotalScore:
         """Add up scores."""
         bugs = [score for score in scores if score.wanted]
-        detected, named = sum(bool(score.found) for score in bugs), sum(score.is_right for score in bugs)
-        return cls(len(bugs), detected, named, sum(len(score.found - score.wanted) for score in scores))
+        detected, named = sum(bool(score.given) for score in bugs), sum(score.is_right for score in bugs)
+        return cls(len(bugs), detected, named, sum(len(score.given - score.wanted) for score in scores))
 
 
 def _run_bugs(args: argparse.Namespace) -> int:
@@ -183,8 +183,8 @@ def _score(probe: Probe) -> ProbeScore:
     with tempfile.TemporaryDirectory(prefix="shardviz-bugs-") as folder:
         dump = prepare_folder(Path(folder) / "dump")
         ProbeJob.of(probe, Mesh(probe.axes, probe.mesh), dump).launch()
-        found = frozenset(finding.kind for finding in check_dump(dump).findings)
-    return ProbeScore(probe.name, frozenset(probe.kinds), found)
+        given = frozenset(finding.kind for finding in check_dump(dump).findings)
+    return ProbeScore(probe.name, frozenset(probe.kinds), given)
 
 
 def _table(scores: list[ProbeScore], terminal: Terminal) -> list[Text]:
@@ -194,9 +194,9 @@ def _table(scores: list[ProbeScore], terminal: Terminal) -> list[Text]:
     lines = [line(("  " + "probe".ljust(width) + "  found", DIM))]
     for score in scores:
         glyph, style = (terminal.glyphs.good, GOOD) if score.is_right else (terminal.glyphs.error, BAD)
-        found = ", ".join(sorted(score.found)) or "nothing"
+        given = ", ".join(sorted(score.given)) or "nothing"
         due = "" if score.is_right else f"   expected: {', '.join(sorted(score.wanted)) or 'nothing'}"
-        lines.append(line((glyph, style), f" {score.name.ljust(width)}  {found}", (due, BAD)))
+        lines.append(line((glyph, style), f" {score.name.ljust(width)}  {given}", (due, BAD)))
     total = TotalScore.of(scores)
     text = (
         f"{total.detected} of {total.bugs} detected, {total.named} of {total.bugs} correctly named, "
@@ -208,7 +208,7 @@ def _table(scores: list[ProbeScore], terminal: Terminal) -> list[Text]:
 def as_json(scores: Sequence[ProbeScore], not_run: Mapping[str, str]) -> dict[str, Any]:
     """Return how every probe came out and their total, with the reasons why some were not run."""
     probes = [
-        {"name": one.name, "expected": sorted(one.wanted), "found": sorted(one.found), "right": one.is_right}
+        {"name": one.name, "expected": sorted(one.wanted), "found": sorted(one.given), "right": one.is_right}
         for one in scores
     ]
     return {"probes": probes, "not_run": dict(not_run), **asdict(TotalScore.of(scores))}

@@ -77,7 +77,7 @@ class DifferenceOfRuns(Drawable):
         """Return two jobs' steps as a page in a frame, anything else as text."""
         from shardviz.picture.html.step import difference_html
 
-        if self.judged.step.beside is not None:
+        if self.judged.step.sides is not None:
             return {HTML: framed(difference_html(self.names, self.judged.step))}
         terminal = Terminal()
         return {HTML: element("pre", words(terminal.render(self.lines(terminal))))}

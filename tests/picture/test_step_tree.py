@@ -159,7 +159,7 @@ def test_a_step_that_was_not_followed_says_so(dump, tmp_path):
 def test_two_jobs_steps_are_a_page_text_and_json(dump):
     evidence = Evidence(dump, tuple(compared(dump)))
     first = Departure("sharded", FOUND.module, "", "the second run: its output is off", "a sum is missing", 2)
-    step = StepDifference((first,), 3, agreement="the jobs agree", beside=Beside(evidence, (FOUND,), "the first run"))
+    step = StepDifference((first,), 3, agreement="the jobs agree", sides=Beside(evidence, (FOUND,), "the first run"))
     page = difference_html("two and four", step)
     assert "first wrong module" in page
     assert "the first run&#x27;s" in page or "the first run's" in page

@@ -71,19 +71,19 @@ Instead of elements there are the model's own values, if the dump has them, besi
 differs, if any does.
 """
 
-    beside: Beside | None = None
+    shown: Beside | None = None
     _cell, _gutter = 1, 0
 
-    def show(self, beside: Beside | None) -> None:
+    def show(self, shown: Beside | None) -> None:
         """Show numbers, and scroll to the chosen one."""
-        self.beside = beside
+        self.shown = shown
         self.scroll_to(0, 0, animate=False)
-        if beside is not None and beside.memory.num_rows and beside.memory.num_columns:
-            memories = [beside.memory, *([beside.due] if beside.due else [])]
+        if shown is not None and shown.memory.num_rows and shown.memory.num_columns:
+            memories = [shown.memory, *([shown.due] if shown.due else [])]
             self._cell = max(memory.width for memory in memories) + 2
-            self._cell = max(self._cell, len(str(beside.memory.num_columns - 1)) + 1)
-            ends = {0, beside.memory.num_rows - 1, *range(min(SAMPLE, beside.memory.num_rows))}
-            self._gutter = max(map(len, map(beside.memory.row_title, ends))) + 1
+            self._cell = max(self._cell, len(str(shown.memory.num_columns - 1)) + 1)
+            ends = {0, shown.memory.num_rows - 1, *range(min(SAMPLE, shown.memory.num_rows))}
+            self._gutter = max(map(len, map(shown.memory.row_title, ends))) + 1
             self.fit()
         self.refresh()
 
@@ -91,15 +91,15 @@ differs, if any does.
     def _half(self) -> int:
         """The columns that the numbers have, or those that they are compared with."""
         room = self.room.width - self.scrollbar_size_vertical - self._gutter
-        if self.beside and self.beside.due:
+        if self.shown and self.shown.due:
             room = (room - len(BETWEEN)) // 2
         return max(room // self._cell, 1) * self._cell
 
     def fit(self) -> None:
         """Fit the numbers into their room: both halves scroll together."""
-        if self.beside is None or not self.room:
+        if self.shown is None or not self.room:
             return
-        memory = self.beside.memory
+        memory = self.shown.memory
         beyond = max(self._cell * memory.num_columns - self._half, 0)
         width = self.room.width - self.scrollbar_size_vertical
         self.virtual_size = Size(width + beyond if beyond else 0, memory.num_rows + HEADS)
@@ -107,9 +107,9 @@ differs, if any does.
 
     def scroll_to_cursor(self) -> None:
         """Scroll as far as is needed to show the chosen number in its half."""
-        if self.beside is None or self.beside.cursor is None:
+        if self.shown is None or self.shown.cursor is None:
             return
-        (row, column), (left, top) = self.beside.cursor, self.scroll_offset
+        (row, column), (left, top) = self.shown.cursor, self.scroll_offset
         begin, height = column * self._cell, max(self.size.height - HEADS - 1, 1)
         left = min(max(left, begin + self._cell - self._half), begin)
         top = min(max(top, row + 1 - height), row)
@@ -118,16 +118,16 @@ differs, if any does.
 
     def render_line(self, y: int) -> Strip:
         """Write one line of the screen."""
-        beside, (left, top) = self.beside, self.scroll_offset
+        shown, (left, top) = self.shown, self.scroll_offset
         row = y - HEADS + top
-        if beside is None or not beside.memory.num_columns or row >= beside.memory.num_rows:
+        if shown is None or not shown.memory.num_columns or row >= shown.memory.num_rows:
             return self.blank
-        memory, due = beside.memory, beside.due
+        memory, due = shown.memory, shown.due
         if y < HEADS:
             heads = [self._head(half, y, left) for half in (*([due] if due else []), memory)]
             return self.strip_of([Segment(" " * self._gutter + BETWEEN.join(heads), self.base + DIM)])
         first, count = left // self._cell, self._half // self._cell + 2
-        marks = beside.wrong(row, first, count)
+        marks = shown.wrong(row, first, count)
         line = [Segment(memory.row_title(row).rjust(self._gutter), self.base + DIM)]
         if due is not None:
             line += [*self._numbers(due, row, [], self.base + DIM), Segment(BETWEEN, self.base + DIM)]
@@ -143,10 +143,10 @@ differs, if any does.
 
     def _numbers(self, memory: Memory, row: int, marks: list[bool], marked: Style) -> list[Segment]:
         """Write a row's numbers that are on screen, cut at both ends."""
-        assert self.beside is not None
+        assert self.shown is not None
         left = self.scroll_offset.x
         first, count = left // self._cell, self._half // self._cell + 2
-        cursor = self.beside.cursor if memory is self.beside.memory else None
+        cursor = self.shown.cursor if memory is self.shown.memory else None
         segments, skip, room = list[Segment](), left % self._cell, self._half
         for at, number in enumerate(memory.row(row, first, count)):
             is_wrong = at < len(marks) and marks[at]
@@ -345,17 +345,17 @@ class RankView(View["Document"], Searching):
         self._show_memory(document, selection, rank)
 
     def _show_memory(self, document: Document, selection: Selection, rank: int) -> None:
-        beside, why = _memory(document, selection, rank, values=self.values)
+        shown, why = _memory(document, selection, rank, values=self.values)
         grid, part = self.query_one(ValuesGrid), self.query_one(TensorMap)
-        sides = document.drawn(selection.entry, selection.name) if beside is None else None
-        grid.show(beside)
+        sides = document.drawn(selection.entry, selection.name) if shown is None else None
+        grid.show(shown)
         grid.display, part.display = sides is None, sides is not None
         part.show(sides, "held" if sides is not None and sides.has_held else "claimed", selection.plane, lit=rank)
         box, note = self.query_one("#memory-box", Box), self.query_one("#memory-note", Static)
         if document.entries:
             name = printable(name_of(document, selection))
             box.set_titles(f"{fitted(name)} on rank {rank}")
-        note.update(why or (f"local shape {list(beside.memory.shape)}" if beside else ""), layout=False)
+        note.update(why or (f"local shape {list(shown.memory.shape)}" if shown else ""), layout=False)
 
     @on(TensorOpened)
     def _opened(self) -> None:

@@ -132,9 +132,9 @@ class Activations:
             pending = any(layout.partial for layout in layouts if layout is not None)
             return Activation(name, "pending" if pending else "right")
         whole = whole_of(self.dump, "activation", name)
-        return Activation(name, "odd") if whole is None else self._beside(name, tensor.shards, whole)
+        return Activation(name, "odd") if whole is None else self._located(name, tensor.shards, whole)
 
-    def _beside(self, name: str, shards: Mapping[int, Shard], whole: NDArray[np.float64]) -> Activation:
+    def _located(self, name: str, shards: Mapping[int, Shard], whole: NDArray[np.float64]) -> Activation:
         """Locate every rank's values in the unsharded model's output of a module."""
         near = self.rounding.tolerance(whole, gradient=False)
         places, dims, cut = {}, set(), False

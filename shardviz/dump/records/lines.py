@@ -6,6 +6,8 @@ under `of_value`: those of the sharded module of the moment `step`, those of the
 
 from __future__ import annotations
 
+import msgspec
+
 from shardviz.dump.records.base import Count, Record, Shape
 
 STEP = "step()"
@@ -47,21 +49,21 @@ class LineRecord(Record, frozen=True):
     Attributes:
         call: Which call of the module, counted from 0.
         function: What is called: `linear`, `all_reduce`, an `autograd.Function` or a compiled module by its class.
-        frames: The user's frames from the module's call inwards; the one of a module's own method is marked by `own`.
-        own: The index in `frames` of the innermost line that stands in a module's own method.
+        frames: The user's frames from the module's call inwards.
+        innermost: The index in `frames` of the innermost line that stands in a module's own method.
         inputs: The numbers of the tensors that it is given.
         outputs: The numbers of the tensors that it returns or writes into.
         ranks: The ranks of the collective that it is or makes; empty if there is none.
         is_collective: Whether the call is itself a collective, and not one that makes some.
         numbers: The numbers among its arguments, those of slices too: they differ if a rank counts from its own.
-        since: The line of the same function that begins to compute the numbers which the line of `own` reads; None if
+        since: The line of the same function that begins to compute the numbers which the innermost line reads; None if
             that is the line itself.
     """
 
     call: Count
     function: str
     frames: tuple[FrameRecord, ...]
-    own: Count
+    innermost: Count = msgspec.field(name="own")
     inputs: tuple[Count, ...] = ()
     outputs: tuple[Count, ...] = ()
     ranks: tuple[Count, ...] = ()

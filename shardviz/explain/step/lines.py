@@ -330,7 +330,7 @@ class UnsummedLine(Cause):
         axis: The axis of the sum.
         function: What uses them, if that is in the line that makes them.
         operand: What gives them to it.
-        beside: What it takes, too, and needs no sum; empty if there is nothing.
+        other: What it takes, too, and needs no sum; empty if there is nothing.
         mean: What the terms are of, `mean`, if that isn't a sum.
         divisor: The line that makes what the reader divides by, if that divides one term of a sum by one of another.
     """
@@ -340,19 +340,19 @@ class UnsummedLine(Cause):
     axis: str
     function: str = ""
     operand: str = ""
-    beside: str = ""
+    other: str = ""
     mean: str = ""
     divisor: str = ""
     kinds = WRONG
     why = (
         "{divisor:?{reader} divides each rank's own sum by its own sum or count. Nothing sums either over "
         "{axis}|{operand:?In {terms}, {function} takes the result of {operand}, which is one term of a sum over {axis}"
-        "{beside:?, and {beside}}|Nothing {mean:?averages|sums} the result of {terms} over {axis} before "
+        "{other:?, and {other}}|Nothing {mean:?averages|sums} the result of {terms} over {axis} before "
         "{reader:?{reader} uses it|the module returns it}}}"
     )
     how = (
         "{divisor:?all_reduce numerator and denominator over {axis} before {reader}|{operand:?in {terms}, all_reduce "
-        "the result of {operand} over {axis} before {function} takes it{beside:?, and only that}|all_reduce the result "
+        "the result of {operand} over {axis} before {function} takes it{other:?, and only that}|all_reduce the result "
         "of {terms} over {axis}{mean:? with ReduceOp.AVG} before {reader:?{reader}|the module returns it}}}; in "
         "backward, return the gradient unchanged if all ranks compute the same afterwards, and sum it if each uses its "
         "own part"

@@ -131,7 +131,7 @@ def difference_html(title: str, step: StepDifference) -> str:
         "modules": modules_section(tree, heats) if tree is not None else "",
         "left": _uncompared_text(step.not_compared),
     }
-    ranks = step.beside.evidence.dump.files.mesh.ranks if step.beside is not None else ()
+    ranks = step.sides.evidence.dump.files.mesh.ranks if step.sides is not None else ()
     return page_of(
         title,
         style_sheet(ranks),

@@ -367,7 +367,7 @@ def _blocks(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def step_of(step: StepDifference) -> tuple[StepTree | None, Sequence[StepHeat]]:
     """Return the tree and the numbers; no tree if no two jobs' steps were laid side by side."""
-    steps = step.beside
+    steps = step.sides
     if steps is None:
         return None, ()
     tree = step_tree(steps.evidence.dump, steps.findings, steps.reference)

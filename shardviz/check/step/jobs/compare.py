@@ -135,8 +135,8 @@ def _compare(reference: WholeJob, job: WholeJob) -> Attempt:
     rows = _rows_of(reference, job)
     if rows.problem:
         peers = rows_of_peers(reference, job, parts, belongings)
-        told = f"; ranks along {peers.axis} were given different rows" if peers is not None else ""
-        departure = departure_for(peers or rows.cause, "batch", "", f"{job.name}: {rows.problem}{told}")
+        clause = f"; ranks along {peers.axis} were given different rows" if peers is not None else ""
+        departure = departure_for(peers or rows.cause, "batch", "", f"{job.name}: {rows.problem}{clause}")
         return Attempt(StepDifference((departure,), num_weights, agreement=WEIGHTS, is_of_jobs=True))
     records = (record for each in (reference, job) for record in each.job.dump.files.ranks.values())
     reasons = dict.fromkeys(why for record in records for _, why in record.not_checked)
@@ -144,13 +144,13 @@ def _compare(reference: WholeJob, job: WholeJob) -> Attempt:
     if rows.not_joined:  # gradients are of the whole batch, however ranks share it
         left_out.append(NotChecked("", f"the step, module by module: {rows.not_joined}", "step"))
     judging = Judging({}, {}, job.mesh) if rows.not_joined else _judging(reference, job, rows.order)
-    attempt = _beside(reference, job, judging, Weights(params, grads, belongings, rows.order), left_out)
+    attempt = _step_of(reference, job, judging, Weights(params, grads, belongings, rows.order), left_out)
     first = next(iter(attempt.difference.departures), None)
     if first is not None and isinstance(first.explanation, UnexplainedModule):  # a sum of different rows, as a lookup's
         peers = rows_of_peers(reference, job, parts, belongings)
         if peers is not None:
-            told = f"ranks along {peers.axis} were given different rows; {first.place} is the first wrong module"
-            departure = departure_for(peers, "batch", "", f"{job.name}: {told}", following=first.following)
+            clause = f"ranks along {peers.axis} were given different rows; {first.place} is the first wrong module"
+            departure = departure_for(peers, "batch", "", f"{job.name}: {clause}", following=first.following)
             difference = replace(attempt.difference, departures=(departure,))
             return replace(attempt, difference=difference, is_explained=True)
     return attempt
@@ -227,7 +227,7 @@ def _reordered(
     return type(point)(whole.reordered(rows), point.needs_grad, point.tensor, point.order, point.type, point.draws)
 
 
-def _beside(
+def _step_of(
     reference: WholeJob, job: WholeJob, judging: Judging, weights: Weights, left_out: Sequence[NotChecked]
 ) -> Attempt:
     if not judging.judgments and not left_out:

@@ -302,7 +302,7 @@ class Around:
         last, _ = having[0][-1]
         if not math.isclose(mean, times * float(wanted), rel_tol=SINGLE) or not last.frames:
             return None
-        frames, own = last.frames, last.own
+        frames, own = last.frames, last.innermost
         line, count = frames[own], len(having[0])
         terms = f"{count} losses that add up to " if count > 1 else ""
         of_ranks = ", in the mean over ranks" if times < 1 else ""
@@ -433,7 +433,7 @@ def _local_reads(lines: Lines, name: str) -> Iterator[tuple[tuple[FrameRecord, .
     for rank, record in lines.sharded.items():
         for line in record.lines:
             if line.function == TO_LOCAL and lines.records[rank, line.inputs[0]].origin == f"weight {name}":
-                yield line.frames, line.own
+                yield line.frames, line.innermost
 
 
 def _reductions(lines: Lines) -> Iterator[tuple[Call, set[str]]]:

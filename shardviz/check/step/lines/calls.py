@@ -61,7 +61,7 @@ class Call:
     @property
     def line(self) -> FrameRecord:
         """The line of the module's own code that it comes from."""
-        return self.first.frames[self.first.own]
+        return self.first.frames[self.first.innermost]
 
     @property
     def place(self) -> tuple[str, int]:

@@ -224,7 +224,11 @@ def exchange_backward(lines: Lines, states: States) -> Fault | None:
     hands back, summed over ranks, is what it gives times the gradient that it gets.
     """
     for call in reversed(lines.calls if states.is_right else ()):
-        if _is_exchange(call) and len(call.first.frames) > call.first.own + 1 and not _is_reversed(lines, states, call):
+        if (
+            _is_exchange(call)
+            and len(call.first.frames) > call.first.innermost + 1
+            and not _is_reversed(lines, states, call)
+        ):
             sentence = f"in backward {reached(call)} is the first wrong line: it doesn't send back the reverse exchange"
             places = place_of(call.line), call.first.function, place_of(call.first.frames[-1])
             return fault_at(call, f"{sentence} of its gradient", ExchangeNotReversed(*places))

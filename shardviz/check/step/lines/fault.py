@@ -120,7 +120,7 @@ def after(before: FrameRecord | None, line: FrameRecord) -> str:
 
 
 def _caller(call: Call) -> FrameRecord | None:
-    frames, own = call.first.frames, call.first.own
+    frames, own = call.first.frames, call.first.innermost
     return frames[own - 1] if call.is_around and own and frames[own].function not in ENTRIES else None
 
 

@@ -148,7 +148,7 @@ def padding_fault(lines: Lines, states: States) -> Fault | None:
             call = _sum_over(lines, states, value, layout, dim, size) if layout is not None else None
             if call is not None and layout is not None:
                 ranks = tuple(rank for rank, region in layout.regions() if region.dims[dim][-1][1] > size)
-                cutting, padded = cut.frames[cut.own], layout.shape[dim]
+                cutting, padded = cut.frames[cut.innermost], layout.shape[dim]
                 elements = f"elements {size} to {padded - 1} of it, on {named_ranks(ranks)}"
                 summed = f"{reached(call)} sums over dim {dim} with {elements}"
                 sentence = f"{summed}; the unsharded model cuts these off in {at(cutting, call.line)}"

@@ -52,7 +52,7 @@ def _left_out(lines: Lines, whole: LineRecord, of_ranks: Mapping[int, list[LineR
     total, (rank, calls) = sum(held.values()), next(iter(of_ranks.items()))
     if total >= wanted:
         return None
-    line, function = calls[0].frames[calls[0].own], whole.function
+    line, function = calls[0].frames[calls[0].innermost], whole.function
     gets = f"{at(line)} gives {function} {held[rank]} labels on rank {rank} and {total} on all ranks"
     cause = RowsLeftOut(place_of(line), function, total, wanted)
     return Fault(line, function, f"{gets}; the unsharded model's loss is of {wanted}", cause)
@@ -84,7 +84,7 @@ def _exchanged(states: States, whole: LineRecord, calls: Mapping[int, LineRecord
         if not is_right.all():
             row = int(np.argmin(is_right))
             label, wanted = int(labels_held[row]), int(labels[int(np.argmax(is_same[row]))])
-            frame, function = line.frames[line.own], whole.function
+            frame, function = line.frames[line.innermost], whole.function
             gives = f"{at(frame)} gives {function} label {label} for row {row} on rank {rank}"
             cause = LabelsOfOtherRows(place_of(frame), function, int(np.count_nonzero(~is_right)), len(rows_held))
             return Fault(frame, function, f"{gives}; in the unsharded model this row has {wanted}", cause)

@@ -92,7 +92,7 @@ class StepDifference:
         precision: The dtypes of the runs' activations.
         not_compared: What was not compared, and why.
         agreement: Who agrees at the places that were compared.
-        beside: One job's step beside the other's; None if probes' steps, or nothing, was compared.
+        sides: One job's step beside the other's; None if probes' steps, or nothing, was compared.
         is_of_jobs: Whether the steps are two jobs', which may lay tensors out differently.
     """
 
@@ -103,7 +103,7 @@ class StepDifference:
     precision: tuple[str, ...] = ()
     not_compared: tuple[NotChecked, ...] = ()
     agreement: str = "the unsharded models agree"
-    beside: Beside | None = field(default=None, compare=False, repr=False)
+    sides: Beside | None = field(default=None, compare=False, repr=False)
     is_of_jobs: bool = False
 
     def __bool__(self) -> bool:
@@ -111,6 +111,6 @@ class StepDifference:
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `shardviz diff --format json` prints of the steps."""
-        values = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "beside"}
+        values = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "sides"}
         departures = [departure.to_json() for departure in self.departures]
         return values | {"departures": departures, "not_compared": [asdict(result) for result in self.not_compared]}

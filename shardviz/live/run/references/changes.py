@@ -210,7 +210,7 @@ def sifting(
     locals_by_name = {local.name: local for local in (*locals_, *moments)}
 
     def sift(places: Mapping[str, NDArray[np.int64] | None]) -> dict[str, str]:
-        states = {name: _found(ids) for name, ids in places.items() if name in snapshots}
+        states = {name: _state_of(ids) for name, ids in places.items() if name in snapshots}
         # Compared with what another machine's rank had, a shard says nothing of the first rank's values.
         states |= {name: min(states[name], Found.SOME) for name in states.keys() & chosen.elsewhere}
         of_all = of_all_ranks((states, samples))
@@ -266,7 +266,7 @@ class Found(IntEnum):
     AS_CLAIMED = 2
 
 
-def _found(ids: NDArray[np.int64] | None) -> Found:
+def _state_of(ids: NDArray[np.int64] | None) -> Found:
     if ids is None:
         return Found.AS_CLAIMED
     return Found.SOME if bool(np.mean((ids != ID_NONE) & (ids != 0)) > FEW) else Found.NONE
