@@ -67,7 +67,7 @@ def _difference() -> Any:
     departure = {**_hints(Departure), "cause_id": str}
     step = {**_hints(StepDifference), "departures": _list_of(_struct("Departure", departure, "explanation"))}
     pictures: list[Any] = [(name, list[dict[str, Any]], []) for name in ("calls", "heat")]
-    fields = {"schema": int, **_hints(Difference), "step": _struct("Step", step, "beside", optional=pictures)}
+    fields = {"schema": int, **_hints(Difference), "step": _struct("Step", step, "sides", optional=pictures)}
     fields |= dict.fromkeys(("gained", "lost"), _list_of(_finding()))
     return _struct("Difference", fields, "num_compared", "unread")
 
