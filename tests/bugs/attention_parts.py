@@ -4,7 +4,24 @@ from __future__ import annotations
 
 from tests.bugs.case import Bug
 
-CAUSAL = """
+STEP = """
+def batch():
+    return torch.randn(2, 16, 8)
+
+
+def step(model, x, mesh):
+    loss = model(x).square().mean()
+    loss.backward()
+    for parameter in model.parameters():
+        distributed.all_reduce(parameter.grad, op=distributed.ReduceOp.AVG, group=mesh.get_group("cp"))
+    loss = loss.detach()
+    distributed.all_reduce(loss, op=distributed.ReduceOp.AVG, group=mesh.get_group("cp"))
+    return loss
+
+"""
+
+CAUSAL = (
+    """
 BATCH_AXES = {"cp": 1}
 HEADS = 2
 
@@ -63,22 +80,12 @@ def parallelize(model, mesh):
         layer.group = mesh.get_group("cp")
 
 
-def batch():
-    return torch.randn(2, 16, 8)
-
-
-def step(model, x, mesh):
-    loss = model(x).square().mean()
-    loss.backward()
-    for parameter in model.parameters():
-        distributed.all_reduce(parameter.grad, op=distributed.ReduceOp.AVG, group=mesh.get_group("cp"))
-    loss = loss.detach()
-    distributed.all_reduce(loss, op=distributed.ReduceOp.AVG, group=mesh.get_group("cp"))
-    return loss
-
 """
+    + STEP
+)
 
-RING = '''
+RING = (
+    '''
 BATCH_AXES = {"cp": 1}
 HEADS, SIZE = 2, 4
 
@@ -147,20 +154,9 @@ def parallelize(model, mesh):
     model.group = mesh.get_group("cp")
 
 
-def batch():
-    return torch.randn(2, 16, 8)
-
-
-def step(model, x, mesh):
-    loss = model(x).square().mean()
-    loss.backward()
-    for parameter in model.parameters():
-        distributed.all_reduce(parameter.grad, op=distributed.ReduceOp.AVG, group=mesh.get_group("cp"))
-    loss = loss.detach()
-    distributed.all_reduce(loss, op=distributed.ReduceOp.AVG, group=mesh.get_group("cp"))
-    return loss
-
 '''
+    + STEP
+)
 
 EXCHANGED = '''
 BATCH_AXES = {"sp": 1}

@@ -34,7 +34,8 @@ from shardviz.dump.records.trace import Place
 from shardviz.explain.finding import Finding
 from shardviz.explain.step.losses import MeanOfMeans
 from shardviz.explain.step.modules import LayerOnTwoStages, UnexplainedInput
-from shardviz.explain.step.whole_step import DifferentMasks, IdenticalMasks, UnexplainedJobStep
+from shardviz.explain.step.two_jobs import UnexplainedJobStep
+from shardviz.explain.step.whole_step import DifferentMasks, IdenticalMasks
 from shardviz.explain.templates import number
 from shardviz.layout.placements import Replicate, Shard
 from shardviz.relate.tolerance import POINT_EPSILON, TENSOR_FLOAT

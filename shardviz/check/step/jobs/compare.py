@@ -27,14 +27,14 @@ from shardviz.dump.records.lines import STEP
 from shardviz.explain.checkpoints.conversion import NarrowedOnTheWay
 from shardviz.explain.finding import Finding
 from shardviz.explain.step.modules import UnexplainedModule
-from shardviz.explain.step.whole_step import (
+from shardviz.explain.step.two_jobs import (
     DifferentSettings,
     DifferentWeights,
     EarlierStepsDiffer,
-    MisplacedWeights,
     StepsInNarrowDtype,
     TrainedInOneJob,
 )
+from shardviz.explain.step.whole_step import MisplacedWeights
 from shardviz.relate.casts import is_narrower
 from shardviz.relate.tolerance import EPSILON, NEAR_STARTS
 from shardviz.text import counted, fold, listed, named_ranks

@@ -24,7 +24,8 @@ from shardviz.check.step.lines.states import States
 from shardviz.dump.records.lines import TO_LOCAL
 from shardviz.explain.step.factors import UndividedShardGradient
 from shardviz.explain.step.gradients import MicroBatchesReducedAgain
-from shardviz.explain.step.lines import MisplacedLine, ScaledTermLine, WrongLines, WrongReductionLine
+from shardviz.explain.step.line_reductions import WrongReductionLine
+from shardviz.explain.step.lines import MisplacedLine, ScaledTermLine, WrongLines
 from shardviz.explain.step.step_lines import (
     BackwardLine,
     GradientLine,

@@ -10,21 +10,23 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from shardviz.check.step.lines.calls import ENTRIES
-from shardviz.explain.step.lines import (
+from shardviz.explain.step.line_reductions import (
     CopiesSummedLine,
     ExtremeOfPart,
+    RepeatedReductionLine,
+    UnaveragedLine,
+    WrongReductionLine,
+)
+from shardviz.explain.step.lines import (
     MislabeledPlacement,
     MisplacedLine,
     OtherNumber,
-    RepeatedReductionLine,
     ScaledLine,
     ScaledTermLine,
     SegmentsOfPart,
-    UnaveragedLine,
     UnlikeOperands,
     UnsummedLine,
     WrongLine,
-    WrongReductionLine,
 )
 from shardviz.explain.templates import number
 from shardviz.text import named_ranks

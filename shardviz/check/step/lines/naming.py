@@ -23,17 +23,19 @@ from shardviz.explain.checkpoints.states import UnexplainedState
 from shardviz.explain.finding import Finding
 from shardviz.explain.step.forward import MisplacedOperand, ShiftedPart, UngatheredKeys
 from shardviz.explain.step.gradients import UnsummedInputGradient
-from shardviz.explain.step.lines import (
-    DRAWS,
+from shardviz.explain.step.line_reductions import (
     CopiesSummedLine,
-    MislabeledPlacement,
-    MisplacedLine,
     RepeatedReductionLine,
     UnaveragedLine,
+    WrongReductionLine,
+)
+from shardviz.explain.step.lines import (
+    DRAWS,
+    MislabeledPlacement,
+    MisplacedLine,
     UnsummedLine,
     UnwrittenMemory,
     WrongLines,
-    WrongReductionLine,
 )
 from shardviz.explain.step.lines_backward import GradientsOfOtherMicroBatches
 from shardviz.explain.step.losses import (

@@ -64,15 +64,20 @@ class Stretch:
 
 def shifted_fault(lines: Lines, states: States, wrong: list[Value]) -> Fault | None:
     """Return the line that takes a stretch at a wrong offset; None if no call combines it with the rank's own part."""
-    for call in lines.calls if wrong else ():
-        if not call.outputs or not all(states.placed(value).is_wrong for value in call.outputs):
-            continue
-        layouts = [layout for value in call.inputs if (layout := _split_layout(states, value)) is not None]
-        for value in call.inputs if layouts else ():
+    for call, layouts in _combining(lines, states, wrong):
+        for value in call.inputs:
             stretch = next((one for layout in layouts if (one := _stretch(lines, states, value, layout))), None)
             if stretch is not None and spoils(lines, states, call, wrong):
                 return _fault_of_stretch(lines, states, value, call, stretch, layouts)
     return None
+
+
+def _combining(lines: Lines, states: States, wrong: list[Value]) -> Iterator[tuple[Call, list[Layout]]]:
+    """Yield the calls that make something wrong of a rank's own part, with the layouts of such parts."""
+    for call in lines.calls if wrong else ():
+        layouts = [layout for value in call.inputs if (layout := _split_layout(states, value)) is not None]
+        if layouts and call.outputs and all(states.placed(value).is_wrong for value in call.outputs):
+            yield call, layouts
 
 
 def _split_layout(states: States, value: Value) -> Layout | None:
@@ -147,10 +152,7 @@ def _fault_of_stretch(
 
 def same_slices_fault(lines: Lines, states: States, wrong: list[Value]) -> Fault | None:
     """Return the line that gives all ranks the same slices; None if no call combines these with the rank's own part."""
-    for call in lines.calls if wrong else ():
-        if not call.outputs or not all(states.placed(value).is_wrong for value in call.outputs):
-            continue
-        layouts = [layout for value in call.inputs if (layout := _split_layout(states, value)) is not None]
+    for call, layouts in _combining(lines, states, wrong):
         same = (value for layout in layouts for value in call.inputs if _are_same_slices(lines, states, value, layout))
         if (value := next(same, None)) is None or not spoils(lines, states, call, wrong):
             continue

@@ -19,12 +19,8 @@ from shardviz.check.step.jobs.compare import compare_jobs
 from shardviz.check.step.runs.departure import Departure, StepDifference, departure_for
 from shardviz.check.step.trace.calls import is_within
 from shardviz.dump.arrays.sketch import apart
-from shardviz.explain.step.whole_step import (
-    DifferentBatch,
-    DifferentProgram,
-    DifferentWeights,
-    WeightsDrawnAfterSharding,
-)
+from shardviz.explain.step.two_jobs import DifferentWeights
+from shardviz.explain.step.whole_step import DifferentBatch, DifferentProgram, WeightsDrawnAfterSharding
 from shardviz.explain.templates import number
 from shardviz.relate.factors import factor_of
 from shardviz.relate.tolerance import COARSEST_NORM, MOST_SKETCH_NOISE, NORM, SKETCH_NOISE, above_noise

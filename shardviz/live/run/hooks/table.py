@@ -67,7 +67,11 @@ def _loads(called: str) -> Callable[[Observer, Call], None]:
 
 
 def _dcp(observer: Observer, call: Call, loaded: Any) -> None:
-    """See what a folder was loaded into: `load` has asked each `Stateful` for its tensors by then."""
+    """See what a folder was loaded into.
+
+    `load` has asked each `Stateful` for its tensors by the time that it calls `_load_state_dict`, which is torch's own.
+    Tried on torch 2.13.0.
+    """
     place = getattr(argument(call, 1, "storage_reader"), "path", None)
     if place is not None:
         observer.session.loaded_dcp(argument(call, 0, "state_dict"), str(place))

@@ -1,0 +1,135 @@
+"""Causes of a difference between two jobs: in their weights, settings, earlier steps or dtypes."""
+
+from __future__ import annotations
+
+from shardviz.explain.cause import Cause
+
+
+class UnexplainedJobStep(Cause):
+    """A module's result differs between two jobs, and no rule explains how.
+
+    shardviz looks for the cause at the first module that differs. It names this cause if no rule fits.
+    """
+
+    kinds = ("wrong-value",)
+
+
+class DifferentWeights(Cause):
+    """Two runs do not start from the same weights.
+
+    Everything that they compute differs from the first module on, so their steps cannot be compared.
+
+    Attributes:
+        of_jobs: Whether they are jobs of several ranks.
+    """
+
+    of_jobs: bool = False
+    kinds = ("wrong-value",)
+    why = (
+        (
+            "The {of_jobs:?jobs|runs} drew their weights with different seeds or in a different order{of_jobs:?, for "
+            "example after sharding}"
+        ),
+        "The {of_jobs:?jobs|runs} loaded different checkpoints",
+    )
+    how = "start both {of_jobs:?jobs, whose steps were not compared,|runs} from the same weights"
+
+
+class EarlierStepsDiffer(Cause):
+    """Weights of two jobs differ a little before the traced step: an earlier step differs.
+
+    Matrices of jobs with other seeds or checkpoints have nothing in common. These are equal or close, so that a step
+    before the traced one differs: by its rows, its gradients, or by what the optimizer does with them.
+
+    Attributes:
+        steps: How many optimizer steps the jobs made before the traced one.
+        rate: The learning rate of both at the traced step; empty if it is not known, or differs by parameter.
+    """
+
+    steps: int
+    rate: str = ""
+    kinds = ("wrong-value",)
+    why = (
+        "{steps:1?The optimizer step|The {steps} optimizer steps} before the traced one moved the weights differently "
+        "in the two jobs: by other gradients, or by another learning rate{rate:? in those steps (in the traced one it "
+        "is {rate} in both)|, for example if each process steps the scheduler}"
+    )
+    how = (
+        "trace the first step (--trace-step 1); if the jobs agree there, compare the learning rates and the other "
+        "settings of their optimizers"
+    )
+
+
+class DifferentSettings(Cause):
+    """The optimizers of two jobs step with different settings, such as a learning rate.
+
+    A schedule whose length is counted in a rank's own batches is longer on more ranks, and a scheduler that every
+    process steps runs ahead. A learning rate that is multiplied by the number of ranks differs from the first step on.
+    Parameter groups that are chosen by a parameter's shape or name differ once it is sharded or wrapped.
+
+    Attributes:
+        settings: Each setting with its number in either job, at the traced step.
+    """
+
+    settings: tuple[str, ...]
+    kinds = ("wrong-value",)
+    why = "The optimizers of the two jobs step with different settings at the traced step: {settings:3}"
+    how = (
+        "make them equal: count a schedule's length and its steps in batches of all ranks, and choose parameter groups "
+        "before the model is sharded; if weights still differ then, trace the first step (--trace-step 1)"
+    )
+
+
+class TrainedInOneJob(Cause):
+    """One job has a gradient of a weight that the other job freezes.
+
+    `requires_grad_(True)` on all parameters of an adapted model trains its base too, and `nn.Parameter(shard)` requires
+    a gradient by default, even if the weight that was sharded did not.
+    """
+
+    kinds = ("wrong-value",)
+    why = (
+        "The code of one job freezes the weight, or unfreezes it, and the code of the other does not",
+        "Sharding replaces the frozen weight by a parameter that requires a gradient, as nn.Parameter(shard) does by "
+        "default",
+    )
+    how = (
+        "freeze the same parameters in both jobs, before you make the optimizer",
+        "pass requires_grad=weight.requires_grad to nn.Parameter",
+    )
+
+
+class StepsInNarrowDtype(Cause):
+    """The optimizer of one job steps weights in a narrower dtype than that of the other.
+
+    Each step rounds the weights. A step that is smaller than half the distance to the next number of the narrow dtype
+    changes nothing. A model that is cast before its optimizer is made has this, and mixed precision that keeps float32
+    weights has not.
+
+    Attributes:
+        narrow: The narrow dtype.
+        wide: The dtype of the other job's weights.
+        job: Which job has narrow weights.
+        steps: How many optimizer steps the jobs made before the traced one.
+        or_else: What else moved weights differently, if they differ by more than the steps' roundings.
+    """
+
+    narrow: str
+    wide: str
+    job: str
+    steps: int
+    or_else: Cause | None = None
+    kinds = ("wrong-value",)
+    why = (
+        "The optimizer of {job} steps {narrow} weights, the other job's steps {wide}: {steps:1?the step|each of the "
+        "{steps} steps} before the traced one was rounded to {narrow}, which loses small updates"
+    )
+    how = (
+        "keep the weights that the optimizer steps in {wide}, and compute in {narrow} by autocast or "
+        "MixedPrecisionPolicy(param_dtype=...)"
+    )
+
+    @property
+    def rivals(self) -> tuple[Cause, ...]:
+        """What else moved the weights differently."""
+        return () if self.or_else is None else (self.or_else,)
