@@ -6,15 +6,20 @@
   const natural = new Intl.Collator("en", { numeric: true });
   const WORST = ["error", "warning", "unknown", "good", "pending"];
 
-  // Tables and drawings wider than the window say that they scroll.
-  const hint = box => {
-    box.toggleAttribute("data-wide", box.scrollWidth > box.clientWidth + 1);
-    box.toggleAttribute("data-more", box.scrollWidth - box.clientWidth - box.scrollLeft > 1);
+  // Tables and drawings wider than the window say that they scroll. All are measured before any is changed.
+  const hint = boxes => {
+    const measured = boxes.map(box => ({ box, beyond: box.scrollWidth - box.clientWidth, left: box.scrollLeft }));
+    for (const { box, beyond, left } of measured) {
+      box.toggleAttribute("data-wide", beyond > 1);
+      box.toggleAttribute("data-more", beyond - left > 1);
+    }
   };
-  const watcher = new ResizeObserver(seen => seen.forEach(({ target }) => hint(target)));
-  for (const box of all("figure, .wide")) {
+  const scrolling = all("figure, .wide");
+  const watcher = new ResizeObserver(seen => hint(seen.map(({ target }) => target)));
+  hint(scrolling);
+  for (const box of scrolling) {
     watcher.observe(box);
-    box.addEventListener("scroll", () => hint(box), { passive: true });
+    box.addEventListener("scroll", () => hint([box]), { passive: true });
   }
 
   // Names: `layers.37.wq` is one of `layers.[0-79].wq`.
