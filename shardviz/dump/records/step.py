@@ -143,15 +143,19 @@ class OptionsRecord(Record, frozen=True):
 
 
 class ClipRecord(Record, frozen=True):
-    """A call of `clip_grad_norm_` in a job's step.
+    """A call in a job's step that clips gradients to a norm.
 
     Attributes:
-        norm: The norm that it found.
+        norm: The norm that it clips by, or this rank's part of it.
         limit: The most that it leaves.
+        ranks: The ranks whose norms make the whole norm, if this is a part.
+        order: The order of that norm of norms: 2, 1, or inf.
     """
 
     norm: float
     limit: float
+    ranks: tuple[int, ...] = ()
+    order: float = 2
 
 
 class CallRecord(Record, frozen=True):

@@ -10,6 +10,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from shardviz.dump.records.step import WrapperRecord
 from shardviz.live.compat import (
+    averages_flat_gradients,
     clean_name,
     flat_params,
     lacks_parameters,
@@ -70,9 +71,11 @@ def reducing(model: nn.Module, prefix: str = "") -> list[WrapperRecord]:
         wrapped.setdefault((of_ddp, ranks, None), []).append(names.get(id(param), ""))
     for param, ranks, divides_by in params_of_fsdp(model):
         wrapped.setdefault(("fsdp", ranks, divides_by), []).append(names.get(id(param), ""))
+    is_averaged = averages_flat_gradients(model)
     for flat in flat_params(_innermost(model)):
         ranks = tuple(sorted({*flat.shard_ranks, *flat.replicate_ranks}))
-        wrapped.setdefault(("fsdp", ranks, None), []).append(prefix + flat.name)
+        divides_by = float(len(ranks)) if is_averaged else None
+        wrapped.setdefault(("fsdp", ranks, divides_by), []).append(prefix + flat.name)
     with_ddp = [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
     keeps = bool(with_ddp) and not any(module.broadcast_buffers for module in with_ddp)
     return [

@@ -24,6 +24,7 @@ from shardviz.live.compat.fakes import has_known_value as has_known_value
 from shardviz.live.compat.fakes import is_fake as is_fake
 from shardviz.live.compat.fakes import know_fakes as know_fakes
 from shardviz.live.compat.fakes import new_fakes as new_fakes
+from shardviz.live.compat.fsdp import averages_flat_gradients as averages_flat_gradients
 from shardviz.live.compat.fsdp import dividing_float64_once as dividing_float64_once
 from shardviz.live.compat.fsdp import flat_gradients_reduced as flat_gradients_reduced
 from shardviz.live.compat.fsdp import flat_params as flat_params
@@ -40,6 +41,7 @@ from shardviz.live.compat.fsdp import writes_to_gathered as writes_to_gathered
 from shardviz.live.compat.meshes import flatten_mesh as flatten_mesh
 from shardviz.live.compat.meshes import local_of as local_of
 from shardviz.live.compat.meshes import meshes_joined_once as meshes_joined_once
+from shardviz.live.compat.meshes import parts_of_norm as parts_of_norm
 from shardviz.live.compat.meshes import placement_of as placement_of
 from shardviz.live.compat.meshes import quiet_redistribution as quiet_redistribution
 from shardviz.live.compat.meshes import root_mesh as root_mesh

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     import torch
+
+
+ORDERS = {"sum": 1.0, "max": math.inf}
+"""The norm that a reduction of norms is, by its op."""
 
 
 def placement_of(placement: Any) -> placements.Placement:
@@ -38,6 +43,23 @@ def placement_of(placement: Any) -> placements.Placement:
     if placement.is_shard():
         return placements.Shard(placement.dim)
     raise TypeError(f"unknown placement {placement!r}")
+
+
+def parts_of_norm(norm: DTensor) -> tuple[tuple[int, ...], float] | None:
+    """Return the ranks whose local norms make a norm, and its order; no ranks if it is whole; None if not known.
+
+    The placement of a norm of shards is `_NormPartial`, whose order is its `norm_type`, in torch 2.6.0 to 2.13.0.
+    """
+    mesh, coordinate = norm.device_mesh, norm.device_mesh.get_coordinate()
+    pending = {at: placement for at, placement in enumerate(norm.placements) if isinstance(placement, Partial)}
+    if coordinate is None or not pending:
+        return ((), 2.0) if coordinate is not None else None
+    orders = {getattr(placement, "norm_type", ORDERS.get(placement.reduce_op)) for placement in pending.values()}
+    order = orders.pop()
+    if orders or order is None:
+        return None
+    index = tuple(slice(None) if at in pending else coordinate[at] for at in range(mesh.ndim))
+    return tuple(mesh.mesh[index].flatten().tolist()), float(order)
 
 
 def torch_placement(placement: placements.Placement) -> Any:

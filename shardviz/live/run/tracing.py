@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from msgspec import structs
 from torch import distributed, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from shardviz.dump.arrays.sample import kept_indices, strides_for
@@ -31,7 +32,14 @@ from shardviz.layout.mesh import AXIS_NAME
 from shardviz.live.capture.capture import Capture
 from shardviz.live.capture.locals import Local, local_tensors, unwrapped
 from shardviz.live.claims.wrappers import reducing
-from shardviz.live.compat import asks_for_shapes, default_store, groups_here, in_backward, is_compiled
+from shardviz.live.compat import (
+    asks_for_shapes,
+    default_store,
+    groups_here,
+    in_backward,
+    is_compiled,
+    parts_of_norm,
+)
 from shardviz.live.lines.job_lines import JobLines
 from shardviz.live.randomness import random_states
 from shardviz.live.run.hooks.arming import arm, disarm
@@ -307,11 +315,17 @@ class Follower:
         self._optimizers.add(optimizer)
 
     def clipped(self, norm: Any, limit: Any) -> None:
-        """Keep the norm by which `clip_grad_norm_` clipped gradients of the step, and what it was given as the most.
+        """Keep the norm by which gradients of the step are clipped, and what it was given as the most.
 
-        A DTensor's is that of all ranks, and to read it takes a collective.
+        Of a DTensor it is this rank's part: to read the whole takes a collective.
         """
-        if self._step is not None and os.getpid() == self._process and type(norm) is torch.Tensor:
+        if self._step is None or os.getpid() != self._process:
+            return
+        if isinstance(norm, DTensor):
+            parts = parts_of_norm(norm)
+            records = [ClipRecord(float(norm.to_local()), float(limit), *parts)] if parts is not None else []
+            self._step.clips.extend(records)
+        elif type(norm) is torch.Tensor:
             self._step.clips.append(ClipRecord(float(norm), float(limit)))
 
     def _begin_lines(self, num_taken: int) -> None:

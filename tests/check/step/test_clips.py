@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from math import inf
 from types import SimpleNamespace
 
 import pytest
 
-from shardviz.check.step.jobs.clips import own_norms
+from shardviz.check.step.jobs.clips import clips_of, own_norms
 from shardviz.dump.records.step import ClipRecord
 from shardviz.explain.step.scales import ClippedByOwnNorms
 
@@ -22,6 +23,33 @@ def job(*norms, limit=0.5):
 def test_norms_that_differ_are_each_ranks_own():
     cause = own_norms(job(4.5, 25.25))
     assert cause == ClippedByOwnNorms(("4.5 on rank 0", "25.25 on rank 1"), 0.5, False)
+
+
+def parts(*clips):
+    """Return a job whose ranks clipped once each, by a norm of which each has a part."""
+    made = job(*(1.0 for _ in clips))
+    for rank, clip in enumerate(clips):
+        made.job.dump.files.ranks[rank].clips = (clip,)
+    return made
+
+
+@pytest.mark.parametrize(("order", "whole"), [(2, 5.0), (1, 7.0), (inf, 4.0)])
+def test_norms_of_parts_are_one_norm(order, whole):
+    sharded = parts(ClipRecord(3.0, 0.5, (0, 1), order), ClipRecord(4.0, 0.5, (0, 1), order))
+    assert own_norms(sharded) is None
+    clips = clips_of(job(2 * whole), sharded)
+    assert clips is not None
+    assert clips.before == 0.5
+
+
+def test_norms_of_parts_of_which_some_lack_or_over_one_axis_alone_are_no_whole_norm():
+    assert clips_of(job(5.0), parts(ClipRecord(3.0, 0.5, (0, 1)))) is None
+    rows = [
+        ClipRecord(norm, 0.5, ranks) for norm, ranks in ((3.0, (0, 1)), (4.0, (0, 1)), (8.0, (2, 3)), (6.0, (2, 3)))
+    ]
+    cause = own_norms(parts(*rows))
+    assert cause is not None
+    assert cause.norms == ("5 on rank 0", "5 on rank 1", "10 on rank 2", "10 on rank 3")
 
 
 @pytest.mark.parametrize("norms", [(4.5, 4.5), (4.5, 4.5000001), (0.1, 0.2), (4.5, None), (None, None)])

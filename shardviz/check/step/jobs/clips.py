@@ -15,17 +15,17 @@ import numpy as np
 
 from shardviz.check.step.jobs.starts import by_name
 from shardviz.check.step.rules.all_gradients import CLIP_EPSILON, multiplied, of_factor
+from shardviz.dump.records.step import ClipRecord
 from shardviz.explain.step.scales import ClippedByOwnNorms, ClippedByParts
 from shardviz.explain.step.whole_step import UnexplainedBackward
 from shardviz.explain.templates import number
 from shardviz.relate.tolerance import STEP
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from shardviz.check.step.evidence import Evidence
     from shardviz.check.step.jobs.whole_job import WholeJob
-    from shardviz.dump.records.step import ClipRecord
     from shardviz.explain.finding import Finding
 
 
@@ -58,15 +58,29 @@ def _kept(clip: ClipRecord) -> float:
 
 def clips_of(reference: WholeJob, job: WholeJob) -> Clips | None:
     """Return how two jobs clipped their gradients; None unless each did once, by one norm."""
-    calls = [
-        {clip for record in each.job.dump.files.ranks.values() for clip in record.clips} for each in (reference, job)
-    ]
-    numbers = {len(record.clips) for each in (reference, job) for record in each.job.dump.files.ranks.values()}
-    if numbers != {1} or [len(of) for of in calls] != [1, 1]:
+    calls = [_calls(each) for each in (reference, job)]
+    if [len(of_job) for of_job in calls] != [1, 1] or any(len(set(of_job[0].values())) > 1 for of_job in calls):
         return None
-    clips = Clips(calls[0].pop(), calls[1].pop())
+    clips = Clips(*(next(iter(of_job[0].values())) for of_job in calls))
     is_known = all(math.isfinite(clip.norm) and min(clip.norm, clip.limit) > 0 for clip in (clips.reference, clips.job))
     return clips if is_known else None
+
+
+def _calls(job: WholeJob) -> list[dict[int, ClipRecord]]:
+    """Return each call of a step that clipped gradients, by rank, with the norm of all ranks; none if ranks differ."""
+    of_ranks = {rank: record.clips for rank, record in job.job.dump.files.ranks.items()}
+    if len({len(clips) for clips in of_ranks.values()}) != 1:
+        return []
+    calls = [dict(zip(of_ranks, clips, strict=True)) for clips in zip(*of_ranks.values(), strict=True)]
+    return [{rank: _whole(clip, call) for rank, clip in call.items()} for call in calls]
+
+
+def _whole(clip: ClipRecord, call: Mapping[int, ClipRecord]) -> ClipRecord:
+    """Return a call's record with the norm of the norms of all ranks that have a part; NaN if the dump lacks some."""
+    if not clip.ranks:
+        return clip
+    norms = [call[rank].norm if rank in call else math.nan for rank in clip.ranks]
+    return ClipRecord(float(np.linalg.norm(norms, clip.order)), clip.limit)
 
 
 def of_size_before(evidence: Evidence, clips: Clips | None) -> Finding | None:
@@ -101,12 +115,8 @@ def with_own_clips(findings: Sequence[Finding], job: WholeJob) -> list[Finding]:
 
 def own_norms(job: WholeJob) -> ClippedByOwnNorms | None:
     """Return the cause if ranks clipped in the same calls by different norms, and some of these were too large."""
-    clips = {rank: record.clips for rank, record in job.job.dump.files.ranks.items()}
-    calls = list(zip(*clips.values(), strict=False))
-    if len({len(of_rank) for of_rank in clips.values()}) > 1 or not calls:
-        return None
-    for call in calls:
-        norms, limits = [clip.norm for clip in call], {clip.limit for clip in call}
+    for clips in _calls(job):
+        norms, limits = [clip.norm for clip in clips.values()], {clip.limit for clip in clips.values()}
         are_apart = max(norms) - min(norms) > STEP * max(norms)
         if are_apart and len(limits) == 1 and max(norms) > max(limits):
             texts = (f"{number(norm)} on rank {rank}" for rank, norm in zip(clips, norms, strict=True))

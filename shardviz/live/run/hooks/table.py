@@ -105,7 +105,15 @@ def _children_failed(observer: Observer, call: Call) -> None:
 HOOKS: dict[str, tuple[Hook, ...]] = {
     "torch.distributed.fsdp._fully_shard._fully_shard": (_shards("fully_shard"),),
     "torch.distributed._composable.fsdp.fully_shard": (replace(_shards("fully_shard"), is_optional=True),),
-    "torch.distributed.fsdp.fully_sharded_data_parallel": (_shards("FullyShardedDataParallel.__init__", 1),),
+    "torch.distributed.fsdp.fully_sharded_data_parallel": (
+        _shards("FullyShardedDataParallel.__init__", 1),
+        Hook(
+            "FullyShardedDataParallel.clip_grad_norm_",
+            None,
+            lambda seen, call, result: seen.clipped(result, argument(call, 1, "max_norm")),
+            hides=False,
+        ),
+    ),
     "torch.distributed.tensor.parallel.api": (_shards("parallelize_module"),),
     "torch.distributed.tensor._api": (
         _shards("distribute_module"),
@@ -179,10 +187,9 @@ HOOKS: dict[str, tuple[Hook, ...]] = {
         Hook("Optimizer.__init__", None, lambda seen, call, result: seen.optimizing(call[0][0]), _always, hides=False),
     ),
     "torch.nn.utils.clip_grad": (
-        Hook(
-            "clip_grad_norm_",
-            None,
-            lambda seen, call, result: seen.clipped(result, argument(call, 1, "max_norm")),
+        Hook(  # which `clip_grad_norm_` calls, too; in torch 2.6.0 to 2.13.0
+            "_clip_grads_with_norm_",
+            lambda seen, call: seen.clipped(argument(call, 2, "total_norm"), argument(call, 1, "max_norm")),
             hides=False,
         ),
     ),
