@@ -20,6 +20,7 @@ from shardviz.layout.mesh import Mesh
 from shardviz.live.capture import describe
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.stamp import dtype_name, named_tensors, tied_names
+from shardviz.live.claims.registry import unwrapped
 from shardviz.live.job import VALUES_LIMIT
 from shardviz.text import fold
 from shardviz.versions import package_version
@@ -222,7 +223,7 @@ class Capture:
 
     def add_ties(self, model: nn.Module, prefix: str = "") -> None:
         """Record which names share storage on this rank, each with a prefix."""
-        self._tied |= set(tied_names(model, prefix))
+        self._tied |= set(tied_names(unwrapped(model), prefix))
 
     def record(self) -> RankRecord:
         """Return everything captured as this rank's record."""
