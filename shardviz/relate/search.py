@@ -134,13 +134,14 @@ def contexts(pair: Pair, held: Mapping[int, Values]) -> Iterator[Context]:
 
 
 def _sources(pair: Pair) -> Iterator[tuple[Chain, Values]]:
-    """Yield the wanted tensor in each order of its dims in which it has the shape of the claim."""
+    """Yield the wanted tensor in each order of its dims, if they are few, in which it has the shape of the claim."""
     shape = index_shape_of(pair)
     source = np.asarray(pair.wanted, np.float64)
-    for dims in permutations(range(source.ndim)) if source.ndim <= MAX_TURNED else ():
+    in_order = tuple(range(source.ndim))
+    for dims in permutations(in_order) if source.ndim <= MAX_TURNED else (in_order,):
         turned = source.transpose(dims)
         if turned.shape == shape:
-            yield (() if list(dims) == sorted(dims) else (Transposed(dims),)), turned
+            yield (() if dims == in_order else (Transposed(dims),)), turned
 
 
 NARROW = ("float32", "float16", "bfloat16")

@@ -88,6 +88,15 @@ def rows(ranks: int = 2, shape: tuple[int, ...] = (8, 6)) -> Layout:
     return Layout(parse_mesh(f"tp={ranks}"), shape, (("tp",), *((),) * (len(shape) - 1)))
 
 
+@pytest.mark.parametrize("shape", [(2, 3, 2, 6, 3), (2, 2, 6, 2, 2, 3)])
+def test_a_part_of_many_dims_is_found_with_and_without_a_claim(shape: tuple[int, ...]) -> None:
+    wanted, mesh = drawn(shape), parse_mesh("tp=2")
+    layout = Layout(mesh, shape, tuple(("tp",) if size == 6 else () for size in shape))
+    held = {rank: 3 * part(wanted, layout, rank) for rank in mesh.ranks}
+    for claimed in (layout, None):
+        assert relation_of(Pair(wanted, held, claimed, mesh)).chain == (Located(layout), Scaled(3.0))
+
+
 def test_what_is_within_the_bound_is_the_same() -> None:
     wanted, layout = drawn(), rows()
     held = {rank: part(wanted, layout, rank) * (1 + 3e-7) for rank in (0, 1)}
