@@ -391,6 +391,27 @@ class ScalarOfPart(Cause):
     references = ("pytorch#144054",)
 
 
+class OwnCountOfScalar(Cause):
+    """A logged mean divides what is summed over ranks by the number of a rank's own elements.
+
+    A DTensor's `to_local().numel()` counts the rank's shard, `numel()` counts the whole. Each rank logs a mean that is
+    too large, by about the number of ranks, or by its root in a root mean square.
+
+    Attributes:
+        axes: The axes over which the ranks' elements add up to the whole.
+        is_root: Whether the value is the root of a mean.
+    """
+
+    axes: str
+    is_root: bool
+    kinds = ("unreduced-scalar", "wrong-value")
+    why = (
+        "What is summed over {axes} is divided by the number of the rank's own elements{is_root:?, before its root is "
+        "taken}"
+    )
+    how = "divide by the number of the whole's elements: numel() of the DTensor, or counts that are summed over {axes}"
+
+
 class NormOfPart(Cause):
     """A logged norm is that of a rank's part, or a sum or mean of such norms.
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +25,7 @@ from shardviz.explain.step.losses import (
     MeanOfMeans,
     MiscountedExponentials,
     NormOfPart,
+    OwnCountOfScalar,
     PaddingRead,
     PartialVocabularyLoss,
     ScalarNotReduced,
@@ -34,7 +36,7 @@ from shardviz.explain.step.losses import (
 )
 from shardviz.explain.templates import number
 from shardviz.relate.measures import axis_sets, reduction_of
-from shardviz.relate.tolerance import TELLING
+from shardviz.relate.tolerance import SINGLE, TELLING
 from shardviz.text import listed, named_ranks
 
 if TYPE_CHECKING:
@@ -243,10 +245,23 @@ def check_scalar(comparison: Compared) -> Finding | None:
     return finding.seen_in(Unreduced(comparison, *missing[:2])) if missing else finding
 
 
+def _own_count(comparison: Compared) -> OwnCountOfScalar | None:
+    """Return the cause if ranks divide the whole's sum by their own shares of a count, which add up to it."""
+    wanted, mesh = float(comparison.wanted.sum()), comparison.mesh
+    values = {rank: float(held.sum()) for rank, held in comparison.reduced.items()}
+    if len(values) < mesh.size or not all(value and wanted / value > 0 for value in values.values()):
+        return None
+    for axis, power in product(comparison.copies_differ_along, (1, 2)):
+        shares = [sum((wanted / values[rank]) ** power for rank in group) for group in mesh.groups(axis)]
+        if all(math.isclose(share, 1, rel_tol=SINGLE) for share in shares):
+            return OwnCountOfScalar(axis, power == 2)
+    return None
+
+
 def _cause(missing: Reduction | None, axes: str, comparison: Compared) -> Cause:
     """Return why ranks log different values, by the reduction that makes them right."""
     if missing is None:
-        return ScalarOfPart(axes)
+        return _own_count(comparison) or ScalarOfPart(axes)
     if missing == "norm":
         return NormOfPart(axes)
     holders = [rank for rank, values in comparison.reduced.items() if np.any(values)]
