@@ -7,6 +7,7 @@ forward order that is given right gradients and hands back a wrong one.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardviz.check.step.lines.backward import backward_fault, micro_batches_fault
@@ -24,6 +25,7 @@ from shardviz.check.step.lines.offsets import other_axis_fault, same_slices_faul
 from shardviz.check.step.lines.search import ForwardSearch, axes_in
 from shardviz.explain.step.forward import ShiftedPart
 from shardviz.explain.step.lines import (
+    CarriedLine,
     MisplacedLine,
     OtherNumber,
     SegmentsOfPart,
@@ -49,7 +51,7 @@ def fault_in(lines: Lines, states: States) -> Fault | None:
         states.placed(value)
     fault = _narrowed(lines, states, forward_fault(lines, states))
     fault = fault or misplaced_fault(lines, states)
-    if fault is None or isinstance(fault.cause, WrongLine | WrongLines):
+    if fault is None or isinstance(fault.cause, WrongLine | WrongLines | CarriedLine):
         fault = own_rows_fault(lines, states) or fault
     fault = fault or exchange_backward(lines, states) or backward_fault(lines, states)
     return with_label(lines, states, None if fault is None or fault.is_torchs else fault)
@@ -87,10 +89,10 @@ def _narrowed(lines: Lines, states: States, fault: Fault | None) -> Fault | None
     if fault is not None and fault.reads and not isinstance(fault.cause, MisplacedLine):
         return unwritten_fault(lines) or moved_fault(lines, states) or fault
     if fault is not None and _may_be_shifted(fault):
-        return _shifted(lines, states) or fault
+        return _shifted(lines, states) or _first_part(lines, states, fault) or fault
     if fault is not None and isinstance(fault.cause, UnlikeOperands):
         return same_slices_fault(lines, states, wrong_results(lines, states)) or fault
-    if fault is not None and isinstance(fault.cause, WrongLines):
+    if fault is not None and isinstance(fault.cause, WrongLines | CarriedLine):
         return (
             unwritten_fault(lines)
             or _counted_fault(lines, states)
@@ -118,6 +120,14 @@ def _shifted(lines: Lines, states: States) -> Fault | None:
     """Return the line that takes a stretch at a wrong offset; the first part on all ranks is no offset at all."""
     fault = shifted_fault(lines, states, wrong_results(lines, states))
     return fault if fault is not None and isinstance(fault.cause, ShiftedPart) and fault.cause.first else None
+
+
+def _first_part(lines: Lines, states: States, fault: Fault) -> Fault | None:
+    """Return a fault of which nothing else is known, if the line gives all ranks the first of their parts."""
+    shifted = shifted_fault(lines, states, wrong_results(lines, states)) if isinstance(fault.cause, WrongLine) else None
+    if shifted is None or shifted.place != fault.place or not isinstance(shifted.cause, ShiftedPart):
+        return None
+    return replace(shifted, cause=MisplacedLine(shifted.cause.place, shifted.function, is_of_rank=True))
 
 
 def forward_fault(lines: Lines, states: States) -> Fault | None:

@@ -109,14 +109,24 @@ def _starts(held: NDArray[np.float64], whole: NDArray[np.float64], dim: int) -> 
     whole, held = np.moveaxis(whole, dim, 0), np.moveaxis(held, dim, 0)
     if len(whole) > MAX_LENGTH or held.shape[1:] != whole.shape[1:] or not held.size:
         return []
-    near = SINGLE * float(np.max(np.abs(whole)))
-    with np.errstate(invalid="ignore"):  # of a mask of infinities
-        return [
-            start
-            for start in range(len(whole) - len(held) + 1)
-            if np.all(np.abs(whole[start] - held[0]) <= near)
-            and np.all(np.abs(whole[start : start + len(held)] - held) <= near)
-        ]
+    near = _near(whole)
+    return [
+        start
+        for start in range(len(whole) - len(held) + 1)
+        if np.all(_distances(whole[start], held[0]) <= near)
+        and np.all(_distances(whole[start : start + len(held)], held) <= near)
+    ]
+
+
+def _near(whole: NDArray[np.float64]) -> float:
+    """Return how far equal numbers of a tensor may be apart."""
+    return SINGLE * float(np.max(np.abs(whole), initial=0.0, where=np.isfinite(whole)))
+
+
+def _distances(held: NDArray[np.float64], whole: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return how far numbers are apart; those of a mask are infinite, and equal."""
+    with np.errstate(invalid="ignore"):
+        return np.where(held == whole, 0.0, np.abs(held - whole))
 
 
 def _due(states: States, layout: Layout, length: int) -> dict[int, int] | None:
@@ -174,14 +184,13 @@ def _are_same_slices(lines: Lines, states: States, value: Value, layout: Layout)
         return False
     held = next(iter(states.held(value).values()))
     dims = [dim for dim, size in enumerate(whole.shape) if held.shape[dim] != size]
-    near = SINGLE * float(np.max(np.abs(whole), initial=0.0))
     due = _due(states, layout, whole.shape[dims[0]]) if len(dims) == 1 else None
     if due is None or whole.size * held.shape[dims[0]] > MAX_COMPARED:
         return False
-    distances = np.abs(slices_of(held, dims[0])[:, None] - slices_of(whole, dims[0])[None]).max(-1, initial=0.0)
+    distances = _distances(slices_of(held, dims[0])[:, None], slices_of(whole, dims[0])[None]).max(-1, initial=0.0)
     length = held.shape[dims[0]]
     needed = [np.take(whole, range(first, first + length), dims[0]) for first in due.values()]
-    return bool((distances.min(1) <= near).all()) and any(error_of(held, part) > SINGLE for part in needed)
+    return bool((distances.min(1) <= _near(whole)).all()) and any(error_of(held, part) > SINGLE for part in needed)
 
 
 def _is_same_part(lines: Lines, states: States, value: Value) -> bool:
