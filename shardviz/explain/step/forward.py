@@ -142,6 +142,32 @@ class MisplacedOperand(Cause):
     )
 
 
+class MisplacedWeight(Cause):
+    """Some ranks hold a different rank's part of a weight, which a line combines with their own.
+
+    If there are fewer key-value heads than ranks, neighbors share a head. A head that is chosen by the remainder has
+    the right shape, and the queries of other heads attend to its keys.
+
+    Attributes:
+        weight: The weight.
+        reader: The line that combines it with the rank's own part.
+        ranks: The ranks that have another rank's part.
+    """
+
+    weight: str
+    reader: str
+    ranks: tuple[int, ...]
+    kinds = ("wrong-value",)
+    why = (
+        "The code that cuts {weight} gives {ranks:ranks} a different rank's part: {reader} combines it with the rank's "
+        "own part of other weights"
+    )
+    how = (
+        "cut {weight} by the rank's coordinate along the axis; ranks that share a part are neighbors: take the part "
+        "with number coordinate // (ranks per part), not the remainder"
+    )
+
+
 class ShiftedPart(Cause):
     """A line takes a stretch of a dim at another offset than the rank's part.
 

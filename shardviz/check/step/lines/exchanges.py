@@ -18,7 +18,9 @@ import numpy as np
 
 from shardviz.check.step.lines.fault import Fault, at, fault_at, given_fault, place_of, reached
 from shardviz.explain.step.exchanged_rows import ExchangeNotReversed, RowsNotRestored, StrangeRows
-from shardviz.explain.step.forward import MisplacedOperand
+from shardviz.explain.step.forward import MisplacedOperand, MisplacedWeight
+from shardviz.explain.step.lines import INDEXING, MisplacedLine
+from shardviz.layout.layout import Layout
 from shardviz.relate.tolerance import ELEMENT, EXACT, SINGLE
 from shardviz.relate.values import error_of, part_of
 from shardviz.text import named_ranks
@@ -59,11 +61,48 @@ PRODUCTS = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "_gro
 
 def exchange_fault(lines: Lines, states: States) -> Fault | None:
     """Return the line at which exchanged rows go wrong; None if nothing is exchanged, or ranks also sum rows."""
+    if any(map(_is_exchange, lines.calls)) and (twice := _sorted_twice(lines, states)) is not None:
+        return twice
     rows = Rows(lines, states)
     summing = [call for call in lines.calls if call.first.function in SUMS]
     if not any(map(_is_exchange, lines.calls)) or any(rows.of(value) for call in summing for value in call.outputs):
         return None
     return _not_restored(lines, rows) or _first_strange(lines, rows)
+
+
+def _sorted_twice(lines: Lines, states: States) -> Fault | None:
+    """Return the line that puts rows in order again by the index that sorted them, and not by its inverse."""
+    sorting: dict[Value, Value] = {}
+    for call in lines.calls:
+        if call.first.function not in INDEXING or len(call.inputs) != 2 or len(call.outputs) != 1:
+            continue
+        rows, index = call.inputs
+        if states.forward(rows).kind == "right":
+            sorting.setdefault(index, rows)
+        elif index in sorting and _are_twice_sorted(lines, states, call, sorting[index]):
+            begin = f"{reached(call)} is the first wrong line: {call.first.function} takes rows by the same index"
+            producer = next(one for one in lines.readers(index) if one.inputs == (sorting[index], index))
+            sentence = f"{begin} that sorts them in {at(producer.line, call.line)}, before they are exchanged"
+            place = place_of(call.first.frames[-1])
+            return fault_at(call, sentence, MisplacedLine(place, call.first.function, is_of_rank=False))
+    return None
+
+
+def _are_twice_sorted(lines: Lines, states: States, call: Call, rows: Value) -> bool:
+    """Whether ranks have the rows that are due, in the order that comes of using the call's index twice."""
+    (made,), layout = call.outputs, states.forward(rows).layout
+    whole = states.whole(lines.wanted[made]) if made in lines.wanted else None
+    held, index = states.held(made), states.held(call.inputs[1])
+    if whole is None or layout is None or not whole.ndim or whole.shape[0] != layout.shape[0] or not held or not index:
+        return False
+    due = Layout(states.mesh, whole.shape, (layout.chains[0], *((),) * (whole.ndim - 1)))
+    for rank, region in due.regions():
+        part, order = part_of(whole, region), index[rank].astype(np.int64)
+        if order.shape != part.shape[:1] or not np.array_equal(np.sort(order), np.arange(len(order))):
+            return False
+        if error_of(held[rank], part[order][order]) > EXACT:
+            return False
+    return any(not np.array_equal(order[order.astype(np.int64)], np.arange(len(order))) for order in index.values())
 
 
 @dataclass
@@ -276,17 +315,28 @@ def misplaced_fault(lines: Lines, states: States) -> Fault | None:
         is_mixed = moved is not None and any(state.split_layout for state in given.values())
         if moved is not None and is_mixed and spoils(lines, states, call, wrong):
             maker = lines.producer(moved)
-            earlier: Value | None = moved
-            while maker is not None and earlier is not None:
-                earlier = next((value for value in maker.inputs if states.forward(value).moved == "rank"), None)
-                maker = maker if earlier is None else lines.producer(earlier)
+            begin, ranks = moved, tuple(_strangers(lines, states, moved))
+            while maker is not None and (
+                earlier := [value for value in maker.inputs if states.forward(value).moved == "rank"]
+            ):
+                begin = earlier[0]
+                maker = lines.producer(begin)
             if maker is None:
-                return given_fault(call)
-            ranks = tuple(_strangers(lines, states, moved))
+                return _misplaced_weight(lines, begin, call, ranks) or given_fault(call)
             gives = f"{reached(maker)} gives {named_ranks(ranks)} another rank's part"
             cause = MisplacedOperand(place_of(maker.line), maker.first.function, place_of(call.line), ranks)
             return fault_at(maker, f"{gives}; {at(call.line, maker.line)} combines it with the rank's own part", cause)
     return None
+
+
+def _misplaced_weight(lines: Lines, value: Value, call: Call, ranks: tuple[int, ...]) -> Fault | None:
+    """Return that ranks hold another rank's part of a weight; None if it is no weight."""
+    kind, _, name = lines.origin(value).partition(" ")
+    if kind not in ("weight", "buffer"):
+        return None
+    weight = f"{lines.module}.{name}" if lines.module else name
+    sentence = f"{named_ranks(ranks)} hold another rank's part of {weight}; {reached(call)} combines it with their own"
+    return fault_at(call, sentence, MisplacedWeight(weight, place_of(call.line), ranks))
 
 
 def spoils(lines: Lines, states: States, call: Call, wrong: list[Value]) -> bool:
