@@ -92,6 +92,34 @@ class WrongLineBackward(Cause):
     )
 
 
+class UnreducedGather(Cause):
+    """A gather's backward keeps a rank's part of its own gradient, and drops what others send.
+
+    All ranks get the gathered tensor, and each uses it for its own rows: its gradient is a term of a sum on every rank.
+    A gather's backward is a reduce-scatter. `full_tensor()` and `to_local()` take each rank's gradient for the whole
+    unless `grad_placements` says otherwise. The forward and the loss are right.
+
+    Attributes:
+        place: The line, as `ring.py:25`.
+        axis: The axis over which it gathers.
+        is_dtensor: Whether a DTensor gathers, and no function of the user's.
+    """
+
+    place: str
+    axis: str
+    is_dtensor: bool
+    kinds = WRONG
+    why = (
+        "{place} gathers over {axis}, and each rank uses the result for its own part. In backward each rank keeps its "
+        "part of its own gradient, and nothing adds what the other ranks along {axis} send back"
+    )
+    how = (
+        "{is_dtensor:?pass grad_placements=[Partial()] to full_tensor() or to_local() in {place}, with Partial() for "
+        "{axis}|sum the gradients over {axis} in the backward of {place} before it takes the rank's part: a "
+        "reduce_scatter, or an all_reduce and a chunk}"
+    )
+
+
 class GradientsOfOtherMicroBatches(Cause):
     """Gradients of micro-batches come back to the outputs of other ones.
 

@@ -8,17 +8,20 @@ from dataclasses import replace
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from shardviz.check.step.lines.calls import SELECTS
-from shardviz.check.step.lines.fault import Fault, after, fault_at, place_of, reached
+from shardviz.check.step.lines.calls import CONVERSIONS, SELECTS
+from shardviz.check.step.lines.fault import Fault, after, at, fault_at, place_of, reached
 from shardviz.check.step.lines.states import MAX_BESIDE, State, words_of
 from shardviz.explain.step.lines_backward import (
     GradientsOfOtherMicroBatches,
+    UnreducedGather,
     UnsummedLineBackward,
     WholeGradientSummedAgain,
     WrongLineBackward,
 )
+from shardviz.layout.region import Region
+from shardviz.relate.factors import over
 from shardviz.relate.tolerance import SINGLE
-from shardviz.relate.values import error_of
+from shardviz.relate.values import error_of, part_of
 from shardviz.text import listed
 
 if TYPE_CHECKING:
@@ -45,8 +48,66 @@ def backward_fault(lines: Lines, states: States) -> Fault | None:
     wrong = [value for value in lines.values if states.placed(value, gradient=True).is_wrong]
     if not wrong or any(states.placed(value, gradient=True).is_wrong for value, _ in lines.returned):
         return None
+    if (gather := _gather_fault(lines, states, wrong)) is not None:
+        return gather
     leaving = [value for value in wrong if not _is_contained(lines, states, value)]
     return search.blame(max(leaving, key=lines.order)) if leaving else None
+
+
+def _gather_fault(lines: Lines, states: States, wrong: Sequence[Value]) -> Fault | None:
+    """Return the line that gathers a tensor of which each rank gets its part of its own gradient alone."""
+    for value in sorted(wrong, key=lines.order, reverse=True):
+        layout = states.forward(value).layout
+        for made, call in _first_known(lines, states, value) if layout is not None else ():
+            gathered = states.forward(made)
+            if layout is None or gathered.kind != "right" or gathered.layout is None:
+                continue
+            for axis in (axis for axis in layout.split_axes if axis not in gathered.layout.split_axes):
+                if _lacks_gradients_of_others(lines, states, value, made, axis):
+                    return _fault_of_gather(lines, value, call, axis)
+    return None
+
+
+def _first_known(lines: Lines, states: States, value: Value) -> Iterator[tuple[Value, Call]]:
+    """Yield the first tensors made of one that are known again, with the calls that make them."""
+    waiting, seen = [value], {value}
+    while waiting:
+        for call in lines.readers(waiting.pop(0)):
+            for made in (made for made in call.outputs if made not in seen):
+                seen.add(made)
+                if states.placed(made).is_known:
+                    yield made, call
+                waiting += [] if states.placed(made).is_known and call.whole is not None else [made]
+
+
+def _lacks_gradients_of_others(lines: Lines, states: States, value: Value, made: Value, axis: str) -> bool:
+    """Whether a tensor's gradient is right once what other ranks send back to the gathered one is added."""
+    number, layout = lines.wanted.get(value), states.forward(value).layout
+    whole = states.whole(number, gradient=True) if number is not None else None
+    held, came = map(states.gradients, (value, made))
+    dims = [dim for dim, chain in enumerate(layout.chains) if axis in chain] if layout is not None else []
+    if whole is None or layout is None or whole.shape != layout.shape or len(dims) != 1 or not held or not came:
+        return False
+    sums, misses = over(axis, "sum", came, states.mesh), False
+    for rank, region in layout.regions():
+        shape = came[rank].shape if rank in sums else ()
+        if len(shape) != whole.ndim or shape[dims[0]] != whole.shape[dims[0]]:
+            return False
+        along = Region(tuple(region.dims[at] if at == dims[0] else ((0, size),) for at, size in enumerate(shape)))
+        lacking = part_of(sums[rank] - came[rank], along)
+        if lacking.shape != held[rank].shape or error_of(held[rank] + lacking, part_of(whole, region)) > SINGLE:
+            return False
+        misses |= error_of(held[rank], part_of(whole, region)) > SINGLE
+    return misses
+
+
+def _fault_of_gather(lines: Lines, value: Value, call: Call, axis: str) -> Fault:
+    applied = next((frame for frame in call.first.frames if APPLIED.search(frame.source)), None)
+    line = call.line if applied is None else applied
+    begin = f"in backward {at(line)}{f', called in {at(call.line, line)},' if line != call.line else ''} is the first"
+    sentence = f"{begin} wrong line: each rank gets its part of its own gradient, without the other ranks'"
+    cause = UnreducedGather(place_of(line), axis, applied is None and call.first.function in CONVERSIONS)
+    return replace(fault_at(call, sentence, cause), line=line)
 
 
 def micro_batches_fault(lines: Lines, states: States) -> Fault | None:

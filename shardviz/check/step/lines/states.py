@@ -39,6 +39,7 @@ MOVED: Mapping[Moved, str] = {
     "order": "a reordered part of",
     "rank": "a different rank's part of",
 }
+MEAN = {"avg": "mean"}
 Kind = Literal["right", "terms", "other", "none", "missing", "unknown"]
 COLLECTIVES_OF_TERMS = ("all_reduce", "reduce")
 INTEGERS = ("int", "uint")
@@ -98,10 +99,10 @@ class State:
         if self.kind == "right":
             return f"its part of {self.split_layout}" if self.split_layout else "the whole"
         if self.kind == "terms":
-            return f"one term of a {'mean' if self.op == 'avg' else 'sum'}{over}"
+            return f"one term of a {MEAN.get(self.op, 'sum')}{over}"
         if self.kind == "other":
             if self.op:
-                return f"one term of a {self.op}{over}"
+                return f"one term of a {MEAN.get(self.op, self.op)}{over}"
             what = f"{self.factor:.5g} times" if self.factor != 1 else MOVED[self.moved]
             return f"{what} the unsharded model's result{f', in terms of a sum{over}' if over else ''}"
         if self.kind == "none" and self.axes:
@@ -282,7 +283,7 @@ class States:
         for number in residuals:
             other = self.whole(number, gradient=True)
             whole = whole - other if whole is not None and other is not None and other.shape == whole.shape else None
-        held = self._gradients(value) if gradient else self._arrays(value)
+        held = self.gradients(value) if gradient else self._arrays(value)
         if whole is None or not whole.size or self.mesh.size != len(held):
             return UNKNOWN
         near = ELEMENT.get(self._dtype(reference_number), EXACT)
@@ -294,6 +295,7 @@ class States:
         if mean_axes and self._is_equal_count(state, reference_number):
             return State("terms", state.layout, tuple(axis for axis in self.mesh.axes if axis in mean_axes))
         layout = next(self._flattened(whole, held, near), None) if not state.is_known else None
+        layout = layout or (next(self._padded(whole, held, near), None) if not state.is_known else None)
         if layout is not None:
             return State("right", layout)
         is_moved = is_refined and state.kind == "none" and self._is_rearranged(whole, held, near)
@@ -315,7 +317,7 @@ class States:
         if reference_number is None or len(others) > MAX_BESIDE or self.gradient(value).kind != "none":
             return ""
         whole = self.whole(reference_number, gradient=True)
-        held, *gradients = [self._gradients(one) for one in (value, *others)]
+        held, *gradients = [self.gradients(one) for one in (value, *others)]
         if whole is None or not held or not all(gradients):
             return ""
         if any(array.shape != whole.shape for own in (held, *gradients) for array in own.values()):
@@ -331,7 +333,7 @@ class States:
                     return axis
         return ""
 
-    def _gradients(self, value: Value) -> dict[int, NDArray[np.float64]]:
+    def gradients(self, value: Value) -> dict[int, NDArray[np.float64]]:
         """Return each rank's gradient of a tensor, in the unsharded model's scale; empty if it wasn't kept."""
         times = self._times_loss(self.forward(value))
         arrays = self._arrays(value, gradient=True)
@@ -348,6 +350,23 @@ class States:
                     layout = Layout(self.mesh, whole.shape, chains)
                     if all(error_of(held[rank], part_of(whole, region)) <= near for rank, region in layout.regions()):
                         yield layout
+
+    def _padded(self, whole: NDArray[Any], held: Mapping[int, NDArray[Any]], near: float) -> Iterator[Layout]:
+        """Yield the layouts of what ranks have with zeros behind the end of a dim, as of one that no axis divides."""
+        first = next(iter(held.values()))
+        is_even = first.ndim == whole.ndim and all(array.shape == first.shape for array in held.values())
+        axes = [axis for axis, size in zip(self.mesh.axes, self.mesh.shape, strict=True) if size > 1]
+        for dim, size in enumerate(whole.shape if is_even else ()):
+            for chain in ((), *((axis,) for axis in axes)):
+                length = first.shape[dim] * math.prod(map(self.mesh.axis_size, chain))
+                shape = (*whole.shape[:dim], length, *whole.shape[dim + 1 :])
+                if not size < length < size + first.shape[dim] or whole.size * length > MAX_SIZE * size:
+                    continue
+                zeros = np.zeros((*whole.shape[:dim], length - size, *whole.shape[dim + 1 :]))
+                layout = Layout(self.mesh, shape, tuple(chain if at == dim else () for at in range(whole.ndim)))
+                padded = np.concatenate((whole, zeros), dim)
+                if all(error_of(held[rank], part_of(padded, region)) <= near for rank, region in layout.regions()):
+                    yield layout
 
     def _is_rearranged(self, whole: NDArray[Any], held: Mapping[int, NDArray[Any]], near: float) -> bool:
         """Whether every rank, or all ranks along an axis together, have each number once, wherever it stands."""
