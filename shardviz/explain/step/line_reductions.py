@@ -25,8 +25,13 @@ class UnaveragedLine(Cause):
     why = "{function} in {place} gives each rank the mean of its own part. Nothing averages the means over {axes}"
     how = (
         "all_reduce the result of {function} in {place} with ReduceOp.AVG over {axes}, with a backward that averages, "
-        "too; for BatchNorm, use SyncBatchNorm"
+        "too{is_batch_norm:?; or use SyncBatchNorm}"
     )
+
+    @property
+    def is_batch_norm(self) -> bool:
+        """Whether torch has a module for it."""
+        return self.function == "batch_norm"
 
 
 class ExtremeOfPart(Cause):

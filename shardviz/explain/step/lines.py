@@ -238,7 +238,7 @@ class ScaledLine(Cause):
     Attributes:
         place: The line, as `moe.py:83`.
         times: The number.
-        axis: The axis whose size that is, or whose size has it as root, if it splits what the line gets.
+        axis: The axis, or `dp or tp`, whose size that is, or whose size has it as root.
         is_root: Whether it is the root.
     """
 
@@ -315,6 +315,34 @@ class WrongLines(Cause):
     how = (
         "check {first} to {last}: first the group and op of each collective, then the sizes, offsets and indices of "
         "the rank's part, which may be computed before {first}"
+    )
+
+
+class CarriedLine(Cause):
+    """A loop carries a variable from round to round, and has left it wrong.
+
+    Ring attention takes the keys of one rank after the other, and adds to sums that are relative to the largest score
+    until then. Every round must shrink the sums before it to the new maximum, and take the keys and values of the same
+    rank. The unsharded model takes all keys in one round, in which there is nothing to shrink.
+
+    Attributes:
+        place: The line that makes the variable, as `ring.py:47`.
+        count: How often ranks run it.
+        right: The lines of the loop's other variables, if these are right after the last round.
+    """
+
+    place: str
+    count: int
+    right: tuple[str, ...]
+    kinds = WRONG
+    why = (
+        "{place} runs {count} times on each rank, and what it has left after the last time doesn't match the "
+        "unsharded model's{right:?, although {right} {right:1?does|do}}"
+    )
+    how = (
+        "check in {place} that each round goes on from what the rounds before left{right:?, as {right} "
+        "{right:1?does|do}}: a sum is shrunk to the new maximum, and a maximum is taken with the earlier one. All that "
+        "a round reads, such as keys and values, must come from one rank"
     )
 
 

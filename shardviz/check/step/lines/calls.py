@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 Value = tuple[tuple[int, int], ...]
 """A tensor of the sharded module: its number on each rank, by rank."""
 
-Key = tuple[int, tuple[tuple[str, int], ...], str, int]
-"""Call of the module, lines, function, and how often that came before."""
+Key = tuple[int, tuple[tuple[str, int], ...], str]
+"""Call of the module, lines and function."""
 
 CONVERSIONS = ("_FromTorchTensor", "_ToTorchTensor", "Redistribute")
 """What DTensors are made by, and turned into plain tensors: what they are of stays the same."""
@@ -101,6 +101,7 @@ class Lines:
         asked_module: The module that was asked for: the same, or one of torch's own in it.
         wanted: The unsharded model's tensor that a tensor is compared with.
         without_bias: Tensors that the unsharded model does not have: a result and the bias to be taken from it.
+        carried: What loops that run more often have left of their variables, with how often they ran.
     """
 
     module: str
@@ -109,6 +110,7 @@ class Lines:
     asked_module: str
     wanted: dict[Value, int] = field(default_factory=dict)
     without_bias: dict[int, tuple[int, int]] = field(default_factory=dict)
+    carried: dict[Value, int] = field(default_factory=dict)
 
     @staticmethod
     def of(dump: Dump, *, around: bool = False, module: str | None = None) -> Lines | None:
@@ -152,12 +154,12 @@ class Lines:
         """The calls that all ranks make, in the first rank's order, paired if that is certain."""
         keyed = {rank: dict(self._keyed(lines.lines)) for rank, lines in self.sharded.items()}
         whole = dict(self._keyed(self.unsharded.lines))
-        counts = [Counter(key[:-1] for key in own) for own in (*keyed.values(), whole)]
+        counts = [Counter(key for key, _ in own) for own in (*keyed.values(), whole)]
         first = next(iter(keyed.values()))
         calls: list[Call] = []
         for key in first:
             if all(key in own for own in keyed.values()):
-                alike = len({count[key[:-1]] for count in counts}) == 1
+                alike = len({count[key[0]] for count in counts}) == 1
                 records = {rank: own[key] for rank, own in keyed.items()}
                 calls.append(Call(len(calls), records, whole.get(key) if alike else None, self.is_step))
         return calls
@@ -280,9 +282,44 @@ class Lines:
             if call.whole is not None and len(call.inputs) == len(call.whole.inputs):
                 self._all(zip(call.inputs, call.whole.inputs, strict=True))
 
+        self._by_loops()
         self._by_memory()
         self._by_what_they_read()
         self._by_what_they_make()
+
+    def _by_loops(self) -> None:
+        """Pair what a loop has left of its variables with the unsharded model's, if that has fewer rounds.
+
+        A loop over the blocks of all ranks has one round in the unsharded model; one over a rank's tokens has fewer.
+        A variable is what a round reads of the round before, and the first round of what comes before the loop. What a
+        collective makes of it goes from rank to rank, and is none.
+        """
+        rounds: dict[Key, list[Call]] = {}
+        for call in self.calls:
+            rounds.setdefault(self.key_of(call.first), []).append(call)
+        of_whole: dict[Key, list[LineRecord]] = {}
+        for line in self.unsharded.lines:
+            of_whole.setdefault(self.key_of(line), []).append(line)
+        for key, calls in rounds.items():
+            if key not in of_whole or len(calls) <= len(of_whole[key]):
+                continue
+            for at in range(min(len(call.inputs) for call in calls)):
+                maker, makes = self._carries(calls, at, rounds)
+                whole = of_whole.get(self.key_of(maker.first)) if maker is not None else None
+                if maker is not None and whole and len(whole[-1].outputs) == len(maker.outputs):
+                    self.wanted.setdefault(maker.outputs[makes], whole[-1].outputs[makes])
+                    self.carried[maker.outputs[makes]] = len(calls)
+
+    def _carries(self, calls: Sequence[Call], at: int, rounds: Mapping[Key, Sequence[Call]]) -> tuple[Call | None, int]:
+        """Return the last call that makes a variable of which every round reads what the one before has left."""
+        makers = [self.producer(call.inputs[at]) for call in calls]
+        first = makers[1]
+        if first is None or first.first.is_collective or first.first.ranks:
+            return None, 0
+        making, makes = rounds[self.key_of(first.first)], first.outputs.index(calls[1].inputs[at])
+        is_carried = len(making) == len(calls) and makers[0] not in making
+        is_carried &= all(call.inputs[at] == made.outputs[makes] for call, made in zip(calls[1:], making, strict=False))
+        return (making[-1], makes) if is_carried else (None, 0)
 
     def _by_memory(self) -> None:
         """Pair what a step makes of gradients in place with the unsharded model's gradients."""
@@ -362,12 +399,17 @@ class Lines:
         for value, whole in pairs:
             self.wanted.setdefault(value, whole)
 
-    def _keyed(self, lines: Sequence[LineRecord]) -> Iterator[tuple[Key, LineRecord]]:
-        counts: Counter[tuple[object, ...]] = Counter()
+    def _keyed(self, lines: Sequence[LineRecord]) -> Iterator[tuple[tuple[Key, int], LineRecord]]:
+        """Yield each line with its key, and how often that came before."""
+        counts: Counter[Key] = Counter()
         for line in lines:
-            frames = line.frames
-            while self.is_step and len(frames) > 1 and frames[0].function in ENTRIES:
-                frames = frames[1:]
-            key = line.call, tuple((frame.file, frame.line) for frame in frames), line.function
-            yield (*key, counts[key]), line
+            key = self.key_of(line)
+            yield (key, counts[key]), line
             counts[key] += 1
+
+    def key_of(self, line: LineRecord) -> Key:
+        """Return by what a call is known."""
+        frames = line.frames
+        while self.is_step and len(frames) > 1 and frames[0].function in ENTRIES:
+            frames = frames[1:]
+        return line.call, tuple((frame.file, frame.line) for frame in frames), line.function

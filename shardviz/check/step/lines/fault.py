@@ -6,6 +6,7 @@ dim apart into segments go wrong if they are given a rank's contiguous part of i
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from shardviz.check.step.lines.states import State, States
     from shardviz.dump.records.lines import FrameRecord
     from shardviz.explain.cause import Cause
+    from shardviz.layout.mesh import Mesh
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class Fault:
         reads: The function that gets what is right, if `function` is given what that makes of it.
         is_given: Whether it reads what its module is given, and that is no part of the unsharded model's.
         by_terms: Whether it divides by one term of a sum.
+        is_of_sizes: Whether it multiplies by a number that is made of sizes, and not of what tensors hold.
     """
 
     line: FrameRecord
@@ -67,6 +70,7 @@ class Fault:
     reads: str = ""
     is_given: bool = False
     by_terms: bool = False
+    is_of_sizes: bool = False
 
     @property
     def place(self) -> str:
@@ -303,12 +307,19 @@ def with_label(lines: Lines, states: States, fault: Fault | None) -> Fault | Non
         if call.first.function != FROM_LOCAL or not call.inputs or not call.outputs:
             continue
         given, label = states.forward(call.inputs[0]), lines.records[call.outputs[0][0]].placements
-        is_mislabeled = axis in given.axes and "Partial" not in label if axis else given.text == WHOLE and label == SUM
+        is_of_sum = "Partial" in _along(axis, label, states.mesh)
+        is_mislabeled = axis in given.axes and not is_of_sum if axis else given.text == WHOLE and label == SUM
         places = {place_of(later.line) for later in lines.following(call)}
         if label and is_mislabeled and (fault.place in places or returned & lines.derived(call)):
-            sentence = f"{fault.sentence}; {reached(call)} calls {given.text} {label}"
+            sentence = f"{fault.sentence}; {reached(call)} labels {given.text} as {label}"
             return fault_at(call, sentence, MislabeledPlacement(place_of(call.line), label, axis))
     return fault
+
+
+def _along(axis: str, label: str, mesh: Mesh) -> str:
+    """Return the placement along an axis, or all of them if they are of another mesh."""
+    placements = re.split(r", (?=[A-Z_])", label)
+    return placements[mesh.axes.index(axis)] if axis in mesh.axes and len(placements) == mesh.ndim else label
 
 
 WHOLE = "the whole"

@@ -330,9 +330,9 @@ def _rounds(lines: Lines, states: States) -> Iterator[tuple[list[Call], dict[int
     wholes: defaultdict[object, list[LineRecord]] = defaultdict(list)
     of_ranks: defaultdict[object, list[Call]] = defaultdict(list)
     for line in lines.unsharded.lines:
-        wholes[_key(line)].append(line)
+        wholes[lines.key_of(line)].append(line)
     for call in lines.calls:
-        of_ranks[_key(call.first)].append(call)
+        of_ranks[lines.key_of(call.first)].append(call)
     for key, calls in of_ranks.items():
         count, of_whole = len(calls), wholes.get(key, [])
         is_part = 1 < count < len(of_whole) and len(of_whole) % count == 0
@@ -358,10 +358,6 @@ def _first(held: Sequence[Mapping[int, Array]], wholes: Sequence[Array], rank: i
 
 def _equal(held: Array | None, whole: Array) -> bool:
     return held is not None and held.shape == whole.shape and error_of(held, whole) <= STEP
-
-
-def _key(line: LineRecord) -> object:
-    return line.call, tuple((frame.file, frame.line) for frame in line.frames), line.function
 
 
 def _meet(lines: Lines, first: Call, second: Call) -> bool:

@@ -37,8 +37,9 @@ from shardviz.explain.step.lines import (
     UnwrittenMemory,
     WrongLines,
 )
-from shardviz.explain.step.lines_backward import GradientsOfOtherMicroBatches
+from shardviz.explain.step.lines_backward import GradientsOfOtherMicroBatches, UnreducedGather
 from shardviz.explain.step.losses import (
+    PaddingRead,
     PartialVocabularyLoss,
     ScalarNotReduced,
     TermsAveraged,
@@ -60,6 +61,7 @@ from shardviz.explain.step.modules import (
     UnsummedModule,
 )
 from shardviz.explain.step.own_rows import CausalMaskOfPart, CutByAnotherAxis, MisplacedMask, SameSlices
+from shardviz.explain.step.scales import ClippedByParts, NormOverWrongAxes
 from shardviz.explain.step.step_lines import LeftOutOfReduction, LocalWeight, NarrowReduction, ReductionNotStored
 from shardviz.explain.step.sums import (
     GradientNotReduced,
@@ -68,6 +70,7 @@ from shardviz.explain.step.sums import (
     ResultNotRead,
     UnreducedBesideVector,
 )
+from shardviz.explain.step.update import StepOfPart, UnexplainedWeight
 from shardviz.explain.step.whole_step import UnexplainedBackward, UnexplainedCopies, UnexplainedForward
 
 if TYPE_CHECKING:
@@ -94,7 +97,9 @@ OPEN = (
 OF_FACTORS = (RepeatedForwardSum, AveragedForward, ScaledBetweenModules)
 """Causes of a factor that a module gives its output: a line that sums nothing and has that factor takes their place."""
 
-GUESSES = (UnexplainedLoss, UnexplainedValue, PartialVocabularyLoss, UnexplainedCopies, UnexplainedState)
+GUESSES = (
+    *(UnexplainedLoss, UnexplainedValue, PartialVocabularyLoss, UnexplainedCopies, UnexplainedState, UnexplainedWeight),
+)
 """Causes that say what is usual, or only what differs: the line takes their place."""
 
 OF_REDUCTIONS = (CopiesSummedLine, RepeatedReductionLine, WrongReductionLine)
@@ -103,7 +108,10 @@ OF_REDUCTIONS = (CopiesSummedLine, RepeatedReductionLine, WrongReductionLine)
 OF_PARTS = (CausalMaskOfPart, MisplacedMask, MisplacedOperand, SameSlices, ShiftedPart, UnwrittenMemory)
 """Causes of a part, a mask or memory that is wrong where all keys are there."""
 
-SURE = (LeftOutOfReduction, NarrowReduction, ReductionNotStored, LocalWeight, CopiesSummedLine)
+OF_NORMS = (NormOverWrongAxes, StepOfPart, ClippedByParts)
+"""Causes that a factor is measured for: a number that is made of sizes has it by chance."""
+
+SURE = (LeftOutOfReduction, NarrowReduction, ReductionNotStored, LocalWeight, CopiesSummedLine, UnreducedGather)
 """Causes of a line that take the place of any other."""
 
 MEANS = ("cross_entropy", "nll_loss", "mse_loss", "binary_cross_entropy_with_logits", "kl_div", "mean")
@@ -205,6 +213,7 @@ def with_line(finding: Finding, fault: Fault) -> Finding:
     is_open |= isinstance(finding.explanation, StatisticsOfPart) and _is_no_mean(fault)
     is_open |= isinstance(finding.explanation, UngatheredKeys) and _tells_no_attention(fault)
     is_open |= fault.is_scaled and isinstance(finding.explanation, OF_FACTORS)
+    is_open |= isinstance(fault.cause, UnaveragedLine) and isinstance(finding.explanation, OutputNotReduced)
     is_open |= isinstance(fault.cause, CutByAnotherAxis)
     if isinstance(fault.cause, WrongLines):
         return line_finding.because(fault.cause) if is_open else line_finding
@@ -234,6 +243,8 @@ def with_line_around(dump: Dump, finding: Finding, fault: Fault, *, are_gradient
     is_mean_of_part = isinstance(finding.explanation, UnexplainedLoss) and fault.function in MEANS
     cause = mean_of_means(dump) if is_mean_of_part and _is_of_result(fault) else _of_ratio(dump, fault)
     is_explained = len(finding.explanation.ways) == 1 and not isinstance(finding.explanation, (*guesses, type(cause)))
+    is_explained &= not (fault.is_of_sizes and isinstance(finding.explanation, OF_NORMS))
+    is_explained &= not (fault.by_terms and isinstance(finding.explanation, PaddingRead))
     if is_explained and not isinstance(fault.cause, SURE):
         return placed
     return replace(placed, kind=finding.kind if finding.kind in cause.kinds else cause.kinds[0]).because(cause)

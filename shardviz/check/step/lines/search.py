@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from dataclasses import replace
+from fractions import Fraction
 from itertools import combinations
 from typing import TYPE_CHECKING
 
@@ -35,11 +36,11 @@ from shardviz.check.step.lines.fault import (
     wrong_reduction,
     wrong_result,
 )
-from shardviz.check.step.lines.states import words_of
-from shardviz.explain.step.lines import DRAWS, ELEMENTWISE, WrongLines
+from shardviz.check.step.lines.states import MAX_RATIO, words_of
+from shardviz.explain.step.lines import DRAWS, ELEMENTWISE, CarriedLine, WrongLines
 from shardviz.relate.factors import over
 from shardviz.relate.tolerance import EXACT, SINGLE
-from shardviz.relate.values import error_of
+from shardviz.relate.values import error_of, is_alike
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,6 +85,8 @@ class ForwardSearch:
 
     def _is_own(self, value: Value) -> bool:
         call = self.lines.producer(value)
+        if value in self.lines.carried:
+            return False
         if call is None or call.first.function.startswith("all_to_all"):
             return True
         if call.first.function == "all_reduce" and self.states.placed(value).is_wrong:
@@ -133,6 +136,8 @@ class ForwardSearch:
 
     def _fault_of(self, value: Value, call: Call, inputs: Sequence[Value], through: Sequence[Call]) -> Fault:
         """Return what is wrong with a call that is given right tensors and makes a wrong one."""
+        if value in self.lines.carried:
+            return self._fault_of_loop(value, call)
         places = {one.place: one for one in sorted((call, *through), key=lambda one: one.order)}
         if len(places) > 1:
             first, *_, last = places.values()
@@ -151,6 +156,19 @@ class ForwardSearch:
             is_ratio = call.first.function in DIVISIONS and len(terms) == len(inputs)
             return self._unsummed(terms[-1] if is_ratio else terms[0], call, state)
         return self._fault_of_result(state, call, inputs, through)
+
+    def _fault_of_loop(self, value: Value, call: Call) -> Fault:
+        """Return what is wrong with a variable that a loop carries from round to round, and has left wrong."""
+        line, count = call.first.frames[-1], self.lines.carried[value]
+        right = [other for other in self.lines.carried if self.states.placed(other).is_known]
+        makers = [maker.first.frames[-1] for other in right if (maker := self.lines.producer(other)) is not None]
+        called = f", called in {at(call.line, line)}" if line != call.line else ""
+        sentence = (
+            f"{at(line)}{called} is the first wrong line: it runs {count} times on each rank, each time on what it has "
+            f"left before, and leaves {self.states.forward(value).text}"
+        )
+        cause = CarriedLine(place_of(line), count, tuple(sorted(map(place_of, makers))))
+        return replace(fault_at(call, sentence, cause), is_forward=True)
 
     def _fault_of_mean(self, state: State, term: State, call: Call, inputs: Sequence[Value]) -> Fault | None:
         """Return the fault of a call that multiplies each rank's term of a mean; None if it does something else."""
@@ -194,7 +212,8 @@ class ForwardSearch:
         reads = reader.first.function if reader is not None else ""
         unlike = "" if reads else self._unlike_dim(inputs, call.first.function)
         times = state.factor if state.factor != 1 else 0
-        act = Act(call, words, state, self._before(inputs), self._sum_behind(call))
+        held = replace(state, op="avg", factor=1.0) if axes and not state.op else state
+        act = Act(call, words, held, self._before(inputs), self._sum_behind(call))
         if not reads and (fault := self._fault_of_extreme(act)) is not None:
             return fault
         segments = None
@@ -202,7 +221,8 @@ class ForwardSearch:
             if not unlike and (numbers := _other_number(call)) is not None:
                 return wrong_number(act, *numbers)
             segments = segments_of(self.lines, call, given)
-        return wrong_result(act, axes, times, reads, unlike, self._split_by(given, times), segments)
+        fault = wrong_result(act, axes, times, reads, unlike, self._split_by(given, times), segments)
+        return replace(fault, is_of_sizes=bool(times) and _is_of_sizes(call))
 
     def _fault_of_extreme(self, act: Act) -> Fault | None:
         """Return the fault of a call that takes a maximum of a rank's part, unless ranks reduce what it gives them."""
@@ -238,13 +258,22 @@ class ForwardSearch:
         return "a seed or generator of each rank's own" if is_apart else "a generator in another state"
 
     def _split_by(self, given: Sequence[State], times: float) -> tuple[str, bool]:
-        """Return an axis that splits what a call is given, if a number is its size, or, with True, the root of that."""
-        splits = [axis for state in given if state.layout is not None for axis in state.layout.split_axes]
+        """Return the axes whose size a number may be, or, with True, the root of that; of those that split anything.
+
+        Code counts what it is given, or what the module holds.
+        """
+        weights = [value for value in self.lines.values if self.lines.origin(value).startswith("weight")]
+        weights = [value for value in weights if not any(map(is_alike, self.states.held(value).values()))]
+        states = [*given, *(self.states.placed(value) for value in weights)]
+        splits = [axis for state in states if state.layout is not None for axis in state.layout.split_axes]
         for is_root in (False, True) if times > 0 else ():
             number = times**2 if is_root else times
-            for axis in splits:
-                if math.isclose(max(number, 1 / number), self.states.mesh.axis_size(axis), rel_tol=SINGLE):
-                    return axis, is_root
+            sizes = {axis: self.states.mesh.axis_size(axis) for axis in splits}
+            alike = [
+                axis for axis, size in sizes.items() if math.isclose(max(number, 1 / number), size, rel_tol=SINGLE)
+            ]
+            if alike:
+                return " or ".join(alike), is_root
         return "", False
 
     def _unlike_dim(self, inputs: Sequence[Value], function: str) -> str:
@@ -283,7 +312,7 @@ class ForwardSearch:
         inputs: list[Value] = []
         through: list[Call] = []
         self._leaves = []
-        waiting = [(value, False) for value in call.inputs]
+        waiting = [(value, False) for value in call.inputs or self._of_source(call)]
         visited: set[Value] = set()
         while waiting:
             value, is_below = waiting.pop(0)
@@ -300,6 +329,12 @@ class ForwardSearch:
             else:
                 self._leaves.append(value)
         return inputs, through
+
+    def _of_source(self, call: Call) -> list[Value]:
+        """Return what a collective's source gives it, which other ranks have, too, and don't give it."""
+        given = {(rank, number) for rank, record in call.records.items() for number in record.inputs}
+        makers = dict.fromkeys(filter(None, map(self.lines.producers.get, given)))
+        return [value for maker in makers for value in maker.outputs if given & {*value}]
 
     def _reads_another(self, call: Call) -> Fault | None:
         """Return that a call reads another tensor than the unsharded model's does: something was left out before it."""
@@ -387,6 +422,18 @@ def _other_number(call: Call) -> tuple[float, float] | None:
     with suppress(ValueError):  # `True` is no number, nor is what a damaged file has
         return float(pairs[0][0]), float(pairs[0][1])
     return None
+
+
+def _is_of_sizes(call: Call) -> bool:
+    """Whether both sides multiply by different numbers that are small ratios, or roots of such, as no norm is."""
+    pairs = zip(call.first.numbers.split(), call.whole.numbers.split() if call.whole is not None else (), strict=False)
+    different = [number for pair in pairs if pair[0] != pair[1] for number in pair]
+    with suppress(ValueError):
+        squares = [float(number) ** 2 for number in different]
+        return bool(squares) and all(
+            math.isclose(square, Fraction(square).limit_denominator(MAX_RATIO), rel_tol=EXACT) for square in squares
+        )
+    return False
 
 
 def axes_in(chain: Sequence[object]) -> list[str]:
