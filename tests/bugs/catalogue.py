@@ -36,6 +36,7 @@ from tests.bugs import (
     random_numbers,
     residual,
     right_sums,
+    ring_attention,
     scaled_steps,
     sequence_parallel,
     sharded_losses,
@@ -46,6 +47,7 @@ from tests.bugs import (
     unequal_parts,
     untrue_causes,
     vocabulary,
+    ways_back,
 )
 from tests.bugs.case import Bug, Healthy
 
@@ -56,7 +58,7 @@ AXES = (pipeline, context_parallel, experts, first_rows, hooks, cut_by_hand)
 LAYERS = (residual, sequence_parallel, shared_parts, adapters, branches, vocabulary, attention_parts)
 LOOPS = (loss_terms, sharded_losses, scaled_steps, training_loops, right_sums, own_numbers, canceling)
 OTHERS = (*LOOPS, denominators, lost_on_the_way, untrue_causes, parallel_by_hand, decided, taken_apart)
-NEWEST = (strange_parts, one_change, unequal_parts)
+NEWEST = (strange_parts, one_change, unequal_parts, ring_attention, ways_back)
 
 _ALL = (*WEIGHTS, *STEPS, *AXES, *LAYERS, *OTHERS, *NEWEST)
 FAMILIES = {module.__name__.rpartition(".")[2]: module.CASES for module in _ALL}

@@ -127,6 +127,19 @@ def batch():
 """
 )
 
+AVERAGED = """
+def step(model, rows, mesh):
+    loss = model(rows).square().mean()
+    loss.backward()
+    loss = loss.detach().clone()
+    for number in (loss, *(parameter.grad for parameter in model.parameters())):
+        distributed.all_reduce(number)
+        number /= mesh.size()
+    return loss
+
+"""
+"""A step whose ranks each have a part of the batch: loss and gradients are means."""
+
 WEIGHT = """
 def build():
     return nn.Linear(6, 24, bias=False)

@@ -262,7 +262,7 @@ CASES = (
         "slopes in the reverse order of ranks",
         HEADS,
         ("first = self.rank * number", "first = (self.size - 1 - self.rank) * number"),
-        ("another rank's part", "slopes"),
+        ("the rank's own part", "slopes"),
     ),
     _bug(
         "key heads chosen by the number of the query head on the rank",

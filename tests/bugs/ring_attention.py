@@ -1,0 +1,95 @@
+"""Keys and values that go from rank to rank: every round adds a block to sums which earlier rounds have begun."""
+
+from __future__ import annotations
+
+from tests.bugs.case import Bug
+from tests.bugs.models import AVERAGED
+
+RING = (
+    """
+BATCH_AXES = {"cp": 1}
+
+
+def exchange(x, group, by):
+    ranks, rank = distributed.get_process_group_ranks(group), distributed.get_rank(group)
+    got, size = torch.empty_like(x), len(ranks)
+    ops = [
+        distributed.P2POp(distributed.isend, x, ranks[(rank + by) % size], group),
+        distributed.P2POp(distributed.irecv, got, ranks[(rank - by) % size], group),
+    ]
+    for work in distributed.batch_isend_irecv(ops):
+        work.wait()
+    return got
+
+
+class PassOn(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return exchange(x.contiguous(), group, 1)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return exchange(grad.contiguous(), ctx.group, -1), None
+
+
+class Attention(nn.Module):
+    group = None
+
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(8, 24, bias=False)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        top = q.new_full((*q.shape[:-1], 1), -1e30)
+        below, above = torch.zeros_like(top), torch.zeros_like(q)
+        rounds = 1 if self.group is None else distributed.get_world_size(self.group)
+        for turn in range(rounds):
+            scores = q @ k.mT
+            higher = torch.maximum(top, scores.amax(-1, keepdim=True))
+            weights, shrink = (scores - higher).exp(), (top - higher).exp()
+            below = below * shrink + weights.sum(-1, keepdim=True)
+            above = above * shrink + weights @ v
+            top = higher
+            if turn < rounds - 1:
+                k, v = PassOn.apply(k, self.group), PassOn.apply(v, self.group)
+        return above / below
+
+
+def build():
+    return Attention()
+
+
+def parallelize(model, mesh):
+    model.group = mesh.get_group("cp")
+
+
+def batch():
+    return torch.randn(2, 12, 8)
+
+"""
+    + AVERAGED
+)
+BESIDE = ("although", "does|do")
+
+CASES = (
+    Bug(
+        "a ring that does not shrink its sum to the new maximum",
+        "cp=3",
+        RING,
+        (("above = above * shrink + weights @ v", "above = above + weights @ v"),),
+        ("wrong-value",),
+        ("runs 3 times on each rank", "above = above", *BESIDE),
+        with_lines=True,
+    ),
+    Bug(
+        "a ring that passes keys on and keeps its values",
+        "cp=3",
+        RING,
+        (("k, v = PassOn.apply(k, self.group), PassOn.apply(v, self.group)", "k = PassOn.apply(k, self.group)"),),
+        ("wrong-value",),
+        ("runs 3 times on each rank", "weights @ v", "keys and values"),
+        with_lines=True,
+    ),
+)
