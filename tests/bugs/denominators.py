@@ -40,6 +40,48 @@ def loss(model, batch):
 """
 )
 
+IN_PARTS = (
+    ENTER
+    + """
+BATCH_AXES = ("dp",)
+
+
+def build():
+    return nn.Linear(8, 10)
+
+
+def parallelize(model, mesh):
+    return nn.parallel.DistributedDataParallel(model, process_group=mesh.get_group("dp"))
+
+
+def batch():
+    labels = torch.randint(10, (24,))
+    labels[13:20] = -100
+    return torch.randn(24, 8), labels
+
+
+def summed(model, batch):
+    rows, labels = batch
+    return functional.cross_entropy(model(rows), labels, reduction="sum")
+
+
+def loss(model, batch):
+    return summed(model, batch) / (batch[1] != -100).sum()
+
+
+def step(model, batch, mesh):
+    count, total = (batch[1] != -100).sum(), 0.0
+    distributed.all_reduce(count, group=mesh.get_group("dp"))
+    for part in zip(*(whole.chunk(2) for whole in batch)):
+        share = summed(model, part) / count
+        (share * mesh["dp"].size()).backward()
+        total = total + share.detach()
+    distributed.all_reduce(total, group=mesh.get_group("dp"))
+    return total
+
+"""
+)
+
 MASKED = (
     ENTER
     + """
@@ -159,6 +201,16 @@ CASES = (
         ),
         ("wrong-value",),
         ("mean of means", "all_reduced over dp and no other axis", "by 2, the number of ranks along dp"),
+        with_lines=True,
+    ),
+    Bug(
+        "micro-batches that each divide by their own count",
+        "dp=2",
+        IN_PARTS,
+        (("summed(model, part) / count", "loss(model, part) / 4"),),
+        ("wrong-value",),
+        ("mean of means", "each micro-batch's own rows", "all micro-batches all_reduced over dp"),
+        ("shifts or pads",),
         with_lines=True,
     ),
     Healthy(

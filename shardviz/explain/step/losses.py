@@ -289,20 +289,23 @@ class MeanOfMeans(Cause):
         axes: The axes that split the batch; empty if they are not known.
         size: How many ranks there are along them.
         place: The line that divides, as `train.py:30`, if it was found.
+        micro_batches: How many parts a rank divides by their own counts, if there are several.
     """
 
     axes: str = ""
     size: int = 0
     place: str = ""
+    micro_batches: int = 0
     kinds = ("wrong-value", "wrong-scale")
     why = (
-        "The loss is a mean of means. {place:?{place} divides by the sum or count of each rank's own rows|Each rank "
-        "divides by the labels, tokens or weights that it counts in its own part}, and the counts differ"
+        "The loss is a mean of means. {place:?{place} divides by the sum or count of each "
+        "{micro_batches:?micro-batch's|rank's} own rows|Each rank divides by the labels, tokens or weights that it "
+        "counts in its own part}, and the counts differ"
     )
     how = (
-        "divide each rank's sum{place:? in {place}} by the count all_reduced over {axes:?{axes} and no other axis, and "
-        "multiply by {size}, the number of ranks along {axes}|the ranks that split the batch, and multiply by their "
-        "number}: gradients are averaged over them"
+        "divide each rank's sum{place:? in {place}} by the count {micro_batches:?of all micro-batches }all_reduced "
+        "over {axes:?{axes} and no other axis, and multiply by {size}, the number of ranks along {axes}|the ranks that "
+        "split the batch, and multiply by their number}: gradients are averaged over them"
     )
 
 

@@ -19,7 +19,7 @@ from shardviz.check.step.lines.backward import backward_fault
 from shardviz.check.step.lines.calls import Lines
 from shardviz.check.step.lines.fault import Fault, at, called, fault_at, place_of, reached
 from shardviz.check.step.lines.faults import fault_of, fault_of_mean
-from shardviz.check.step.lines.labels import labels_fault
+from shardviz.check.step.lines.labels import labels_fault, means_fault
 from shardviz.check.step.lines.states import States
 from shardviz.dump.records.lines import TO_LOCAL
 from shardviz.explain.step.factors import UndividedShardGradient
@@ -129,7 +129,8 @@ class Around:
         if not finding.tensor and not any(faults):
             faults = [self._of_summed_loss(result) for result in results]
         if finding.tensor == "loss" and all(map(_is_open, faults)):
-            faults = [labels_fault(self.lines, self.states) or next(iter(faults), None)]
+            of_labels = labels_fault(self.lines, self.states) or means_fault(self.lines, self.states)
+            faults = [of_labels or next(iter(faults), None)]
         known = [fault for fault in faults if fault is not None]
         is_one = len({(fault.line, type(fault.cause)) for fault in known}) == 1 and len(known) == len(faults)
         return known[0] if is_one and not isinstance(known[0].cause, WrongLines) else None

@@ -1,4 +1,7 @@
-"""Lines that make a loss of other labels than the unsharded model's: of fewer rows, or of other rows' labels."""
+"""Lines that make a loss of other labels than the unsharded model's, or of micro-batches' means.
+
+Labels may be of fewer rows, or of other rows. Micro-batches that each divide by their own count make a mean of means.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.lines.fault import Fault, at, place_of
+from shardviz.check.step.lines.fault import Fault, at, fault_at, place_of
+from shardviz.explain.step.losses import MeanOfMeans
 from shardviz.explain.step.own_rows import LabelsOfOtherRows, RowsLeftOut
-from shardviz.relate.tolerance import STEP
+from shardviz.relate.tolerance import SINGLE, STEP
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from shardviz.check.step.lines.calls import Lines
+    from numpy.typing import NDArray
+
+    from shardviz.check.step.lines.calls import Call, Lines
     from shardviz.check.step.lines.states import States
     from shardviz.dump.records.lines import LineRecord
 
@@ -23,6 +29,50 @@ LOSSES = ("cross_entropy", "nll_loss", "mse_loss", "binary_cross_entropy_with_lo
 
 MAX_COMPARED = 1 << 24
 """Numbers that are compared at most to find rows in others."""
+
+
+DIVISIONS = ("div", "truediv", "true_divide", "divide")
+"""Functions that make a mean of a sum and a count."""
+
+
+def means_fault(lines: Lines, states: States) -> Fault | None:
+    """Return the line that divides each micro-batch's sum by its own count, if both add up to the whole batch's."""
+    whole = {lines.key_of(line): line for line in lines.unsharded.lines if len(line.inputs) == 2}
+    rounds: dict[object, list[Call]] = {}
+    for call in lines.calls:
+        if call.first.function in DIVISIONS and len(call.inputs) == 2:
+            rounds.setdefault(lines.key_of(call.first), []).append(call)
+    axes, mesh, ranks = states.batch_axes, states.mesh, _ranks_of_batch(states)
+    for key, calls in rounds.items():
+        wanted = [states.whole(number) for number in whole[key].inputs] if key in whole and len(calls) > 1 else []
+        sums, counts = (_numbers(states, calls, at, ranks) for at in (0, 1))
+        if not wanted or len(set(counts)) < 2 or not (_adds_up(sums, wanted[0]) and _adds_up(counts, wanted[1])):
+            continue
+        shown = ", ".join(f"{count:.5g}" for count in counts[: len(calls)])
+        sentence = f"{at(calls[0].line)} divides each micro-batch's sum by its own count: {shown} on rank {ranks[0]}"
+        size = math.prod(map(mesh.axis_size, axes))
+        return fault_at(calls[0], sentence, MeanOfMeans(" and ".join(axes), size, place_of(calls[0].line), len(calls)))
+    return None
+
+
+def _ranks_of_batch(states: States) -> list[int]:
+    """Return one rank for each part of the batch."""
+    mesh = states.mesh
+    others = [mesh.axis_index(axis) for axis in mesh.axes if axis not in states.batch_axes]
+    return [rank for rank in mesh.ranks if not any(mesh.coord_of(rank)[index] for index in others)]
+
+
+def _adds_up(numbers: Sequence[float], whole: NDArray[np.float64] | None) -> bool:
+    is_number = whole is not None and whole.size == 1 and bool(numbers)
+    return is_number and whole is not None and math.isclose(sum(numbers), whole.item(), rel_tol=SINGLE)
+
+
+def _numbers(states: States, calls: Sequence[Call], at: int, ranks: Sequence[int]) -> list[float]:
+    """Return the one number that each call gets on each rank, rank after rank; none if one isn't there."""
+    held = [states.held(call.inputs[at]) for call in calls]
+    if not all(rank in arrays and arrays[rank].size == 1 for arrays in held for rank in ranks):
+        return []
+    return [arrays[rank].item() for rank in ranks for arrays in held]
 
 
 def labels_fault(lines: Lines, states: States) -> Fault | None:
