@@ -61,9 +61,10 @@ class Local:
 
 
 def plain(name: str, role: Role, tensor: torch.Tensor) -> Local:
-    """Return a tensor that claims nothing."""
+    """Return a tensor that claims nothing; a sparse gradient, as of an embedding, is made dense."""
     grad = tensor.grad if tensor.is_leaf else None
-    return Local(name, role, tuple(tensor.shape), tensor.detach(), grad=None if grad is None else grad.detach())
+    dense = None if grad is None else grad.detach().to_dense()
+    return Local(name, role, tuple(tensor.shape), tensor.detach(), grad=dense)
 
 
 def not_understood(name: str, role: Role, tensor: torch.Tensor, why: str) -> Local:

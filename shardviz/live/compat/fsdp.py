@@ -84,6 +84,7 @@ def flat_params(model: nn.Module) -> Iterator[FlatParam]:
 
     Reads `FullyShardedDataParallel._handle`, `FlatParamHandle` and, of `FlatParameter`, `_param_infos`, the
     `_param_extensions` of tensor-parallel ones, and `_shared_param_infos`, which has the other names of a parameter.
+    Its gradient has numbers for parameters of the user's that are frozen, too (`_params`), which nobody is given.
     Tried on torch 2.6.0, 2.13.0 and 2.15.0.
     """
     from torch.distributed.fsdp import FullyShardedDataParallel
@@ -112,10 +113,11 @@ def _flat_params_of_handle(prefix: str, handle: Any, replicate_group: Any) -> It
     for info in flat._shared_param_infos:
         shared.setdefault((info.prim_module, info.prim_param_name), []).append(info)
     offset = 0
-    infos = iter(zip(flat._param_infos, flat._shapes, flat._param_extensions, strict=True))
+    params = flat._params or [flat] * len(flat._param_infos)
+    infos = iter(zip(flat._param_infos, flat._shapes, flat._param_extensions, params, strict=True))
     for numel, padding in zip(flat._numels_with_padding, flat._is_padding_mask, strict=True):
         if not padding:
-            own_info, shape, of_tp = next(infos)
+            own_info, shape, of_tp, param = next(infos)
             for info in (own_info, *shared.get((own_info.module, own_info.param_name), ())):
                 yield FlatParam(
                     clean_name(".".join(part for part in (prefix, info.module_name, info.param_name) if part)),
@@ -128,7 +130,7 @@ def _flat_params_of_handle(prefix: str, handle: Any, replicate_group: Any) -> It
                     size * shard_group.index(me[0]),
                     shard_group,
                     replicas,
-                    grad,
+                    grad if param.requires_grad else None,
                 )
         offset += numel
 

@@ -315,7 +315,7 @@ def _is_multiple(loss: float, whole: float, precision: float) -> bool:
 
 def _largest(tensors: Iterable[torch.Tensor | None]) -> float:
     """Return the size of the largest element of all tensors."""
-    sizes = [tensor.detach().abs().max() for tensor in tensors if tensor is not None and tensor.numel()]
+    sizes = [tensor.detach().to_dense().abs().max() for tensor in tensors if tensor is not None and tensor.numel()]
     return max(map(float, sizes), default=0.0)
 
 
