@@ -206,7 +206,7 @@ def _begins_there(pipeline: Pipeline, evidence: Evidence) -> bool:
         return True
     if not all(f"{pipeline.prefix}{layer}" in modules for layer in ran):
         return pipeline.is_numbered
-    states = [modules[f"{pipeline.prefix}{layer}"].state in ("odd", "repeated") for layer in ran]
+    states = [modules[f"{pipeline.prefix}{layer}"].is_odd for layer in ran]
     first = next((at for at, layer in enumerate(ran) if at != layer), len(ran))
     return first < len(ran) and states[first] and not any(states[:first])
 
@@ -243,11 +243,11 @@ def _handed_on(pipeline: Pipeline, evidence: Evidence) -> Reason | None:
 
 def _enters_odd(pipeline: Pipeline, evidence: Evidence) -> bool:
     """Whether each rank's first wrong layer follows a layer of a different rank."""
-    state = {name: activation.state for name, activation in evidence.activations.by_name.items()}
+    modules = evidence.activations.by_name
     within = False
     for layers in pipeline.layers.values():
-        ran = sorted(layer for layer in layers if f"{pipeline.prefix}{layer}" in state)
-        odd = [layer for layer in ran if state[f"{pipeline.prefix}{layer}"] in ("odd", "repeated")]
+        ran = sorted(layer for layer in layers if f"{pipeline.prefix}{layer}" in modules)
+        odd = [layer for layer in ran if modules[f"{pipeline.prefix}{layer}"].is_odd]
         if odd and (odd[0] == 0 or odd[0] - 1 in layers):
             return False
         within |= bool(odd) and odd[0] != ran[0]
