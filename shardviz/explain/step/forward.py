@@ -38,7 +38,6 @@ class RepeatedParts(Cause):
 
     axes: str
     is_batch: bool
-    kinds = ("wrong-value",)
     why = (
         "Ranks along {axes} {is_batch:?compute the same part of the batch|have the same part}, and no rank has the "
         "rest. The code doesn't choose the part by the rank's own coordinate"
@@ -56,7 +55,6 @@ class PartOfAnotherRank(Cause):
     nothing raises.
 
     Attributes:
-        axis: The axis.
         is_first: Whether every rank has the part of the first.
     """
 
@@ -103,7 +101,6 @@ class PositionsStartAgain(Cause):
 
     module: str
     axis: str
-    kinds = ("wrong-value",)
     why = (
         "Every rank along {axis} counts the positions for {module:called} from 0",
         "Every rank gets the same part of the sequence",
@@ -131,7 +128,6 @@ class MisplacedOperand(Cause):
     function: str
     reader: str
     ranks: tuple[int, ...]
-    kinds = ("wrong-value",)
     why = (
         "{function} in {place} takes the part of a different rank on {ranks:ranks}: the arithmetic with the rank's "
         "number is wrong"
@@ -154,7 +150,6 @@ class ShiftedPart(Cause):
         function: What it calls.
         reader: The line that combines it with the rank's own part.
         rank: A rank that has another stretch than its part's.
-        dim: The dim.
         first: The first index of the stretch.
         due: The first index of the rank's part.
         length: How many indices both have.
@@ -168,7 +163,6 @@ class ShiftedPart(Cause):
     first: int
     due: int
     length: int
-    kinds = ("wrong-value",)
     why = (
         "{function} in {place} gives rank {rank} elements {first} to {last} of dim {dim}, and {reader} combines them "
         "with the rank's own part, elements {due} to {last_due}: the offset is wrong"
@@ -206,7 +200,6 @@ class UngatheredKeys(Cause):
     module: str
     axis: str
     exchange: str = ""
-    kinds = ("wrong-value",)
     why = (
         (
             "{exchange:?|If attention runs between {before:called} and {module:called}, it uses only each rank's own "

@@ -88,7 +88,6 @@ class SegmentsOfPart(Cause):
         place: The line, as `lstm.py:80`.
         function: What it calls.
         given: What each rank has of what it is given.
-        dim: The dim.
         number: How many segments both sides take it apart into.
     """
 
@@ -116,7 +115,6 @@ class OtherNumber(Cause):
     Attributes:
         place: The line, as `rope.py:16`.
         function: What it calls.
-        number: The number.
         wanted: The unsharded model's.
     """
 
@@ -147,7 +145,6 @@ class UnwrittenMemory(Cause):
     place: str
     function: str
     reader: str
-    kinds = ("wrong-value",)
     why = "Nothing writes to what {function} in {place} makes before {reader} reads it: it has what its memory held"
     how = "call the collective that fills what {place} makes, on all ranks and before {reader}, and wait for it"
 
@@ -163,7 +160,6 @@ class UnlikeOperands(Cause):
         place: The line, as `attention.py:25`.
         function: What it calls.
         given: What each rank has of the two.
-        dim: The dim.
     """
 
     place: str

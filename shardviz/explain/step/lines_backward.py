@@ -108,7 +108,6 @@ class GradientsOfOtherMicroBatches(Cause):
     rank: int
     outputs: str
     gradients: str
-    kinds = ("wrong-value",)
     why = (
         "On rank {rank}, the outputs of micro-batches {outputs} get the gradients of micro-batches {gradients}: the "
         "rank takes its outputs in another order than the gradients are sent in"

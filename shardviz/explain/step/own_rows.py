@@ -19,7 +19,6 @@ class CausalMaskOfPart(Cause):
 
     place: str
     function: str
-    kinds = ("wrong-value",)
     why = (
         "is_causal=True of {function} in {place} takes the first query that a rank has for the first of the sequence. "
         "The rank's queries are a part of the sequence and the keys are all of it"
@@ -49,7 +48,6 @@ class MisplacedMask(Cause):
     reader: str
     of: str
     in_ring: bool = False
-    kinds = ("wrong-value",)
     why = (
         "The mask or bias that {reader} applies is made in {place} with positions that the {of} don't have: "
         "{is_of_block:?the block of keys that has come is another rank's|a rank's {of} don't come in the order of the "
@@ -90,7 +88,6 @@ class RowsLeftOut(Cause):
     function: str
     held: int
     wanted: int
-    kinds = ("wrong-value",)
     why = (
         "{function} in {place} gets {held} labels on all ranks together, and {wanted} in the unsharded model: rows are "
         "dropped or labels shifted after the batch or the sequence is cut"
@@ -115,7 +112,6 @@ class LabelsOfOtherRows(Cause):
     function: str
     count: int
     of: int
-    kinds = ("wrong-value",)
     why = (
         "{function} in {place} gets {count} of a rank's {of} rows with another label than in the unsharded model: "
         "labels and rows are shifted, cut or ordered in different ways"
@@ -143,7 +139,6 @@ class OffsetOfUnequalParts(Cause):
     size: int
     parts: str
     length: str
-    kinds = ("wrong-value",)
     why = (
         "{place} begins a rank's part at its coordinate along {axis} times {length}. {axis} doesn't divide {size}: the "
         "parts are {parts}"
@@ -169,7 +164,6 @@ class SameSlices(Cause):
     place: str
     function: str
     reader: str
-    kinds = ("wrong-value",)
     why = (
         "{function} in {place} gives every rank the same, so all ranks take the same slices of what {reader} combines "
         "with each rank's own part: heads or rows are counted from the rank's first, and not from the whole's"
@@ -188,7 +182,6 @@ class CutByAnotherAxis(Cause):
     different parts. All parts are there, and shapes are right.
 
     Attributes:
-        weight: The weight.
         axis: The axis that has as many ranks as there are parts, and along which ranks lack some.
         rows: The axis along which the parts differ, which splits the batch.
         number: How many parts ranks along the axis have together.
@@ -200,7 +193,6 @@ class CutByAnotherAxis(Cause):
     rows: str
     number: int
     count: int
-    kinds = ("wrong-value",)
     why = (
         "{weight} is cut over {rows}, which splits the batch, instead of by the coordinate along {axis}: ranks along "
         "{axis} together have {number} of its {count} parts, and ranks along {rows} have different ones"
@@ -225,7 +217,6 @@ class LoopFromZero(Cause):
     function: str
     reader: str
     count: int
-    kinds = ("wrong-value",)
     why = (
         "{function} in {place} counts from 0 on every rank, as in the unsharded model's first {count} rounds of the "
         "loop. {reader} reads the rank's own {count} slices, which are later ones on every rank but the first"

@@ -154,7 +154,6 @@ class NarrowSum(Cause):
 
     dtype: str
     of_all: bool
-    kinds = ("wrong-value",)
     why = (
         "{of_all:?|The unit's own MixedPrecisionPolicy has param_dtype {dtype} and no reduce_dtype, while a "
         "different unit sums in a wider dtype}",
@@ -370,7 +369,6 @@ class MixedShards(Cause):
 
     axis: str
     lacking: str = ""
-    kinds = ("wrong-value",)
     why = (
         "The reduction runs over all ranks of {axis}, which splits this tensor, and mixes the shards"
         "{lacking:?. Nothing reduces over {lacking}, along which copies differ}"
@@ -394,7 +392,6 @@ class MixedLayers(Cause):
 
     axis: str
     others: tuple[str, ...]
-    kinds = ("wrong-value",)
     why = "The gradient reduction runs over {axis}, whose ranks have different layers, and mixes the layers"
     how = (
         "take {axis} out of the group that reduces gradients; {others:?reduce over {others}, whichever splits the "
