@@ -181,3 +181,15 @@ class Cause:
             module=module,
             generic=generic,
         )
+
+
+class AtLine(Cause, abstract=True):
+    """A cause that a line of the user's code shows.
+
+    Attributes:
+        place: The line, as `moe.py:83`.
+        function: What it calls.
+    """
+
+    place: str
+    function: str

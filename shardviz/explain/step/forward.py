@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from shardviz.explain.cause import Cause
+from shardviz.explain.cause import AtLine, Cause
 
 
 class JoinedOutOfOrder(Cause):
@@ -111,7 +111,7 @@ class PositionsStartAgain(Cause):
     )
 
 
-class MisplacedOperand(Cause):
+class MisplacedOperand(AtLine):
     """A line takes another rank's part, and a later one combines it with the rank's own.
 
     A head of keys, or a slope or a position, that is chosen by the wrong arithmetic with the rank's number has the
@@ -119,13 +119,10 @@ class MisplacedOperand(Cause):
 
     Attributes:
         place: The line that takes the part, as `moe.py:83`.
-        function: What it calls.
         reader: The line that combines it with the rank's own part.
         ranks: The ranks that have another rank's part.
     """
 
-    place: str
-    function: str
     reader: str
     ranks: tuple[int, ...]
     why = (
@@ -138,7 +135,7 @@ class MisplacedOperand(Cause):
     )
 
 
-class ShiftedPart(Cause):
+class ShiftedPart(AtLine):
     """A line takes a stretch of a dim at another offset than the rank's part.
 
     Labels, positions and slices of a rank's part begin at the rank's coordinate times the part's size. If the offset
@@ -147,7 +144,6 @@ class ShiftedPart(Cause):
 
     Attributes:
         place: The line that takes the stretch, as `loss.py:68`.
-        function: What it calls.
         reader: The line that combines it with the rank's own part.
         rank: A rank that has another stretch than its part's.
         first: The first index of the stretch.
@@ -155,8 +151,6 @@ class ShiftedPart(Cause):
         length: How many indices both have.
     """
 
-    place: str
-    function: str
     reader: str
     rank: int
     dim: int

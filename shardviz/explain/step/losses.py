@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from shardviz.explain.cause import Cause
+from shardviz.explain.cause import AtLine, Cause
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -174,22 +174,18 @@ class MiscountedExponentials(Cause):
         return math.log(self.size)
 
 
-class PaddingSummed(Cause):
+class PaddingSummed(AtLine):
     """A line sums over padding that the unsharded model cuts off first.
 
     A vocabulary is padded so that the number of ranks divides it. One process cuts the padding off the logits. A rank
     that has a part of them keeps it, and the padding's logits add to the denominator of the softmax.
 
     Attributes:
-        place: The line, as `moe.py:83`.
-        function: What it calls.
         cut: The line in which the unsharded model cuts the padding off.
         size: How long it is without padding.
         padded: How long it is with it.
     """
 
-    place: str
-    function: str
     cut: str
     dim: int
     size: int

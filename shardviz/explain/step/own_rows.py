@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from shardviz.explain.cause import Cause
+from shardviz.explain.cause import AtLine, Cause
 
 
-class CausalMaskOfPart(Cause):
+class CausalMaskOfPart(AtLine):
     """A causal mask counts a rank's queries from 0, although they stand later in the sequence.
 
     Under context parallelism a rank has a part of the queries and all keys. `is_causal=True` aligns query 0 with key 0:
     it takes the first query that the rank has for the first of the sequence. Rank 0 is right, and every other rank
     hides keys that its queries must see.
-
-    Attributes:
-        place: The line, as `attention.py:40`.
-        function: What it calls.
     """
 
-    place: str
-    function: str
     why = (
         "is_causal=True of {function} in {place} takes the first query that a rank has for the first of the sequence. "
         "The rank's queries are a part of the sequence and the keys are all of it"
@@ -71,21 +65,17 @@ class MisplacedMask(Cause):
         return self.in_ring and self.is_of_keys
 
 
-class RowsLeftOut(Cause):
+class RowsLeftOut(AtLine):
     """The losses of all ranks together are of fewer rows than the unsharded model's.
 
     `loss(logits[:, :-1], ids[:, 1:])` on a rank's part of the sequence drops the last position of every part, and not
     only that of the sequence: the label of that position is the first of the next rank. Shapes fit on every rank.
 
     Attributes:
-        place: The line, as `train.py:20`.
-        function: What it calls.
         held: How many labels all ranks have together.
         wanted: How many the unsharded model has.
     """
 
-    place: str
-    function: str
     held: int
     wanted: int
     why = (
@@ -95,21 +85,17 @@ class RowsLeftOut(Cause):
     how = "shift labels and drop rows of the whole batch, and cut it for the ranks afterwards"
 
 
-class LabelsOfOtherRows(Cause):
+class LabelsOfOtherRows(AtLine):
     """A loss gets the rows of a rank's part with the labels of other rows.
 
     Labels are shifted a second time, cut at another offset or in another order than the rows, or permuted with another
     seed. There are as many as there should be, so that nothing raises.
 
     Attributes:
-        place: The line, as `train.py:20`.
-        function: What it calls.
         count: How many rows of a rank have another label.
         of: How many rows it has.
     """
 
-    place: str
-    function: str
     count: int
     of: int
     why = (
@@ -149,7 +135,7 @@ class OffsetOfUnequalParts(Cause):
     )
 
 
-class SameSlices(Cause):
+class SameSlices(AtLine):
     """Every rank takes the same slices of a tensor, although each has its own part of another.
 
     With fewer key heads than ranks, a rank has all key heads and chooses those of its query heads. A choice by
@@ -157,12 +143,9 @@ class SameSlices(Cause):
 
     Attributes:
         place: The line that counts or chooses, as `attention.py:40`.
-        function: What it calls.
         reader: The line that combines the slices with the rank's own part.
     """
 
-    place: str
-    function: str
     reader: str
     why = (
         "{function} in {place} gives every rank the same, so all ranks take the same slices of what {reader} combines "
@@ -200,7 +183,7 @@ class CutByAnotherAxis(Cause):
     how = "take part mesh.get_local_rank({axis!r}) of mesh[{axis!r}].size(), and don't count by the rank in the world"
 
 
-class LoopFromZero(Cause):
+class LoopFromZero(AtLine):
     """A loop over a rank's own slices uses its counter as if it counted the slices of the whole.
 
     A rank has experts 4 to 7 and loops over these 4. The counter is the number of an expert's weights on the rank. The
@@ -208,13 +191,10 @@ class LoopFromZero(Cause):
 
     Attributes:
         place: The line that uses the counter for the whole, as `moe.py:51`.
-        function: What it calls.
         reader: The line that reads the rank's own slices.
         count: How many slices a rank has.
     """
 
-    place: str
-    function: str
     reader: str
     count: int
     why = (

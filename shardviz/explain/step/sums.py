@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import TYPE_CHECKING, Literal
 
-from shardviz.explain.cause import Cause
+from shardviz.explain.cause import AtLine, Cause
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -257,7 +257,7 @@ class UnreducedBesideVector(Cause):
     )
 
 
-class ResultNotRead(Cause):
+class ResultNotRead(AtLine):
     """A collective sums over ranks, and the code drops the sum.
 
     `torch.distributed.all_reduce` writes into its argument. `_functional_collectives.all_reduce` leaves it as it is and
@@ -271,8 +271,6 @@ class ResultNotRead(Cause):
         is_copy: Whether it wrote the sum into a copy of what should be summed.
     """
 
-    place: str
-    function: str
     axes: tuple[str, ...]
     is_copy: bool = False
     kinds = ("unreduced-gradient", "unreduced-output")
