@@ -1,9 +1,9 @@
 """A step's results taken together: the right ones bound where a wrong one went wrong.
 
-Module outputs are in the order of execution, each related to the unsharded model's. Placements say it of most. Of the
-others rank 0 has the unsharded model's values, and the judge of steps says it (`trace.judging`): of the values that the
-dump has, beside what it said of every place while the step ran (`calls`), which older dumps lack. A module may also
-return the features whose rows its plain weight has, and weights are unknown to that judge.
+Module outputs are in the order of execution, each related to the unsharded model's. The judge of steps
+(`trace.judging`) said so while the step ran (`calls`). Of what is not right, and in older dumps of all without
+placements, it is asked once more, with the values that the dump has: they tell where slices stand. It knows no weights:
+a module that returns the features whose rows its plain weight has is right, too.
 """
 
 from __future__ import annotations
@@ -73,10 +73,12 @@ class Activations:
     Attributes:
         dump: The dump.
         rounding: What the step allows for rounding.
+        calls: What ranks wrote of every call while the step ran; none in older dumps.
     """
 
     dump: Dump
     rounding: Rounding
+    calls: Calls
 
     @cached_property
     def order(self) -> Mapping[int, list[str]]:
@@ -102,28 +104,14 @@ class Activations:
         """The first module, on the lowest rank that has one, whose output is not right; with those before it there."""
         for names in self.order.values():
             for index, name in enumerate(names):
-                if self._is_odd(name, names[index + 1 :]):
+                if self.by_name[name].is_odd:
                     return [self.by_name[before] for before in names[:index]], self.by_name[name]
         return [], None
-
-    def _is_odd(self, name: str, later: list[str]) -> bool:
-        """Whether a module's output is wrong; of a module that runs on micro-batches only the first one is there."""
-        activation = self.by_name[name]
-        if activation.state != "repeated" or activation.slices is None:
-            return activation.is_odd
-        places = activation.slices.places
-        repeated = (one.slices for one in map(self.by_name.__getitem__, later) if one.state == "repeated")
-        return not self.in_micro_batches and not any(_alike(places, one.places) for one in repeated if one)
 
     @cached_property
     def num_micro_batches(self) -> int:
         """How many micro-batches the stages of a pipeline ran; 1 if there are no stages."""
         return 1 + max((run.microbatch for one in self.dump.files.ranks.values() for run in one.schedule), default=0)
-
-    @cached_property
-    def in_micro_batches(self) -> bool:
-        """Whether stages ran several micro-batches."""
-        return self.num_micro_batches > 1
 
     def is_split(self, name: str, axis: str) -> bool:
         """Whether ranks along an axis have different parts of a module's output, as far as is known."""
@@ -132,10 +120,12 @@ class Activations:
 
     def _of(self, name: str) -> Activation:
         tensor = self.dump.by_name("step", "activation")[name]
-        layouts = [shard.layout for shard in tensor.shards.values()]
-        if all(layout is not None for layout in layouts):
-            pending = any(layout.partial for layout in layouts if layout is not None)
-            return Activation(name, "pending" if pending else "right", tensor.claimed)
+        call = next(iter(self.calls.by_module.get(name, ())), None)
+        state = call.state("output") if call is not None else None
+        if state in ("right", "pending"):
+            return Activation(name, state, tensor.claimed)
+        if tensor.claimed is not None and all(shard.layout is not None for shard in tensor.shards.values()):
+            return Activation(name, "pending" if tensor.claimed.partial else "right", tensor.claimed)
         if (whole := whole_of(self.dump, "activation", name)) is None:
             return Activation(name, "odd")
         parts = {rank: self.dump.values(shard, name) for rank, shard in tensor.shards.items()}
@@ -157,10 +147,6 @@ class Activations:
             return whole
         columns = indices(held.dims[0])
         return whole[..., columns] if len(columns) < whole.shape[-1] else whole
-
-
-def _alike(left: Mapping[int, NDArray[np.int64]], right: Mapping[int, NDArray[np.int64]]) -> bool:
-    return left.keys() == right.keys() and all(np.array_equal(left[rank], right[rank]) for rank in left)
 
 
 @dataclass(frozen=True)
@@ -274,7 +260,7 @@ class Evidence:
     @cached_property
     def activations(self) -> Activations:
         """The outputs of modules, beside the unsharded model's."""
-        return Activations(self.dump, rounding_of(self.dump))
+        return Activations(self.dump, rounding_of(self.dump), self.calls)
 
     @cached_property
     def calls(self) -> Calls:

@@ -197,12 +197,12 @@ def _out_of_order(pipeline: Pipeline, evidence: Evidence) -> Reason | None:
 def _begins_there(pipeline: Pipeline, evidence: Evidence) -> bool:
     """Whether layers are right up to the first that does not follow the one before it, which is wrong.
 
-    Where a rank has several stages, or only its first micro-batch was seen, the numbers of stages must do.
+    Where a rank has several stages, their numbers must do.
     """
     coords = sorted(pipeline.layers, key=lambda coord: pipeline.stages[coord])
     ran = [layer for coord in coords for layer in sorted(pipeline.layers[coord])]
     modules = evidence.activations.by_name
-    if pipeline.has_several or evidence.activations.in_micro_batches:
+    if pipeline.has_several:
         return True
     if not all(f"{pipeline.prefix}{layer}" in modules for layer in ran):
         return pipeline.is_numbered
@@ -232,7 +232,7 @@ def _who_has_what(pipeline: Pipeline) -> str:
 
 def _handed_on(pipeline: Pipeline, evidence: Evidence) -> Reason | None:
     """Return the reason if every rank's first stage is right and the first of a later one is not."""
-    if evidence.activations.in_micro_batches or not _enters_odd(pipeline, evidence):
+    if not _enters_odd(pipeline, evidence):
         return None
     return Reason(
         StagesMisnumbered(),
