@@ -39,7 +39,7 @@ from shardviz.relate.relations import (
     Transposed,
 )
 from shardviz.relate.tolerance import COARSE, EPSILON, EXACT, SAFETY
-from shardviz.relate.values import constant_of, error_of, farthest, part_of
+from shardviz.relate.values import constant_of, error_of, farthest, part_of, root_mean_square
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -431,9 +431,9 @@ def permute(search: Search, context: Context, layout: Layout) -> None:
     tried = set[Chain]()
     source = np.nan_to_num(context.source)
     source_middle, middle = (float(side[is_known].mean()) if is_known.any() else 0.0 for side in (source, whole))
-    if abs(middle - source_middle) > COARSE * _root_mean_square(source):  # a number may have been added
+    if abs(middle - source_middle) > COARSE * root_mean_square(source):  # a number may have been added
         source, whole = source - source_middle, whole - middle
-    held_size, size = (_root_mean_square(side[is_known]) or 1.0 for side in (whole, source))
+    held_size, size = (root_mean_square(side[is_known]) or 1.0 for side in (whole, source))
     nears = (search.near, COARSE)[: 1 + bool(search.limit)]
     for scale in (size, held_size, -held_size):
         sides = source / size, whole / scale, is_known, regions
@@ -460,7 +460,3 @@ def _place_permuted(search: Search, context: Context, layout: Layout, links: tup
     if search.best() is None:
         add(search, ordered, layout, odd)
     return not unexplained
-
-
-def _root_mean_square(values: Values) -> float:
-    return math.sqrt(float(np.square(values).mean())) if values.size else 0.0

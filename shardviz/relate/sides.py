@@ -20,7 +20,7 @@ from shardviz.relate.factors import over
 from shardviz.relate.relations import Located, Pair, Pending, Reassigned
 from shardviz.relate.search import relation_of
 from shardviz.relate.tolerance import EPSILON, MANY, TYPICAL, Bound, above_noise, rounding_of_sums
-from shardviz.relate.values import farthest, part_of
+from shardviz.relate.values import farthest, part_of, root_mean_square
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -158,8 +158,8 @@ class Sides:
         """Whether values are no farther from those wanted on the whole than rounding takes them."""
         if not self.typical or values.size < MANY or self.rounding.is_double:
             return True
-        allowed = max(TYPICAL * self.typical, self.rounding.epsilon / 4 * _root_mean_square(expected))
-        return _root_mean_square(values - expected) <= allowed
+        allowed = max(TYPICAL * self.typical, self.rounding.epsilon / 4 * root_mean_square(expected))
+        return root_mean_square(values - expected) <= allowed
 
     def near(self, actual: Values, expected: Values, scale: float = 1.0) -> bool:
         """Whether two arrays are equal except for rounding; NaN is near to nothing."""
@@ -195,7 +195,7 @@ class Sides:
         is_whole = all(region == Region.whole(self.wanted.shape) for region in self.regions.values())
         whole = Layout(self.mesh, self.wanted.shape, ((),) * self.wanted.ndim)
         layout = self.claimed or (whole if is_whole else None)
-        bound = Bound.of_elements(self.tolerance, _root_mean_square(self.wanted))
+        bound = Bound.of_elements(self.tolerance, root_mean_square(self.wanted))
         return relation_of(Pair(self.wanted, self.values, layout, self.mesh, bound))
 
     def held_by(self, rank: int) -> tuple[Region, Chain] | None:
@@ -286,7 +286,3 @@ class Sides:
     def are_equal(self, left: Values, right: Values) -> bool:
         """Whether two ranks' copies are equal except for rounding."""
         return np.array_equal(left, right, equal_nan=True) or self.near(left, right)
-
-
-def _root_mean_square(values: Values) -> float:
-    return math.sqrt(float(np.mean(values * values))) if values.size else 0.0

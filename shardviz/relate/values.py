@@ -83,6 +83,11 @@ def sampled(array: NDArray[Any]) -> NDArray[Any]:
     return samples
 
 
+def root_mean_square(values: NDArray[Any]) -> float:
+    """Return the root of the mean of all squares; 0 of no elements."""
+    return math.sqrt(float(np.mean(np.square(values)))) if values.size else 0.0
+
+
 def slices_of(array: NDArray[Any], dim: int) -> NDArray[Any]:
     """Return the slices along a dim as rows."""
     return np.moveaxis(array, dim, 0).reshape(array.shape[dim], -1)

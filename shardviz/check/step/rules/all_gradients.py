@@ -343,30 +343,22 @@ class Parts:
 
     def part_with(self, comparison: Compared) -> Part:
         """Return the gradients that have the factor that one of them has."""
-        ratio = self.ratios.get(comparison.name)
-        if ratio in self._by_ratio:
-            return self._by_ratio[ratio]
-        at = self._positions.get(comparison.name, len(self._known))
-        return Part((comparison,), self._known[:at] + self._known[at + 1 :])
+        return self._by_ratio.get(self.ratios.get(comparison.name)) or self._part([comparison])
+
+    def _part(self, have: Sequence[Compared]) -> Part:
+        names = {gradient.name for gradient in have}
+        return Part(tuple(have), tuple(gradient for gradient in self._known if gradient.name not in names))
 
     @cached_property
-    def _known(self) -> tuple[Compared, ...]:
-        return tuple(gradient for gradient in self.gradients if np.any(gradient.wanted))
+    def _known(self) -> list[Compared]:
+        return [gradient for gradient in self.gradients if np.any(gradient.wanted)]
 
     @cached_property
     def _by_ratio(self) -> Mapping[Fraction | None, Part]:
-        ratios = dict.fromkeys(ratio for gradient in self._known if (ratio := self.ratios[gradient.name]) is not None)
-        return {
-            ratio: Part(
-                tuple(gradient for gradient in self._known if self.ratios[gradient.name] == ratio),
-                tuple(gradient for gradient in self._known if self.ratios[gradient.name] != ratio),
-            )
-            for ratio in ratios
-        }
-
-    @cached_property
-    def _positions(self) -> Mapping[str, int]:
-        return {gradient.name: position for position, gradient in enumerate(self._known)}
+        by_ratio: dict[Fraction | None, list[Compared]] = {}
+        for gradient in self._known:
+            by_ratio.setdefault(self.ratios[gradient.name], []).append(gradient)
+        return {ratio: self._part(have) for ratio, have in by_ratio.items() if ratio is not None}
 
 
 def _module_of(have: Sequence[Compared]) -> str:

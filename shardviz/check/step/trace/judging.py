@@ -38,6 +38,7 @@ from shardviz.relate.tolerance import (
     TYPICAL_POINT,
     above_noise,
 )
+from shardviz.relate.values import root_mean_square
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -404,8 +405,8 @@ class _Place:
         pair = in_both(moved, shard, region) if moved is not None and off.size >= MANY else None
         if noise is None or pair is None or noise.is_double:
             return True
-        allowed = max(TYPICAL_POINT * _root(pair[0]), noise.precision / 4 * _root(expected))
-        return _root(off) <= allowed * abs(scale)
+        allowed = max(TYPICAL_POINT * root_mean_square(pair[0]), noise.precision / 4 * root_mean_square(expected))
+        return root_mean_square(off) <= allowed * abs(scale)
 
     @cached_property
     def _moved(self) -> Kept | None:
@@ -443,7 +444,3 @@ def judged_output(
     held = {rank: Kept.whole(values) for rank, values in parts.items()}
     at = _Place(Judging({}, {}, mesh), Place(module, 0, "output", 0), Kept.whole(whole), held, near)
     return at.judgment(at.split() or at.sum())
-
-
-def _root(values: NDArray[np.float64]) -> float:
-    return float(np.sqrt(np.mean(np.square(values)))) if values.size else 0.0
