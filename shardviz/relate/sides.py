@@ -20,7 +20,7 @@ from shardviz.relate.factors import over
 from shardviz.relate.relations import Located, Pair, Pending, Reassigned
 from shardviz.relate.search import relation_of
 from shardviz.relate.tolerance import EPSILON, MANY, TYPICAL, Bound, above_noise, rounding_of_sums
-from shardviz.relate.values import farthest, part_of, root_mean_square
+from shardviz.relate.values import farthest, magnitude, part_of, root_mean_square
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -58,7 +58,7 @@ class Rounding:
 
     def tolerance(self, expected: NDArray[np.float64], *, gradient: bool) -> float:
         """Return how far an element may be from what is wanted."""
-        largest = float(np.max(np.abs(expected), initial=0.0))
+        largest = magnitude(expected)
         size = max(largest, self.size) if gradient else max(largest, self.epsilon)
         return self.of_sums * size
 
@@ -126,7 +126,7 @@ class Sides:
         few = max(1.0, math.sqrt(MANY / max(self.wanted.size, 1)))  # the largest of few says less of all that may be
         if self.rounding.is_double:
             return above_noise(few * self.noise, allowed)
-        least = self.rounding.epsilon * float(np.max(np.abs(self.wanted), initial=0.0))
+        least = self.rounding.epsilon * magnitude(self.wanted)
         return above_noise(few * self.noise, least, allowed if self.noise <= allowed else math.inf)
 
     @property
@@ -234,7 +234,7 @@ class Sides:
     @cached_property
     def is_lost(self) -> bool:
         """Whether what is wanted is so small that rounding alone could make it."""
-        return 0.0 < float(np.max(np.abs(self.wanted), initial=0.0)) <= self.tolerance
+        return 0.0 < magnitude(self.wanted) <= self.tolerance
 
     @cached_property
     def farthest(self) -> float:

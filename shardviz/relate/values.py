@@ -83,6 +83,11 @@ def sampled(array: NDArray[Any]) -> NDArray[Any]:
     return samples
 
 
+def magnitude(values: NDArray[Any]) -> float:
+    """Return the size of the largest element; 0 of no elements, NaN if one is NaN."""
+    return float(np.max(np.abs(values), initial=0.0))
+
+
 def root_mean_square(values: NDArray[Any]) -> float:
     """Return the root of the mean of all squares; 0 of no elements."""
     return math.sqrt(float(np.mean(np.square(values)))) if values.size else 0.0

@@ -47,6 +47,7 @@ from shardviz.relate.tolerance import (
     least_factor,
     near_ratio,
 )
+from shardviz.relate.values import magnitude
 from shardviz.text import listed
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def of_all_gradients(evidence: Evidence, pairs: Sequence[Found]) -> tuple[list[F
 def _follows_output(evidence: Evidence, pairs: Sequence[Found]) -> bool:
     """Whether an output is wrong and the loss with it, if only by what rounding to eight bits allows."""
     loss = evidence.loss
-    is_off = loss is not None and loss.farthest > SINGLE * float(np.max(np.abs(loss.wanted), initial=0.0))
+    is_off = loss is not None and loss.farthest > SINGLE * magnitude(loss.wanted)
     return is_off and any(result.role == "output" for result, _ in pairs)
 
 
@@ -266,10 +267,7 @@ def _is_shared(evidence: Evidence, gradients: Sequence[Compared], factor: float)
 def _has_exactly(result: Compared, factor: float) -> bool:
     """Whether a result is the unsharded model's times a factor on every rank, but for float32's rounding."""
     sides = [(held, result.wanted_of(rank)) for rank, held in result.reduced.items()]
-    return all(
-        np.max(np.abs(held - factor * expected), initial=0.0) <= SINGLE * np.max(np.abs(expected), initial=0.0)
-        for held, expected in sides
-    )
+    return all(magnitude(held - factor * expected) <= SINGLE * magnitude(expected) for held, expected in sides)
 
 
 def _clipped_to(evidence: Evidence, gradients: Sequence[Compared], factor: float) -> float:

@@ -37,7 +37,7 @@ from shardviz.explain.step.update import AnotherGroup
 from shardviz.explain.templates import number
 from shardviz.relate.measures import owner_of, ratio_of
 from shardviz.relate.tolerance import EPSILON, FEW, MANY, ROUNDINGS_OF_ONE, ROUNDINGS_OF_STEP, SINGLE, STEP, TELLING
-from shardviz.relate.values import error_of
+from shardviz.relate.values import error_of, magnitude
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -219,7 +219,7 @@ def _distance(evidence: Evidence, comparison: Compared, rank: int) -> tuple[floa
     if comparison.role != "buffer":
         off = np.where(_telling(evidence, comparison, rank), off, -1.0)
     if comparison.role == "optim":  # as a weight's step: what gradients are clipped by has a small constant in it
-        off = np.where(off > STEP * float(np.max(np.abs(comparison.wanted), initial=0.0)), off, -1.0)
+        off = np.where(off > STEP * magnitude(comparison.wanted), off, -1.0)
     if not (off > 0).any():
         return None
     at = np.unravel_index(np.argmax(off), off.shape)
@@ -234,7 +234,7 @@ def _beyond(evidence: Evidence, comparison: Compared, rank: int) -> NDArray[np.f
     if comparison.role == "buffer":
         allowed = max(allowed, _noise_of_buffer(evidence.dump, comparison))
     if before is not None:
-        moved = float(np.max(np.abs(expected - comparison.part(before, rank)), initial=0.0))
+        moved = magnitude(expected - comparison.part(before, rank))
         rounded = ROUNDINGS_OF_STEP * comparison.rounding.epsilon
         allowed += max(max(STEP, rounded) * moved, rounded * evidence.largest_step)
     off = np.abs(comparison.reduced[rank] - expected)
@@ -252,9 +252,9 @@ def _noise_of_buffer(dump: Dump, comparison: Compared) -> float:
         for name, tensor in dump.by_name("updated", "buffer").items()
         if "float" in tensor.first.body.dtype and name.rpartition(".")[0] == module
     ]
-    size = max((float(np.max(np.abs(values), initial=0.0)) for values in floats), default=0.0)
+    size = max(map(magnitude, floats), default=0.0)
     noise = ROUNDINGS_OF_ONE * min(comparison.rounding.epsilon, EPSILON["float32"]) * size
-    return noise if np.max(np.abs(comparison.wanted), initial=0.0) <= noise else 0.0
+    return noise if magnitude(comparison.wanted) <= noise else 0.0
 
 
 def _before(dump: Dump, comparison: Compared) -> NDArray[np.float64] | None:

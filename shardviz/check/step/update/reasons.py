@@ -33,6 +33,7 @@ from shardviz.explain.step.update import (
 from shardviz.explain.templates import number
 from shardviz.relate.factors import factor_of
 from shardviz.relate.tolerance import ALIKE, EXPLAINED_UPDATE, FEW, LEAST_SINGULAR
+from shardviz.relate.values import magnitude
 from shardviz.text import listed, named_ranks
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def _left_out(step: Compared) -> Reason | None:
         return None
     got = np.stack([held.ravel() for held in step.reduced.values()])
     expected = np.stack([step.wanted_of(rank).ravel() for rank in step.reduced])
-    off = np.abs(got - expected) > EXPLAINED_UPDATE * np.max(np.abs(expected), initial=0.0)
+    off: NDArray[np.bool_] = np.abs(got - expected) > EXPLAINED_UPDATE * magnitude(expected)
     still, count = off.all(axis=0), int(np.count_nonzero(off[0]))
     is_end = 0 < count < min(still.size, step.mesh.size) and bool(still[-count:].all()) and not got[:, -count:].any()
     if not is_end or np.any(off != still):
@@ -399,8 +400,8 @@ def factor_to(got: NDArray[np.float64], expected: NDArray[np.float64]) -> float 
 
 def _is_near(got: NDArray[np.float64], expected: NDArray[np.float64]) -> bool:
     """Whether two arrays are near to each other, measured by the larger one."""
-    size = max(float(np.max(np.abs(side), initial=0.0)) for side in (got, expected))
-    return bool(np.max(np.abs(got - expected), initial=0.0) <= EXPLAINED_UPDATE * size)
+    size = max(magnitude(got), magnitude(expected))
+    return magnitude(got - expected) <= EXPLAINED_UPDATE * size
 
 
 def _is_equal(left: float, right: float) -> bool:
