@@ -264,11 +264,7 @@ def _is_near(sides: Sides, held: Values, due: Values) -> bool:
 
 @dataclass(frozen=True)
 class WrongResults:
-    """The wrong results of some, looked up by what a rank holds instead of comparing all pairs.
-
-    Attributes:
-        results: The results.
-    """
+    """The wrong results of some, looked up by what a rank holds instead of comparing all pairs."""
 
     results: Sequence[Sides]
 

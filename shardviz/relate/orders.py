@@ -232,7 +232,6 @@ def orders_along(
         whole: What ranks hold, put together, at the scale of the source.
         is_known: Which elements of it are held by any rank.
         regions: The part of each rank.
-        dim: The dim.
         nears: How far features of equal slices may be off, the strictest first.
     """
     shape, same = source.shape, np.arange(source.shape[dim])
@@ -291,7 +290,6 @@ class Slices:
     """Where the slices that ranks have along one dim stand in the whole.
 
     Attributes:
-        dim: The dim.
         size: How many slices the whole has.
         places: For each rank, the place of each of its slices that is not zero padding; -1 for one of something else.
     """
@@ -342,7 +340,6 @@ def layouts_of(
 
     Args:
         shapes: What each rank of the mesh holds, in mesh order; None for ranks that hold nothing.
-        mesh: The mesh.
         shape: The shape of the whole tensor.
         claimed: The layout that is claimed.
         segments: The numbers of segments of a dim to try, besides those that are claimed.

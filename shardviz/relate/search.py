@@ -155,7 +155,6 @@ class Search:
     """The search over one pair.
 
     Args:
-        pair: The pair.
         is_refined: Whether what placements leave is looked for: reordered slices, parts of other ranks, added numbers.
 
     Attributes:
@@ -307,7 +306,6 @@ def error_within(bound: Bound, actual: Values, expected: Values, sizes: tuple[fl
     Beyond the limit it may be that of the whole, which is less than that of its worst slice.
 
     Args:
-        bound: The bound.
         actual: What is held.
         expected: What is wanted.
         sizes: The norm of the terms of a sum, and the factor that is found, which multiplies the rounding as well.

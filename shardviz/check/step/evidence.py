@@ -71,7 +71,6 @@ class Activations:
     """Every module's output.
 
     Attributes:
-        dump: The dump.
         rounding: What the step allows for rounding.
         calls: What ranks wrote of every call while the step ran; none in older dumps.
     """
@@ -154,7 +153,6 @@ class Evidence:
     """Every result of a step that the unsharded model's has too.
 
     Attributes:
-        dump: The dump.
         results: Gradients, outputs and logged values, each with its reference.
     """
 

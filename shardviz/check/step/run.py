@@ -273,7 +273,6 @@ def check_step(dump: Dump, earlier: Sequence[Finding], told_right: dict[Place, b
     """Yield what a step shows if the weights that it started from are right.
 
     Args:
-        dump: The dump.
         earlier: What was found of the weights: numbers computed from wrong weights show nothing new.
         told_right: Gets each result that was compared, and whether it is right (`Report.compared`).
     """

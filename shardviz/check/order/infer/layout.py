@@ -216,7 +216,6 @@ def infer_layout(
     """Find the layout that puts on every coordinate what it holds.
 
     Args:
-        mesh: The mesh.
         shape: The tensor's global shape; its number of elements as the one size for a flat view.
         held: What each known coordinate holds, in `shape`.
         claimed: What the placements say; it wins if it fits, and breaks ties.

@@ -112,7 +112,6 @@ def of_factor(evidence: Evidence, gradients: Sequence[Compared], factor: float, 
     Args:
         evidence: The step.
         gradients: All of its gradients.
-        factor: The factor.
         when: The moment at which they have it, if that is not when they were recorded.
     """
     ratio = _ratio(evidence, gradients, factor)
@@ -224,7 +223,6 @@ def _round_norm(factor: float, norm: float, near: float) -> float:
 
     Args:
         factor: What it was multiplied by, which may have divided by the norm and an epsilon.
-        norm: The norm.
         near: How far the number may be off, relative to it.
     """
     for product in (factor * norm, factor * (norm + CLIP_EPSILON)):

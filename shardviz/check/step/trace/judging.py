@@ -356,7 +356,6 @@ class _Place:
 
     Attributes:
         judging: The step.
-        place: The place.
         whole: What the unsharded step has there.
         parts: What ranks have.
         near: How far an element may be off.

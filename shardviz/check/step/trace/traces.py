@@ -194,7 +194,6 @@ class OfRank:
     """One rank's trace.
 
     Attributes:
-        rank: The rank.
         dump: The whole trace's dump.
     """
 

@@ -64,7 +64,6 @@ def check_unsharded_update(
     """Yield what differs from the unsharded model after the optimizer's step.
 
     Args:
-        dump: The dump.
         judged: Names that already have a finding or a note; the empty one stands for all.
         told_right: Gets what was compared, and whether it is right (`Report.compared`).
     """

@@ -123,7 +123,7 @@ def _left_out(step: Compared) -> Reason | None:
         return None
     got = np.stack([held.ravel() for held in step.reduced.values()])
     expected = np.stack([step.wanted_of(rank).ravel() for rank in step.reduced])
-    off: NDArray[np.bool_] = np.abs(got - expected) > EXPLAINED_UPDATE * magnitude(expected)
+    off = np.abs(got - expected) > EXPLAINED_UPDATE * np.max(np.abs(expected), initial=0.0)
     still, count = off.all(axis=0), int(np.count_nonzero(off[0]))
     is_end = 0 < count < min(still.size, step.mesh.size) and bool(still[-count:].all()) and not got[:, -count:].any()
     if not is_end or np.any(off != still):
