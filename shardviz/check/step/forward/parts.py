@@ -335,12 +335,9 @@ def _exchange_over(evidence: Evidence, module: str, axis: str) -> str:
     """Return the first collective by which ranks along an axis exchange numbers in the module around another one."""
     outer = module.rpartition(".")[0]
     calls = (call for record in evidence.dump.files.ranks.values() for call in record.collectives)
-    inside = (call for call in calls if axis in call.axes and call.when == "forward" and call.module != module)
-    return next((call.op for call in inside if call.op in EXCHANGES and _is_in(call.module, outer)), "")
-
-
-def _is_in(module: str, outer: str) -> bool:
-    return module == outer or is_within(module, outer)
+    along = (call for call in calls if axis in call.axes and call.when == "forward" and call.module != module)
+    inside = (call for call in along if call.module == outer or is_within(call.module, outer))
+    return next((call.op for call in inside if call.op in EXCHANGES), "")
 
 
 def _is_split_alike(evidence: Evidence, last: Activation, odd: Activation, dim: int) -> bool:
