@@ -143,7 +143,6 @@ def named_ranks(findings: Iterable[Finding], num_ranks: int) -> frozenset[int]:
     """Return the ranks that findings name; a finding of every rank points at none.
 
     Args:
-        findings: The findings.
         num_ranks: The ranks of the run.
     """
     named = [frozenset(finding.ranks) for finding in findings if finding.ranks]

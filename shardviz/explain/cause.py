@@ -36,7 +36,7 @@ class Cause:
     `same-shard`).
 
     Attributes:
-        kinds: The kinds of finding that have this cause, the usual one first.
+        kinds: The kinds of finding that have this cause, the usual one first; a wrong value unless a cause says more.
         why: The most likely cause, one sentence, or several sentences, the likeliest first; empty if a mismatch is all
             that is known.
         how: The fix, in torch's own words; of several the last belongs to the last cause.
@@ -55,7 +55,7 @@ class Cause:
     """
 
     name: ClassVar[str] = ""
-    kinds: ClassVar[tuple[Kind, ...]] = ()
+    kinds: ClassVar[tuple[Kind, ...]] = ("wrong-value",)
     why: ClassVar[str | tuple[str, ...]] = ""
     how: ClassVar[str | tuple[str, ...]] = ""
     references: ClassVar[tuple[str, ...]] = ()
@@ -181,3 +181,15 @@ class Cause:
             module=module,
             generic=generic,
         )
+
+
+class AtLine(Cause, abstract=True):
+    """A cause that a line of the user's code shows.
+
+    Attributes:
+        place: The line, as `moe.py:83`.
+        function: What it calls.
+    """
+
+    place: str
+    function: str

@@ -80,7 +80,6 @@ def ratio_near(factor: float, most: int, near: float) -> Fraction | None:
     """Return the ratio of small numbers that a factor is; None if it is none.
 
     Args:
-        factor: The factor.
         most: The largest denominator. `Fraction.limit_denominator` snaps any number to some ratio: only the error says
             whether that is meant.
         near: How far the factor may be off, relative to it.
@@ -199,7 +198,6 @@ def reduced(
 
     Args:
         held: What each rank holds.
-        mesh: The mesh.
         pending: The axes, each with its reduction, in turn.
         limit: The relative error up to which terms are equal.
 
@@ -254,7 +252,6 @@ def placements_of_sum(
 
     Args:
         terms: What every rank has that has the tensor.
-        mesh: The mesh.
         fits: Returns the placements that give a rank these values.
         near: How far an element may be off. Terms that are as near to each other as this are one number times the
             whole on every rank, and no terms of it.

@@ -27,6 +27,7 @@ from shardviz.relate.tolerance import (
     least_factor,
     near_ratio,
 )
+from shardviz.relate.values import magnitude
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -219,9 +220,7 @@ def _mixtures(
 
 def _is_nearer(sides: Sides, rank: int, mixed: Values) -> bool:
     """Whether a rank has this, and is not merely as near to it as to what is wanted."""
-    apart, off = (
-        float(np.max(np.abs(sides.reduced[rank] - due), initial=0.0)) for due in (mixed, sides.wanted_of(rank))
-    )
+    apart, off = (magnitude(sides.reduced[rank] - due) for due in (mixed, sides.wanted_of(rank)))
     return sides.near(sides.reduced[rank], mixed) and (rank not in sides.wrong or apart <= off / 4)
 
 
@@ -265,11 +264,7 @@ def _is_near(sides: Sides, held: Values, due: Values) -> bool:
 
 @dataclass(frozen=True)
 class WrongResults:
-    """The wrong results of some, looked up by what a rank holds instead of comparing all pairs.
-
-    Attributes:
-        results: The results.
-    """
+    """The wrong results of some, looked up by what a rank holds instead of comparing all pairs."""
 
     results: Sequence[Sides]
 
@@ -281,7 +276,7 @@ class WrongResults:
         rank = next((rank for rank in sides.wrong if rank in sides.mesh), None)
         if rank is None or (mean := _mean(sides.reduced[rank])) is None:
             return []
-        allowed = sides.tolerance + EXACT * float(np.max(np.abs(sides.reduced[rank]), initial=0.0))
+        allowed = sides.tolerance + EXACT * magnitude(sides.reduced[rank])
         indices_near: set[int] = set()
         for at in sides.mesh.group_of(rank, axis):
             if at not in sides.reduced:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from itertools import permutations, product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -232,7 +232,6 @@ def orders_along(
         whole: What ranks hold, put together, at the scale of the source.
         is_known: Which elements of it are held by any rank.
         regions: The part of each rank.
-        dim: The dim.
         nears: How far features of equal slices may be off, the strictest first.
     """
     shape, same = source.shape, np.arange(source.shape[dim])
@@ -288,46 +287,40 @@ def _sorted_alike(values: Values, among: Values) -> Order:
 
 @dataclass(frozen=True, slots=True)
 class Slices:
-    """Where slices along one dim stand in the whole.
+    """Where the slices that ranks have along one dim stand in the whole.
 
     Attributes:
-        dim: The dim.
         size: How many slices the whole has.
-        at: The place of each slice that is not zero.
-        is_repeated: Whether one rank has a slice several times.
+        places: For each rank, the place of each of its slices that is not zero padding; -1 for one of something else.
     """
 
     dim: int
     size: int
-    at: frozenset[int]
-    is_repeated: bool
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether every slice is there, and none twice on one rank."""
-        return len(self.at) == self.size and not self.is_repeated
+    places: Mapping[int, Order]
 
     @staticmethod
-    def joined(of_ranks: Sequence[Slices | None]) -> Slices | None:
-        """Return what all ranks have together; None if one of them has something else than slices."""
-        present = [slices for slices in of_ranks if slices is not None]
-        if len(present) < len(of_ranks) or len({slices.dim for slices in present}) != 1:
+    def of(parts: Mapping[int, Values], wholes: Mapping[int, Values], near: float) -> Slices | None:
+        """Return where the slices of each rank's part stand in its whole; None if that is along no dim, or several."""
+        places = {rank: places_of(part, wholes[rank], near) for rank, part in parts.items()}
+        located = {rank: location for rank, location in places.items() if location is not None}
+        dims = {dim for dim, _ in located.values()}
+        if len(located) < len(parts) or len(dims) != 1:
             return None
-        every = frozenset().union(*(slices.at for slices in present))
-        return Slices(present[0].dim, present[0].size, every, any(slices.is_repeated for slices in present))
+        dim = dims.pop()
+        whole = next(iter(wholes.values()))
+        is_padding = {rank: ~slices_of(parts[rank], dim).any(axis=1) & (at < 0) for rank, (_, at) in located.items()}
+        return Slices(dim, whole.shape[dim], {rank: at[~is_padding[rank]] for rank, (_, at) in located.items()})
 
-
-def places_in(values: NDArray[np.float64], whole: NDArray[np.float64], near: float) -> Slices | None:
-    """Return the whole tensor's slices that values consist of, zero padding aside; else None."""
-    slices = places_of(values, whole, near)
-    if slices is None:
-        return None
-    dim, at = slices
-    is_padding = (at < 0) & ~slices_of(values, dim).any(axis=1)
-    if np.any((at < 0) & ~is_padding):
-        return None
-    places = at[at >= 0].tolist()
-    return Slices(dim, whole.shape[dim], frozenset(places), len(set(places)) < len(places))
+    @property
+    def state(self) -> Literal["moved", "repeated", "odd"]:
+        """`moved` if all are there, and none twice on a rank; `odd` if any is something else, or none is there."""
+        every = np.concatenate(list(self.places.values()))
+        if not len(every) or np.any(every < 0):
+            return "odd"
+        is_whole = len(set(every.tolist())) == self.size
+        return (
+            "moved" if is_whole and all(len(set(at.tolist())) == len(at) for at in self.places.values()) else "repeated"
+        )
 
 
 MOSTLY = 0.5
@@ -347,7 +340,6 @@ def layouts_of(
 
     Args:
         shapes: What each rank of the mesh holds, in mesh order; None for ranks that hold nothing.
-        mesh: The mesh.
         shape: The shape of the whole tensor.
         claimed: The layout that is claimed.
         segments: The numbers of segments of a dim to try, besides those that are claimed.

@@ -46,7 +46,6 @@ class Permuted(Relation):
     """The slices along a dim stand in another order.
 
     Attributes:
-        dim: The dim.
         order: For each slice its index in the wanted tensor. An index may come twice: the slice is repeated.
     """
 
@@ -109,11 +108,7 @@ class Scaled(Relation):
 
 @dataclass(frozen=True, slots=True)
 class Offset(Relation):
-    """A number is added to every element.
-
-    Attributes:
-        number: The number.
-    """
+    """A number is added to every element."""
 
     number: float
 

@@ -39,7 +39,7 @@ from shardviz.relate.relations import (
     Transposed,
 )
 from shardviz.relate.tolerance import COARSE, EPSILON, EXACT, SAFETY
-from shardviz.relate.values import constant_of, error_of, farthest, part_of
+from shardviz.relate.values import constant_of, error_of, farthest, part_of, root_mean_square
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -156,7 +156,6 @@ class Search:
     """The search over one pair.
 
     Args:
-        pair: The pair.
         is_refined: Whether what placements leave is looked for: reordered slices, parts of other ranks, added numbers.
 
     Attributes:
@@ -308,7 +307,6 @@ def error_within(bound: Bound, actual: Values, expected: Values, sizes: tuple[fl
     Beyond the limit it may be that of the whole, which is less than that of its worst slice.
 
     Args:
-        bound: The bound.
         actual: What is held.
         expected: What is wanted.
         sizes: The norm of the terms of a sum, and the factor that is found, which multiplies the rounding as well.
@@ -432,9 +430,9 @@ def permute(search: Search, context: Context, layout: Layout) -> None:
     tried = set[Chain]()
     source = np.nan_to_num(context.source)
     source_middle, middle = (float(side[is_known].mean()) if is_known.any() else 0.0 for side in (source, whole))
-    if abs(middle - source_middle) > COARSE * _root_mean_square(source):  # a number may have been added
+    if abs(middle - source_middle) > COARSE * root_mean_square(source):  # a number may have been added
         source, whole = source - source_middle, whole - middle
-    held_size, size = (_root_mean_square(side[is_known]) or 1.0 for side in (whole, source))
+    held_size, size = (root_mean_square(side[is_known]) or 1.0 for side in (whole, source))
     nears = (search.near, COARSE)[: 1 + bool(search.limit)]
     for scale in (size, held_size, -held_size):
         sides = source / size, whole / scale, is_known, regions
@@ -461,7 +459,3 @@ def _place_permuted(search: Search, context: Context, layout: Layout, links: tup
     if search.best() is None:
         add(search, ordered, layout, odd)
     return not unexplained
-
-
-def _root_mean_square(values: Values) -> float:
-    return math.sqrt(float(np.square(values).mean())) if values.size else 0.0

@@ -20,7 +20,7 @@ from shardviz.relate.factors import over
 from shardviz.relate.relations import Located, Pair, Pending, Reassigned
 from shardviz.relate.search import relation_of
 from shardviz.relate.tolerance import EPSILON, MANY, TYPICAL, Bound, above_noise, rounding_of_sums
-from shardviz.relate.values import farthest, part_of
+from shardviz.relate.values import farthest, magnitude, part_of, root_mean_square
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -58,7 +58,7 @@ class Rounding:
 
     def tolerance(self, expected: NDArray[np.float64], *, gradient: bool) -> float:
         """Return how far an element may be from what is wanted."""
-        largest = float(np.max(np.abs(expected), initial=0.0))
+        largest = magnitude(expected)
         size = max(largest, self.size) if gradient else max(largest, self.epsilon)
         return self.of_sums * size
 
@@ -126,7 +126,7 @@ class Sides:
         few = max(1.0, math.sqrt(MANY / max(self.wanted.size, 1)))  # the largest of few says less of all that may be
         if self.rounding.is_double:
             return above_noise(few * self.noise, allowed)
-        least = self.rounding.epsilon * float(np.max(np.abs(self.wanted), initial=0.0))
+        least = self.rounding.epsilon * magnitude(self.wanted)
         return above_noise(few * self.noise, least, allowed if self.noise <= allowed else math.inf)
 
     @property
@@ -158,8 +158,8 @@ class Sides:
         """Whether values are no farther from those wanted on the whole than rounding takes them."""
         if not self.typical or values.size < MANY or self.rounding.is_double:
             return True
-        allowed = max(TYPICAL * self.typical, self.rounding.epsilon / 4 * _root_mean_square(expected))
-        return _root_mean_square(values - expected) <= allowed
+        allowed = max(TYPICAL * self.typical, self.rounding.epsilon / 4 * root_mean_square(expected))
+        return root_mean_square(values - expected) <= allowed
 
     def near(self, actual: Values, expected: Values, scale: float = 1.0) -> bool:
         """Whether two arrays are equal except for rounding; NaN is near to nothing."""
@@ -195,7 +195,7 @@ class Sides:
         is_whole = all(region == Region.whole(self.wanted.shape) for region in self.regions.values())
         whole = Layout(self.mesh, self.wanted.shape, ((),) * self.wanted.ndim)
         layout = self.claimed or (whole if is_whole else None)
-        bound = Bound.of_elements(self.tolerance, _root_mean_square(self.wanted))
+        bound = Bound.of_elements(self.tolerance, root_mean_square(self.wanted))
         return relation_of(Pair(self.wanted, self.values, layout, self.mesh, bound))
 
     def held_by(self, rank: int) -> tuple[Region, Chain] | None:
@@ -234,7 +234,7 @@ class Sides:
     @cached_property
     def is_lost(self) -> bool:
         """Whether what is wanted is so small that rounding alone could make it."""
-        return 0.0 < float(np.max(np.abs(self.wanted), initial=0.0)) <= self.tolerance
+        return 0.0 < magnitude(self.wanted) <= self.tolerance
 
     @cached_property
     def farthest(self) -> float:
@@ -286,7 +286,3 @@ class Sides:
     def are_equal(self, left: Values, right: Values) -> bool:
         """Whether two ranks' copies are equal except for rounding."""
         return np.array_equal(left, right, equal_nan=True) or self.near(left, right)
-
-
-def _root_mean_square(values: Values) -> float:
-    return math.sqrt(float(np.mean(values * values))) if values.size else 0.0

@@ -83,6 +83,16 @@ def sampled(array: NDArray[Any]) -> NDArray[Any]:
     return samples
 
 
+def magnitude(values: NDArray[Any]) -> float:
+    """Return the size of the largest element; 0 of no elements, NaN if one is NaN."""
+    return float(np.max(np.abs(values), initial=0.0))
+
+
+def root_mean_square(values: NDArray[Any]) -> float:
+    """Return the root of the mean of all squares; 0 of no elements."""
+    return math.sqrt(float(np.mean(np.square(values)))) if values.size else 0.0
+
+
 def slices_of(array: NDArray[Any], dim: int) -> NDArray[Any]:
     """Return the slices along a dim as rows."""
     return np.moveaxis(array, dim, 0).reshape(array.shape[dim], -1)

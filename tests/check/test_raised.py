@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shardviz.check.run import check_dump
+from shardviz.dump.records.step import RaisedRecord
 from tests.check.checking import check_made, only
 from tests.check.records import change_rank
 
@@ -35,8 +36,8 @@ def test_shapes_that_do_not_fit_are_named_by_what_is_known_of_them(
 ) -> None:
     check_made(tmp_path, "tp=2", {"o.weight": "[8/tp, 8]"})
     for rank in range(2):
-        raised = f"rank 0 raised RuntimeError in forward (m.py:3), in module o: {error}"
-        change_rank(tmp_path / "made.shardviz", rank, raised=(("step", raised),))
+        raised = RaisedRecord("step", f"rank 0 raised RuntimeError in forward (m.py:3), in module o: {error}", "o")
+        change_rank(tmp_path / "made.shardviz", rank, raised=(raised,))
     finding = only(check_dump(tmp_path / "made.shardviz"))
     assert finding.cause_id == cause
     assert text in f"{finding.summary} {finding.cause}".replace(",024", "024")
@@ -59,9 +60,9 @@ def test_two_sizes_of_which_one_is_an_axis_times_the_other_are_those_of_a_part_a
     tmp_path: Path, error: str, cause: str
 ) -> None:
     check_made(tmp_path, "tp=2", {"o.weight": "[8/tp, 8]"})
-    raised = (("step", f"rank 0 raised RuntimeError in forward (m.py:3), in module block: {error}"),)
+    text = f"rank 0 raised RuntimeError in forward (m.py:3), in module block: {error}"
     for rank in range(2):
-        change_rank(tmp_path / "made.shardviz", rank, raised=raised)
+        change_rank(tmp_path / "made.shardviz", rank, raised=(RaisedRecord("step", text, "block"),))
     assert only(check_dump(tmp_path / "made.shardviz")).cause_id == cause
 
 
@@ -109,6 +110,6 @@ def test_a_rank_without_a_whole_number_of_heads_is_named(tmp_path: Path, error: 
 
 def test_unequal_parts_of_another_module_explain_nothing(tmp_path: Path) -> None:
     check_made(tmp_path, "tp=3", {"o.weight": "[32/tp, 8]", "p.weight": "[24/tp, 8]"})
-    raised = "rank 0 raised RuntimeError in forward (m.py:3), in module p: The size of tensor a (11) must match 10"
-    change_rank(tmp_path / "made.shardviz", 0, raised=(("step", raised),))
+    text = "rank 0 raised RuntimeError in forward (m.py:3), in module p: The size of tensor a (11) must match 10"
+    change_rank(tmp_path / "made.shardviz", 0, raised=(RaisedRecord("step", text, "p"),))
     assert only(check_dump(tmp_path / "made.shardviz")).cause_id == "uneven-shapes"

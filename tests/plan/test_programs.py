@@ -248,7 +248,7 @@ def test_real_ranks_raise_at_that_second_backward_too(tmp_path: Path) -> None:
     probe = probe_files.find(str(path))
     ProbeJob.of(probe, mesh_for(probe, None), prepare_folder(tmp_path / "real")).launch()
     for one in read_files(tmp_path / "real").ranks.values():
-        assert "out of bounds for storage of size 0" in one.raised[0][1]
+        assert "out of bounds for storage of size 0" in one.raised[0].error
 
 
 def test_what_a_static_graph_sends_once_is_noted(tmp_path: Path) -> None:

@@ -168,7 +168,6 @@ def cases_of(dump: Dump, tensor: Tensor, name: str, *, claims: bool = True) -> I
     """Lay a tensor out as cases, one for each mesh that its ranks are on.
 
     Args:
-        dump: The dump.
         tensor: The tensor, or the fold that it is in.
         name: Its name.
         claims: Whether what the placements say is taken up. If even the global shape is wrong, it cannot be.
@@ -320,11 +319,7 @@ KEPT_PER_SHARD = 32
 
 
 class LaidOut:
-    """The stamped tensors of a dump, each laid out when it is first asked for.
-
-    Attributes:
-        dump: The dump.
-    """
+    """The stamped tensors of a dump, each laid out when it is first asked for."""
 
     def __init__(self, dump: Dump) -> None:
         """Lay out nothing yet."""
@@ -362,7 +357,6 @@ class PairOfIds:
         laid_out: The dump's tensors.
         tensor: The tensor, or the fold that it is in.
         name: Its name.
-        mesh: The mesh.
         wanted: The layout: what is claimed, or what is intended; None if a plain tensor claims nothing.
         order: The order that a dim is meant to have; None for its own.
     """

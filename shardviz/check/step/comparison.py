@@ -328,7 +328,7 @@ def agreement(dump: Dump) -> Agreement | None:
 
 @dataclass(frozen=True)
 class Reason:
-    """An explanation of a wrong output.
+    """An explanation of a wrong output, or of what an optimizer made wrong.
 
     Attributes:
         explanation: The cause, or the likeliest that fits.

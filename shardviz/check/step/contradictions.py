@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from shardviz.check.step.comparison import Compared
     from shardviz.check.step.evidence import Evidence
     from shardviz.dump.dump import Dump
+    from shardviz.dump.records.step import RaisedRecord
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
 
@@ -66,14 +67,14 @@ NONE_ANYWHERE = "its gradient: .grad is None on every rank after the step"
 
 def check_raised(dump: Dump) -> Iterator[Finding]:
     """Yield the errors that only the sharded model raised."""
-    ranks_by_error: dict[tuple[str, str], list[int]] = {}
+    ranks_by_error: dict[RaisedRecord, list[int]] = {}
     for rank, record in dump.files.ranks.items():
-        for pair in record.raised:
-            ranks_by_error.setdefault(pair, []).append(rank)
-    for (what, error), ranks in ranks_by_error.items():
-        cause = _cause_of_sizes(dump, error) or _cause_of_words(dump, error)
-        sentence = f"the sharded model's {what} raises, and the unsharded model's does not: {error}"
-        layouts = _weights_of(dump, error)
+        for raised in record.raised:
+            ranks_by_error.setdefault(raised, []).append(rank)
+    for raised, ranks in ranks_by_error.items():
+        layouts = _weights_of(dump, raised.module)
+        cause = _cause(dump, raised, has_weights=bool(layouts))
+        sentence = f"the sharded model's {raised.what} raises, and the unsharded model's does not: {raised.error}"
         text = f"{sentence.rstrip('.')}; {layouts}" if layouts else sentence
         yield cause.finding("", tuple(ranks), text)
 
@@ -91,8 +92,7 @@ CAUSES: tuple[tuple[re.Pattern[str], type[ShardedModelRaises]], ...] = (
 VIEW = re.compile(r"shape '\[([-\d, ]+)\]' is invalid for input of size (\d+)")
 HEADS = re.compile(r"([\d, ]+), -1, (\d+)")
 UNFLATTEN = re.compile(r"Provided sizes \[-1, (\d+)\] don't multiply up to the size of dim \d+ \((\d+)\)")
-UNLIKE_SPLITS = re.compile(r", in module .*(same reduction dim|mat1 and mat2)")
-
+PRODUCT = re.compile("same reduction dim|mat1 and mat2")
 
 UNLIKE_SIZES = tuple(
     re.compile(pattern)
@@ -110,20 +110,29 @@ UNLIKE_SIZES = tuple(
 """How torch says that two sizes differ."""
 
 
-def _cause_of_sizes(dump: Dump, error: str) -> ShardedModelRaises | None:
-    """Return the cause of an error with two sizes if an axis makes one of the other, or doesn't divide a dim.
+def _cause(dump: Dump, raised: RaisedRecord, *, has_weights: bool) -> ShardedModelRaises:
+    """Return the cause of an error by the sizes that it speaks of, or else by its words.
 
-    That of a module's own weight is known.
+    Args:
+        raised: The error.
+        has_weights: Whether the module has weights in whose forward it was raised.
     """
-    if (unequal := _unequal_parts(dump, error)) is not None:
-        return unequal
-    if (heads := _cut_heads(error)) is not None:
-        return heads
+    error = raised.error
+    if (of_parts := _unequal_parts(dump, raised) or _cut_heads(error)) is not None:
+        return of_parts
+    if has_weights and PRODUCT.search(error):
+        return UnlikeSplits()
+    by_words = (cause() for words, cause in CAUSES if words.search(error))
+    return _ratio_of_sizes(dump, error) or next(by_words, ShardedModelRaises())
+
+
+def _ratio_of_sizes(dump: Dump, error: str) -> ShardedModelRaises | None:
+    """Return the cause of an error with two sizes if an axis makes one of the other."""
     view = VIEW.search(error)
     match = next(filter(None, (words.search(error) for words in UNLIKE_SIZES)), None)
     if view is not None and "-1" not in view[1]:
         less, more = int(view[2]), math.prod(map(int, view[1].split(", ")))
-    elif match is not None and not _is_of_weight(dump, error):
+    elif match is not None:
         less, more = sorted((int(match["first"]), int(match["second"])))
     else:
         return None
@@ -133,18 +142,18 @@ def _cause_of_sizes(dump: Dump, error: str) -> ShardedModelRaises | None:
     return cause(less, more, more // less, axes) if axes else None
 
 
-def _unequal_parts(dump: Dump, error: str) -> UnequalParts | None:
+def _unequal_parts(dump: Dump, raised: RaisedRecord) -> UnequalParts | None:
     """Return the dim whose unequal parts an error is about: it has the size of the first, or of as many of these.
 
     Of an error in a module, only the tensors of that module count.
     """
-    text, module = error.rpartition(": ")[2], re.search(r", in module ([\w.]+): ", error)
+    text = raised.error.rpartition(": ")[2]
     if re.search(r"size|shape|dim\b", text) is None:
         return None
     sizes = {*map(int, re.findall(r"\d+", text)), *_last_sizes(text)}
     for tensor in dump.tensors:
         layout = tensor.claimed
-        is_within = module is None or any(name.startswith(f"{module[1]}.") for name in tensor.names)
+        is_within = not raised.module or any(name.startswith(f"{raised.module}.") for name in tensor.names)
         if tensor.moment != "stamped" or layout is None or not is_within:
             continue
         for length, chain in zip(layout.shape, layout.chains, strict=True):
@@ -180,26 +189,13 @@ def _cut_heads(error: str) -> CutHeads | None:
     return CutHeads(held, size) if not rest and held % size else None
 
 
-def _is_of_weight(dump: Dump, error: str) -> bool:
-    """Whether a module's product with a weight of its own was raised in."""
-    return UNLIKE_SPLITS.search(error) is not None and bool(_weights_of(dump, error))
-
-
-def _cause_of_words(dump: Dump, error: str) -> ShardedModelRaises:
-    if _is_of_weight(dump, error):
-        return UnlikeSplits()
-    return next((cause() for words, cause in CAUSES if words.search(error)), ShardedModelRaises())
-
-
-def _weights_of(dump: Dump, error: str) -> str:
-    """Say how the module's own tensors are split in whose forward the error was raised."""
-    match = re.search(r", in module ([\w.]+): ", error)
-    of_module = re.compile(rf"{re.escape(match[1])}\.\w+") if match else None
+def _weights_of(dump: Dump, module: str) -> str:
+    """Say how a module's own tensors are split."""
     layouts = {
         name: write(tensor.claimed)
         for tensor in dump.tensors
         for name in tensor.names
-        if of_module is not None and of_module.fullmatch(name) and tensor.claimed and tensor.moment == "stamped"
+        if module and name.rpartition(".")[0] == module and tensor.claimed and tensor.moment == "stamped"
     }
     return listed([f"{name} is {layout}" for name, layout in layouts.items()], MOST_WEIGHTS)
 

@@ -1,8 +1,9 @@
 """A step's results taken together: the right ones bound where a wrong one went wrong.
 
-Module outputs are in the order of execution, each related to the unsharded model's. Placements say it of most. Of the
-others rank 0 has the unsharded model's values: a module may return the features whose rows its weight has, or slices in
-another order than coordinates are in (head-tail order of context parallel).
+Module outputs are in the order of execution, each related to the unsharded model's. The judge of steps
+(`trace.judging`) said so while the step ran (`calls`). Of what is not right, and in older dumps of all without
+placements, it is asked once more, with the values that the dump has: they tell where slices stand. It knows no weights:
+a module that returns the features whose rows its plain weight has is right, too.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,10 +24,12 @@ from shardviz.check.step.trace.divergence import (
     first_in_forward,
     first_unlike_others,
 )
+from shardviz.check.step.trace.judging import judged_output
 from shardviz.dump.records.trace import is_point
+from shardviz.layout.layout import Layout
 from shardviz.layout.region import indices
 from shardviz.relate.measures import WrongResults, ratio_of
-from shardviz.relate.orders import places_of
+from shardviz.relate.orders import Slices
 from shardviz.text import Fold
 
 if TYPE_CHECKING:
@@ -36,13 +39,9 @@ if TYPE_CHECKING:
 
     from shardviz.check.step.comparison import Compared
     from shardviz.check.step.trace.divergence import Divergence
-    from shardviz.dump.dump import Dump, Shard
+    from shardviz.dump.dump import Dump
+    from shardviz.dump.records.trace import State
     from shardviz.relate.sides import Rounding
-
-
-State = Literal["right", "pending", "part", "reordered", "repeated", "odd"]
-"""`part`: the features that its weight has; `reordered`: every slice once on some rank; `repeated`: some slices on no
-rank; `pending`: terms of a sum; `odd`: nothing of the unsharded model's."""
 
 
 @dataclass(frozen=True)
@@ -52,14 +51,19 @@ class Activation:
     Attributes:
         name: The module.
         state: What it is of the unsharded model's.
-        dim: The dim whose slices were found, if they were looked for.
-        places: For each rank, where the slices that it has stand in the whole; -1 for those that do not.
+        layout: How it is split, as it claims or by its values; None if no placements fit these.
+        slices: Where ranks' slices stand in the whole, if no placements fit and that can be told.
     """
 
     name: str
     state: State
-    dim: int = -1
-    places: Mapping[int, NDArray[np.int64]] | None = None
+    layout: Layout | None = None
+    slices: Slices | None = None
+
+    @property
+    def is_odd(self) -> bool:
+        """Whether it is not the unsharded model's, or ranks have some of its slices several times and others never."""
+        return self.state in ("odd", "repeated")
 
 
 @dataclass(frozen=True)
@@ -67,12 +71,13 @@ class Activations:
     """Every module's output.
 
     Attributes:
-        dump: The dump.
         rounding: What the step allows for rounding.
+        calls: What ranks wrote of every call while the step ran; none in older dumps.
     """
 
     dump: Dump
     rounding: Rounding
+    calls: Calls
 
     @cached_property
     def order(self) -> Mapping[int, list[str]]:
@@ -98,88 +103,49 @@ class Activations:
         """The first module, on the lowest rank that has one, whose output is not right; with those before it there."""
         for names in self.order.values():
             for index, name in enumerate(names):
-                if self._is_odd(name, names[index + 1 :]):
+                if self.by_name[name].is_odd:
                     return [self.by_name[before] for before in names[:index]], self.by_name[name]
         return [], None
-
-    def _is_odd(self, name: str, later: list[str]) -> bool:
-        """Whether a module's output is wrong; of a module that runs on micro-batches only the first one is there."""
-        activation = self.by_name[name]
-        if activation.state != "repeated" or activation.places is None:
-            return activation.state in ("repeated", "odd")
-        repeated = (one for one in map(self.by_name.__getitem__, later) if one.state == "repeated")
-        return not self.in_micro_batches and not any(_alike(activation.places, one.places or {}) for one in repeated)
 
     @cached_property
     def num_micro_batches(self) -> int:
         """How many micro-batches the stages of a pipeline ran; 1 if there are no stages."""
         return 1 + max((run.microbatch for one in self.dump.files.ranks.values() for run in one.schedule), default=0)
 
-    @cached_property
-    def in_micro_batches(self) -> bool:
-        """Whether stages ran several micro-batches."""
-        return self.num_micro_batches > 1
-
     def is_split(self, name: str, axis: str) -> bool:
         """Whether ranks along an axis have different parts of a module's output, as far as is known."""
-        layout = self.dump.by_name("step", "activation")[name].claimed
+        layout = self.by_name[name].layout
         return layout is None or any(axis in chain for chain in layout.chains)
 
     def _of(self, name: str) -> Activation:
         tensor = self.dump.by_name("step", "activation")[name]
-        layouts = [shard.layout for shard in tensor.shards.values()]
-        if all(layout is not None for layout in layouts):
-            pending = any(layout.partial for layout in layouts if layout is not None)
-            return Activation(name, "pending" if pending else "right")
-        whole = whole_of(self.dump, "activation", name)
-        return Activation(name, "odd") if whole is None else self._located(name, tensor.shards, whole)
-
-    def _located(self, name: str, shards: Mapping[int, Shard], whole: NDArray[np.float64]) -> Activation:
-        """Locate every rank's values in the unsharded model's output of a module."""
-        near = self.rounding.tolerance(whole, gradient=False)
-        places, dims, cut = {}, set(), False
-        for rank, shard in shards.items():
-            values = self.dump.values(shard, name)
-            expected = self._features(name, rank, values, whole)
-            cut |= expected is not whole
-            if values.shape == expected.shape and bool(np.all(np.abs(values - expected) <= near)):
-                places[rank] = np.arange(len(values))
-                dims.add(0)
-                continue
-            location = places_of(values, expected, near)
-            if location is None:
-                return Activation(name, "odd")
-            dims.add(location[0])
-            places[rank] = location[1]
-        if len(dims) != 1:
+        call = next(iter(self.calls.by_module.get(name, ())), None)
+        state = call.state("output") if call is not None else None
+        if state in ("right", "pending"):
+            return Activation(name, state, tensor.claimed)
+        if tensor.claimed is not None and all(shard.layout is not None for shard in tensor.shards.values()):
+            return Activation(name, "pending" if tensor.claimed.partial else "right", tensor.claimed)
+        if (whole := whole_of(self.dump, "activation", name)) is None:
             return Activation(name, "odd")
-        dim = dims.pop()
-        return Activation(name, _state(places, whole.shape[dim], cut=cut), dim, places)
+        parts = {rank: self.dump.values(shard, name) for rank, shard in tensor.shards.items()}
+        near = self.rounding.tolerance(whole, gradient=False)
+        cut = {rank: self._features(name, rank, whole) for rank in parts}
+        features = Slices.of(parts, cut, near) if all(part is not whole for part in cut.values()) else None
+        if features is not None and features.state == "moved":
+            return Activation(name, "right")
+        mesh = self.dump.files.mesh
+        judgment = judged_output(name, whole, parts, mesh, near)
+        layout = None if judgment.layout is None else Layout.from_placements(mesh, whole.shape, judgment.layout)
+        return Activation(name, next(iter(judgment.state.values())), layout, judgment.slices)
 
-    def _features(
-        self, name: str, rank: int, values: NDArray[np.float64], whole: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
+    def _features(self, name: str, rank: int, whole: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the whole with the features alone whose rows the module's plain weight has on a rank."""
-        stamped = self.dump.stamped.get(f"{name}.weight")
-        held = stamped.shards[rank].held if stamped is not None and rank in stamped.shards else None
-        if held is None or values.ndim != whole.ndim or stamped is None or stamped.shape[0] != whole.shape[-1]:
+        weight = self.dump.stamped.get(f"{name}.weight")
+        held = weight.shards[rank].held if weight is not None and rank in weight.shards else None
+        if weight is None or held is None or weight.shape[0] != whole.shape[-1]:
             return whole
         columns = indices(held.dims[0])
-        return whole[..., columns] if values.shape[-1] == len(columns) != whole.shape[-1] else whole
-
-
-def _alike(left: Mapping[int, NDArray[np.int64]], right: Mapping[int, NDArray[np.int64]]) -> bool:
-    return left.keys() == right.keys() and all(np.array_equal(left[rank], right[rank]) for rank in left)
-
-
-def _state(places: Mapping[int, NDArray[np.int64]], size: int, *, cut: bool) -> State:
-    every = np.concatenate(list(places.values()))
-    if np.any(every < 0):
-        return "odd"
-    counts = np.bincount(every, minlength=size)
-    if np.any(counts == 0) or any(len(set(own.tolist())) < len(own) for own in places.values()):
-        return "repeated"
-    return "part" if cut else "reordered"
+        return whole[..., columns] if len(columns) < whole.shape[-1] else whole
 
 
 @dataclass(frozen=True)
@@ -187,7 +153,6 @@ class Evidence:
     """Every result of a step that the unsharded model's has too.
 
     Attributes:
-        dump: The dump.
         results: Gradients, outputs and logged values, each with its reference.
     """
 
@@ -293,7 +258,7 @@ class Evidence:
     @cached_property
     def activations(self) -> Activations:
         """The outputs of modules, beside the unsharded model's."""
-        return Activations(self.dump, rounding_of(self.dump))
+        return Activations(self.dump, rounding_of(self.dump), self.calls)
 
     @cached_property
     def calls(self) -> Calls:

@@ -52,7 +52,7 @@ from shardviz.explain.templates import number
 from shardviz.layout.notation import write
 from shardviz.relate.measures import ratio_of
 from shardviz.relate.tolerance import EPSILON, ROUNDINGS_OF_ONE, ROUNDINGS_OF_SUM, SINGLE
-from shardviz.relate.values import farthest
+from shardviz.relate.values import farthest, magnitude
 from shardviz.text import listed
 
 if TYPE_CHECKING:
@@ -273,7 +273,6 @@ def check_step(dump: Dump, earlier: Sequence[Finding], told_right: dict[Place, b
     """Yield what a step shows if the weights that it started from are right.
 
     Args:
-        dump: The dump.
         earlier: What was found of the weights: numbers computed from wrong weights show nothing new.
         told_right: Gets each result that was compared, and whether it is right (`Report.compared`).
     """
@@ -366,7 +365,7 @@ def _within_eight_bits(evidence: Evidence) -> Iterator[Finding | NotChecked]:
     coarse = {EPSILON[dtype]: dtype for dtype in EPSILON if EPSILON[dtype] > EPSILON["bfloat16"] and "float8" in dtype}
     for output in (result for result in evidence.results if result.role == "output" and is_right(result)):
         dtype, far = coarse.get(output.rounding.epsilon), output.farthest
-        if dtype is None or far <= SINGLE * float(np.max(np.abs(output.wanted), initial=0.0)):
+        if dtype is None or far <= SINGLE * magnitude(output.wanted):
             continue
         why = f"differs by up to {number(far)}, and rounding to {dtype} allows {number(output.tolerance)}"
         if seen := other_scale(evidence):

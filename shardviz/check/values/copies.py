@@ -66,7 +66,6 @@ class Copies(RankPair):
     """Replicas of one tensor that differ; the value that most of them hold is expected.
 
     Attributes:
-        dump: The dump.
         name: The tensor's name.
         index: Its number in its fold.
         groups: For each part that has different copies, all of its copies.
@@ -151,7 +150,6 @@ def _part(shard: Shard, ids: Shard | None, claimed: Collection[tuple[int, ...]])
     """Return a key that two shards share if they hold the same part of the tensor.
 
     Args:
-        shard: The shard.
         ids: The same shard when it was stamped.
         claimed: The global shapes that other ranks claim: a plain tensor of one of them is a copy of the whole.
     """

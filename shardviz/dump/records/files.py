@@ -17,6 +17,7 @@ from shardviz.dump.records.step import (
     MoveRecord,
     NoiseRecord,
     OptionsRecord,
+    RaisedRecord,
     ReductionRecord,
     StageRecord,
     UnreadRecord,
@@ -72,7 +73,7 @@ class RankRecord(Record, frozen=True):
         narrowed_to: Element types to which the step rounded numbers of a wider one.
         narrow_sums: Element types in which it summed numbers over ranks in backward or after it, if a policy of FSDP
             sums gradients in a wider one.
-        raised: What only the sharded model's step raised, and where: `(what, error)`.
+        raised: What only the sharded model's step or optimizer raised.
         held_back: Parameters whose gradient FSDP keeps to itself after the step, for a later backward to reduce.
         not_stepped: Parameters that are in no group of the probe's own optimizer, or have a learning rate of zero.
         not_saved: Buffers that are in no checkpoint.
@@ -133,7 +134,7 @@ class RankRecord(Record, frozen=True):
     is_own_step: bool | None = None
     narrowed_to: tuple[str, ...] = ()
     narrow_sums: tuple[str, ...] = ()
-    raised: tuple[tuple[str, str], ...] = ()
+    raised: tuple[RaisedRecord, ...] = ()
     held_back: tuple[str, ...] = ()
     not_stepped: tuple[str, ...] = ()
     not_saved: tuple[str, ...] = ()

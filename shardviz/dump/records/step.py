@@ -29,6 +29,20 @@ def of_replay(name: str) -> str:
     return f"{name}.grad by its module's activations"
 
 
+class RaisedRecord(Record, frozen=True, array_like=True):
+    """What only the sharded model raised; an array in the file.
+
+    Attributes:
+        what: `step` or `optimizer`.
+        error: The error in a line, with the rank that raised it.
+        module: The innermost module with parameters in whose forward it was; empty if in none, or in an older dump.
+    """
+
+    what: str
+    error: str
+    module: str = ""
+
+
 class CollectiveRecord(Record, frozen=True):
     """A rank's collectives of one training step; equal ones are counted together.
 

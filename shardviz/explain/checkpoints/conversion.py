@@ -13,12 +13,10 @@ class ForgottenFactor(Cause):
 
     Attributes:
         undo: One over the factor, as it is printed.
-        factor: The factor.
     """
 
     undo: str
     factor: float = 0.0
-    kinds = ("wrong-value",)
     why = "The conversion multiplies by a factor, or leaves one out"
     how = "multiply by {undo} in the conversion"
 
@@ -40,7 +38,6 @@ class FactorsOfBlocks(Cause):
     others: str
     is_part: bool
     is_some_right: bool = False
-    kinds = ("wrong-value",)
     why = (
         "{is_some_right:?|{is_part:?Each rank's part of a {lines} was divided by its own norm|Each {lines} was "
         "multiplied by a norm or a scale, or one was left out}}",
@@ -68,7 +65,6 @@ class SummedReplicas(Cause):
 
     ranks: int
     side: str
-    kinds = ("wrong-value",)
     why = "The merge of {ranks} ranks into the {side} sums a tensor that every rank holds whole"
     how = "take it from one rank"
 
@@ -86,7 +82,6 @@ class ForgottenOffset(Cause):
 
     undo: str
     size: str
-    kinds = ("wrong-value",)
     why = "The conversion adds a number or leaves one out, such as the 1 of a norm's weights that are stored around 0"
     how = "{undo:add?add|subtract} {size} in the conversion"
 
@@ -108,7 +103,6 @@ class NarrowedOnTheWay(Cause):
     dtype: str = ""
     to: str = ""
     trip: str = ""
-    kinds = ("wrong-value",)
     why = "The values were saved, sent or received in {narrow}, and cast back without a warning"
     how = (
         "{to:?round once, from {dtype} to {to}|{dtype:?keep {dtype} all the way|{trip:sync?send it in its own dtype, "
@@ -124,7 +118,6 @@ class CutOffDigits(Cause):
     a digit is small enough to pass a loose comparison.
     """
 
-    kinds = ("wrong-value",)
     why = "The code takes the upper 16 bits of each value instead of rounding"
     how = "cast with Tensor.to(torch.bfloat16), which rounds"
 
@@ -136,7 +129,6 @@ class OverflowInFloat16(Cause):
     """
 
     dtype: str
-    kinds = ("wrong-value",)
     why = "{dtype} ends at 65,504, and larger values become infinite"
     how = "save in bfloat16, which has the range of float32, or in the wider type"
 
@@ -223,7 +215,6 @@ class LostSlices(Cause):
     every part and is only in the last, rows of the first parts are dropped and padding is kept. Every shape fits.
 
     Attributes:
-        dim: The dim.
         parts: How many shards of its length the whole has, if one side is one of these; else 0.
     """
 
@@ -272,7 +263,6 @@ class WrongQuantizationScales(Cause):
     wrong and nothing raises.
     """
 
-    kinds = ("wrong-value",)
     why = "The values or the scales belong to a different tensor or step, or are in a different order"
     how = "quantize again, and save values and scales together"
 
@@ -284,7 +274,6 @@ class TransposedScales(Cause):
     meets the scale of a different block. The shapes still fit if the weight has as many rows of blocks as columns.
     """
 
-    kinds = ("wrong-value",)
     why = "The scale of block (i, j) is stored at (j, i)"
     how = "transpose the scales in the conversion, as the weight is: scales.t().contiguous()"
 
@@ -296,7 +285,6 @@ class InvertedScales(Cause):
     called a scale, and weight_scale_inv is the second kind.
     """
 
-    kinds = ("wrong-value",)
     why = "Each scale is one over the right one"
     how = "store what a value in eight bits is multiplied by: 1 / scale"
 
@@ -308,7 +296,6 @@ class AveragedWeights(Cause):
     numbers.
     """
 
-    kinds = ("wrong-value",)
     why = (
         "The checkpoint is an average of others",
         "The conversion merged a change, such as a LoRA, with a smaller scale",
@@ -334,7 +321,6 @@ class AdapterScaled(Cause):
     side: str
     factor: str
     base: str
-    kinds = ("wrong-value",)
     why = (
         "The {side} has {factor} times the change from {base}, which is of low rank, as a LoRA's: it was merged with "
         "another scale"
@@ -349,7 +335,6 @@ class AdapterMergedAgain(Cause):
     change, so any number of merges succeeds.
     """
 
-    kinds = ("wrong-value",)
     why = (
         "The adapter (a LoRA, for example) was merged again",
         "The adapter was merged with a different scale",
@@ -377,7 +362,6 @@ class AdaptersPiledUp(Cause):
     low: int
     high: int
     base: str
-    kinds = ("wrong-value",)
     why = "The {side} has the other side's adapter and more: adapters that were merged before are still in its weights"
     how = "merge each adapter into the weights of {base}, or take the earlier adapter out before the next is merged"
 

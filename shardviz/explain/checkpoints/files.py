@@ -46,7 +46,6 @@ class FileCopiedOver(Cause):
     that the lost file had.
 
     Attributes:
-        file: The file.
         twin: The file that it is a copy of.
     """
 
@@ -300,7 +299,6 @@ class FileOfAnotherSave(Cause):
     other: str
     step: str = ""
     ranks: str = ""
-    kinds = ("wrong-value",)
     why = AMONG_OTHERS + (
         ". The file comes from {odd.differs:?{step:?{step}|another save}, or {ranks:?{ranks} did not load it|its rank "
         "did not load or train its parts{step:? since}}|the {other}'s save}"
@@ -325,7 +323,6 @@ class FileOnEitherSide(Cause):
     side: str
     other: str
     twin: str
-    kinds = ("wrong-value",)
     why = AMONG_OTHERS + (
         ". In the first, they are in {twin}: one of the two files comes from another save, or its rank did not load or "
         "train its parts"
@@ -353,7 +350,6 @@ class WholeFileDiffers(Cause):
     side: str
     small: int = 0
     rest: Cause = Cause()
-    kinds = ("wrong-value",)
     why = (
         "All of {file} of the {side} differs{small:? except {small:,} of its scales and biases}, and none of its other "
         "files. {rest.cause:?{rest.cause}|The file comes from another save, or only its tensors were changed}"
@@ -402,7 +398,6 @@ class OutlierCheckpoint(Cause):
     side: str
     other: str
     step: str
-    kinds = ("wrong-value",)
     why = (
         "Only the {side} has different values: if the tensor is frozen, the {side} has it wrong",
         "The later of the {other} and {step} still has the values of the earlier",

@@ -148,6 +148,5 @@ class PartOverwritten(Cause):
 
     part: str
     place: str
-    kinds = ("wrong-value",)
     why = "{part} is written to where {place} belongs, and nothing is written to its own place"
     how = "start each part where the one before it ends"

@@ -98,7 +98,6 @@ class StateNotLoaded(Cause):
     states without a warning.
     """
 
-    kinds = ("wrong-value",)
     why = (
         "The state started from zeros: it was never loaded, and the unsharded model's was",
         "The load wrote into tensors that the optimizer doesn't use",
@@ -115,7 +114,6 @@ class StateInAnotherOrder(Cause):
     so the optimizer steps each element with a neighbor's moments.
     """
 
-    kinds = ("wrong-value",)
     why = (
         "The state was cut, joined or flattened in a different order than its weight",
         "The weight was permuted or transposed, and its state was not",
@@ -134,7 +132,6 @@ class StateOfAnotherRank(Cause):
     """
 
     is_one: bool = False
-    kinds = ("wrong-value",)
     why = (
         "The code cuts the state {is_one:?without the coordinate on the axis that splits its weight|by a different "
         "coordinate or offset than its weight}"
@@ -155,7 +152,6 @@ class UnexplainedState(Cause):
 
     along: str = ""
     begin: str = ""
-    kinds = ("wrong-value",)
     why = (
         (
             "{along:?The gradients are right. The optimizer computes the state from what each rank along {along} has "
@@ -243,7 +239,6 @@ class ReplacedParameters(Cause):
     model never changes.
     """
 
-    kinds = ("wrong-value",)
     why = "The load replaces the model's parameters (assign=True, setattr), and the optimizer still steps the old ones"
     how = "load the model before you make the optimizer, or load in place: copy_ into the existing parameters"
 
@@ -254,7 +249,6 @@ class ThawedByLoad(Cause):
     A new nn.Parameter has requires_grad=True, whatever parameter it replaces.
     """
 
-    kinds = ("wrong-value",)
     why = "The load puts a new nn.Parameter in its place, which always has requires_grad=True, or sets requires_grad"
     how = "load in place, or set requires_grad again after the load, before you make the optimizer"
 
@@ -381,7 +375,6 @@ class NotFiniteState(Cause):
     the checkpoint is written.
     """
 
-    kinds = ("wrong-value",)
     why = (
         "A gradient was nan or infinite",
         "The save wrote memory that nothing had written to",
@@ -396,7 +389,6 @@ class NegativeSquares(Cause):
     dtype, and no load notices the exchange.
     """
 
-    kinds = ("wrong-value",)
     why = (
         "The first and second moments changed places",
         "A different tensor was written here",
@@ -411,7 +403,6 @@ class LostStepCounter(Cause):
     they were of the first step, and the updates after the load have a wrong size.
     """
 
-    kinds = ("wrong-value",)
     why = "A conversion, or a save that left it out, set the step counter back"
     how = "write the step of the moments into the counter: Adam divides by 1 - beta**step"
 
@@ -423,7 +414,6 @@ class EmptyMoments(Cause):
     training goes on as if the optimizer had never seen a gradient.
     """
 
-    kinds = ("wrong-value",)
     why = (
         "The save doesn't gather the moments, or they were not loaded before it",
         "No parameter had a gradient",
@@ -441,7 +431,6 @@ class LostMoments(Cause):
     and writes zeros. The step count stays, so the first updates of these weights are far too large or too small.
     """
 
-    kinds = ("wrong-value",)
     why = (
         "The moments were looked up under names that they don't have, because a weight was cut or renamed, and zeros "
         "took their place",
@@ -460,7 +449,6 @@ class MixedStepFiles(Cause):
     same job has the right shapes and the wrong step.
     """
 
-    kinds = ("wrong-value",)
     why = (
         "The file belongs to a different save",
         "A stage's training began later than the others'",

@@ -12,7 +12,6 @@ class LeftAsMade(Cause):
     The receiver keeps its initial values.
 
     Attributes:
-        number: The number.
         side: Which checkpoint has it.
         equal: How many tensors are equal.
     """
@@ -73,7 +72,6 @@ class DecayDiffers(Cause):
     factor: str
     larger: str
     smaller: str
-    kinds = ("wrong-value",)
     why = (
         "All matrices of the {larger} are about {factor} times those of the {smaller}, and biases and "
         "norms are not: weight decay shrinks them less there, or not at all"
@@ -95,7 +93,6 @@ class UpdatesDiffer(Cause):
     """
 
     most: str
-    kinds = ("wrong-value",)
     why = (
         "Elements of every tensor differ by up to about {most}, large and small ones alike, as optimizer steps make "
         "it: the two are a step or a few apart, as if a snapshot shares memory with the weights and is written later",
@@ -113,13 +110,9 @@ class RoundingDifference(Cause):
 
     Two right runs differ like this. Another number of ranks, another kernel or another machine sums in a different
     order, each sum is rounded differently, and the optimizer passes that on. It grows with every step.
-
-    Attributes:
-        dtype: The dtype.
     """
 
     dtype: str
-    kinds = ("wrong-value",)
     why = (
         "The two runs rounded differently, as sums in a different order do in {dtype}: the difference is as small as a "
         "few roundings. Different numbers of ranks, kernels or machines are enough",

@@ -144,7 +144,8 @@ class Unintended(Disorder, abstract=True):
     """
 
     held: str
-    placements: str
+    placements: str = ""
+    kinds = ("wrong-placement",)
 
 
 class OmittedByPlan(Unintended):
@@ -154,7 +155,6 @@ class OmittedByPlan(Unintended):
     the memory shows it.
     """
 
-    kinds = ("wrong-placement",)
     why = "No entry of the plan matches the tensor's name, or no sharded group has its module"
     how = "split it{placements:?, by {placements}| by hand}, or expect {held}"
 
@@ -165,27 +165,21 @@ class SplitAgainstIntent(Unintended):
     A pattern of the plan matches more names than its author thought of. Each rank then computes with a part.
     """
 
-    kinds = ("wrong-placement",)
     why = "The plan shards this tensor, and `expect` wants all of it on every rank"
     how = "keep it whole{placements:?, by {placements}| by hand}, or expect {held}"
 
 
-class AnotherPlan(Disorder):
+class AnotherPlan(Unintended):
     """The tensor is split in a different way than intended.
 
     The plan names a different dim or axis than the expected layout. The label and the elements agree with each other,
     so nothing raises.
 
     Attributes:
-        held: The layout of the tensor.
-        placements: The placements that give the intended layout; empty if torch has none.
         is_planned: Whether it is a plan, so nothing ran yet.
     """
 
-    held: str
-    placements: str = ""
     is_planned: bool = False
-    kinds = ("wrong-placement",)
     why = "The plan shards this tensor in a different way than `expect` says"
     how = (
         "{is_planned:?change how it is parallelized|split it{placements:?, by {placements}| by hand}}, or expect {held}"

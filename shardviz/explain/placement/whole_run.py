@@ -148,7 +148,6 @@ class OtherNumbersInBuffer(Cause):
     buffer: str
     held: float
     wanted: float
-    kinds = ("wrong-value",)
     why = (
         "{buffer} is computed again after build(), with other numbers on every rank: {held:.5g}, and the unsharded "
         "model has {wanted:.5g}"
@@ -169,7 +168,6 @@ class UncheckedWeights(Cause):
 
     odd: tuple[tuple[str, str, str], ...]
     step: Cause
-    kinds = ("wrong-value",)
     why = "{step.cause}. Some of its weights could not be checked: {odd_weights:3}"
     how = "compare first {to_compare:3}; if that is right, {step.fix}"
 

@@ -16,7 +16,6 @@ class RepeatedCount(Cause):
     """
 
     times: int
-    kinds = ("wrong-value",)
     why = (
         (
             "The forward that writes the buffer runs {times} times in a step: torch.utils.checkpoint runs it again in "
@@ -99,15 +98,10 @@ class BufferCutApart(Cause):
 
     An average of weights, or a copy of them, must be cut as they are. Cut along another dim, and viewed in the weight's
     shape, it has as many elements, so that nothing raises.
-
-    Attributes:
-        buffer: The buffer.
-        weight: The weight.
     """
 
     buffer: str
     weight: str
-    kinds = ("wrong-value",)
     why = "{buffer} is cut differently from {weight}, whose values are averaged into it: a rank's parts don't match"
     how = "cut {buffer} along the dim and with the order of {weight}, or make it from the weight after sharding"
 
@@ -119,7 +113,6 @@ class UnexplainedBuffer(Cause):
     splits the batch here, so all ranks should have the same value. An average of weights depends on its decay, too.
     """
 
-    kinds = ("wrong-value",)
     why = "The step updates the buffer from other numbers than the unsharded model's: activations, weights, or shares"
     how = (
         "if it is made of activations, compute it from the whole batch and all features, or all_reduce it over the "

@@ -14,7 +14,6 @@ class AddedNumber(Cause):
     number: float
     ranks: tuple[int, ...]
     of_all: bool
-    kinds = ("wrong-value",)
     why = (
         "{of_all:?The sharded code|The code on {ranks:ranks}} adds {number:.5g} to every element, and the unsharded "
         "model doesn't"
@@ -31,7 +30,6 @@ class OnlyZerosThere(Cause):
 
     ranks: tuple[int, ...]
     of_all: bool
-    kinds = ("wrong-value",)
     why = (
         "{of_all:?All ranks multiply|The code on {ranks:ranks} multiplies} by a weight or buffer that nothing filled",
         "A mask or an index covers none of the rank's part",
@@ -50,7 +48,6 @@ class RoundedResult(Cause):
     """
 
     dtype: str
-    kinds = ("wrong-value",)
     why = (
         "The sharded step rounds the result to {dtype}, and the unsharded model doesn't: autocast, a "
         "MixedPrecisionPolicy, or a cast around a collective"
@@ -66,7 +63,6 @@ class ScaleOfPart(Cause):
 
     Attributes:
         modules: The modules that cast so.
-        dtype: The dtype.
         largest: What the scale makes of the largest number.
         axes: The axes that split what is cast.
     """
@@ -75,7 +71,6 @@ class ScaleOfPart(Cause):
     dtype: str
     largest: float
     axes: str
-    kinds = ("wrong-value",)
     why = (
         "Each rank scales its own part of what {modules:3} {modules:1?casts|cast} to {dtype} by the largest number of "
         "that part. The parts are rounded with different scales, and the unsharded model has one scale for the whole"
@@ -91,7 +86,6 @@ class UnlikeScale(Cause):
 
     Attributes:
         modules: The modules that cast so.
-        dtype: The dtype.
         held: What the scale makes of the largest number.
         wanted: What that of the unsharded model makes of it.
         op: With which op the ranks' largest magnitudes make this scale; empty if none of them does.
@@ -104,7 +98,6 @@ class UnlikeScale(Cause):
     wanted: float
     op: str
     axes: str
-    kinds = ("wrong-value",)
     why = (
         "{op:?The ranks' largest magnitudes (amax) are reduced over {axes} with {op}, not with MAX. }The scale brings "
         "the largest number that {modules:3} {modules:1?casts|cast} to {dtype} to {held:.5g}, and that of the "

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from shardviz.explain.cause import Cause
+from shardviz.explain.cause import AtLine, Cause
 from shardviz.explain.step.lines import WRONG
 
 
-class StrangeRows(Cause):
+class StrangeRows(AtLine):
     """A line turns exchanged rows into rows that the unsharded model doesn't have.
 
     Tokens went to a rank that does not hold their expert, or two operands have their rows in different orders. Each
     row then meets a wrong weight or factor. Shapes are right.
 
     Attributes:
-        place: The line, as `moe.py:83`.
-        function: What it calls.
         with_weight: Whether that multiplies rows with a weight.
         came: The line of the exchange, if the rows are only viewed in another shape since; else empty.
     """
 
-    place: str
-    function: str
     with_weight: bool
     came: str = ""
     kinds = WRONG
@@ -60,7 +56,7 @@ class RowsNotRestored(Cause):
     how = "undo the sort in {place} by y[order.argsort()] or index_copy(0, order, y); y[order] sorts again"
 
 
-class ExchangeNotReversed(Cause):
+class ExchangeNotReversed(AtLine):
     """A user's autograd.Function doesn't reverse in backward what its forward exchanges.
 
     An autograd.Function around a collective needs the reverse collective in backward. A gradient that is passed on
@@ -72,8 +68,6 @@ class ExchangeNotReversed(Cause):
         inner: The line of that.
     """
 
-    place: str
-    function: str
     inner: str
     kinds = WRONG
     why = (
@@ -86,7 +80,7 @@ class ExchangeNotReversed(Cause):
     )
 
 
-class ForeignNumbersSummed(Cause):
+class ForeignNumbersSummed(AtLine):
     """Ranks add up values that they read at indices of other ranks' parts.
 
     If a vocabulary is split, each rank moves the indices that it does not have into its own part, so reading does
@@ -94,12 +88,9 @@ class ForeignNumbersSummed(Cause):
 
     Attributes:
         place: The line that reads, as `loss.py:40`.
-        function: What it calls.
         summed: The line of the sum.
     """
 
-    place: str
-    function: str
     summed: str
     kinds = WRONG
     why = (

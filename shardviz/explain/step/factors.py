@@ -17,7 +17,6 @@ class FactorOfAxes(Cause, abstract=True):
     """A factor equal to the size of mesh axes; other causes of that number are printed after it.
 
     Attributes:
-        axes: The axes.
         or_over: Causes over other axes, whose sizes also multiply to the factor.
         or_else: A cause that has nothing to do with axes.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from shardviz.explain.cause import Cause
+from shardviz.explain.cause import AtLine, Cause
 
 
 class JoinedOutOfOrder(Cause):
@@ -38,7 +38,6 @@ class RepeatedParts(Cause):
 
     axes: str
     is_batch: bool
-    kinds = ("wrong-value",)
     why = (
         "Ranks along {axes} {is_batch:?compute the same part of the batch|have the same part}, and no rank has the "
         "rest. The code doesn't choose the part by the rank's own coordinate"
@@ -56,7 +55,6 @@ class PartOfAnotherRank(Cause):
     nothing raises.
 
     Attributes:
-        axis: The axis.
         is_first: Whether every rank has the part of the first.
     """
 
@@ -103,7 +101,6 @@ class PositionsStartAgain(Cause):
 
     module: str
     axis: str
-    kinds = ("wrong-value",)
     why = (
         "Every rank along {axis} counts the positions for {module:called} from 0",
         "Every rank gets the same part of the sequence",
@@ -114,7 +111,7 @@ class PositionsStartAgain(Cause):
     )
 
 
-class MisplacedOperand(Cause):
+class MisplacedOperand(AtLine):
     """A line takes another rank's part, and a later one combines it with the rank's own.
 
     A head of keys, or a slope or a position, that is chosen by the wrong arithmetic with the rank's number has the
@@ -122,16 +119,12 @@ class MisplacedOperand(Cause):
 
     Attributes:
         place: The line that takes the part, as `moe.py:83`.
-        function: What it calls.
         reader: The line that combines it with the rank's own part.
         ranks: The ranks that have another rank's part.
     """
 
-    place: str
-    function: str
     reader: str
     ranks: tuple[int, ...]
-    kinds = ("wrong-value",)
     why = (
         "{function} in {place} takes the part of a different rank on {ranks:ranks}: the arithmetic with the rank's "
         "number is wrong"
@@ -157,7 +150,6 @@ class MisplacedWeight(Cause):
     weight: str
     reader: str
     ranks: tuple[int, ...]
-    kinds = ("wrong-value",)
     why = (
         "The code that cuts {weight} gives {ranks:ranks} a different rank's part: {reader} combines it with the rank's "
         "own part of other weights"
@@ -168,7 +160,7 @@ class MisplacedWeight(Cause):
     )
 
 
-class ShiftedPart(Cause):
+class ShiftedPart(AtLine):
     """A line takes a stretch of a dim at another offset than the rank's part.
 
     Labels, positions and slices of a rank's part begin at the rank's coordinate times the part's size. If the offset
@@ -177,24 +169,19 @@ class ShiftedPart(Cause):
 
     Attributes:
         place: The line that takes the stretch, as `loss.py:68`.
-        function: What it calls.
         reader: The line that combines it with the rank's own part.
         rank: A rank that has another stretch than its part's.
-        dim: The dim.
         first: The first index of the stretch.
         due: The first index of the rank's part.
         length: How many indices both have.
     """
 
-    place: str
-    function: str
     reader: str
     rank: int
     dim: int
     first: int
     due: int
     length: int
-    kinds = ("wrong-value",)
     why = (
         "{function} in {place} gives rank {rank} elements {first} to {last} of dim {dim}, and {reader} combines them "
         "with the rank's own part, elements {due} to {last_due}: the offset is wrong"
@@ -232,7 +219,6 @@ class UngatheredKeys(Cause):
     module: str
     axis: str
     exchange: str = ""
-    kinds = ("wrong-value",)
     why = (
         (
             "{exchange:?|If attention runs between {before:called} and {module:called}, it uses only each rank's own "

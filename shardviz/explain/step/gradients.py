@@ -51,7 +51,6 @@ class CutGraph(Cause):
 
     weights: tuple[str, ...] = ()
 
-    kinds = ("wrong-value",)
     why = (
         (
             "The outputs are right, but nothing flows back{weights:? to {weights:3} (.grad is None)}: the code cuts "
@@ -75,13 +74,11 @@ class CutInModule(Cause):
     stays right, and everything before the module stops learning.
 
     Attributes:
-        module: The module.
         through: What gets no gradient: `the input of layers.0`.
     """
 
     module: str
     through: str
-    kinds = ("wrong-value",)
     why = "{module:called} cuts the graph in forward, so nothing flows back to {through}"
     how = (
         "in {module:called}, remove .detach(), .data and no_grad, and replace collectives of torch.distributed (they "
@@ -102,7 +99,6 @@ class GraphCutBehind(Cause):
 
     output: str
     is_sent: bool
-    kinds = ("wrong-value",)
     why = (
         (
             "{is_sent:?The ranks that run what follows don't send the gradient of {output} back, or backward isn't "
@@ -125,7 +121,6 @@ class CutResidual(Cause):
     """
 
     module: str
-    kinds = ("wrong-value",)
     why = (
         "The code adds the input of {module:called} to an output as a residual and cuts the graph there: .detach(), "
         ".data, no_grad, or a collective without a backward"
@@ -267,7 +262,6 @@ class TiedShardsMisaligned(Cause):
     without an error, and each gets gradients that belong to other elements.
     """
 
-    kinds = ("wrong-value",)
     why = (
         "The copies of the tied weight are split along different dims or over different ranks, and a reduction still "
         "adds the gradients of their local shards"
@@ -292,7 +286,6 @@ class RepeatedMicroBatch(Cause):
 
     batches: tuple[int, ...] = ()
     times: int = 0
-    kinds = ("wrong-value",)
     why = (
         "{batches:?The step ran micro-batch{batches:1?|es} {batches:8} (counted from 0) in place of others|{times:?The "
         "step ran {times} micro-batches, and all of them were the same|The step computed one part of the batch several "
@@ -312,7 +305,6 @@ class LostMicroBatches(Cause):
     """
 
     batches: tuple[int, ...] = ()
-    kinds = ("wrong-value",)
     why = (
         "{batches:?Micro-batch{batches:1? {batches:8} (counted from 0) does|es {batches:8} (counted from 0) do} not "
         "count: zero_grad() or the optimizer's step runs after {batches:1?it|them}, or {batches:1?its|their} backward "
@@ -334,7 +326,6 @@ class MicroBatchesReducedAgain(Cause):
 
     axes: str
     ratio: float
-    kinds = ("wrong-value",)
     why = (
         "The loop sums gradients over {axes} after every micro-batch, and sums earlier micro-batches again each time: "
         "each counts {ratio:.5g} times as much as the next"
@@ -353,7 +344,6 @@ class UnclearedGradients(Cause):
     """
 
     axes: str = ""
-    kinds = ("wrong-value",)
     why = "Nothing clears .grad, so the code adds each micro-batch's gradient again after every later micro-batch"
     how = "set .grad to None after you add it, or accumulate in .grad alone"
 
@@ -370,7 +360,6 @@ class UnequalMicroBatches(Cause):
     mean over the batch.
     """
 
-    kinds = ("wrong-value",)
     why = (
         "Micro-batches count differently: the code divides each micro-batch's loss by that micro-batch's own number of "
         "rows or labels"
@@ -395,7 +384,6 @@ class SlicesWithoutGradient(Cause):
     slices: str
     dim: int
     ranks: tuple[int, ...]
-    kinds = ("wrong-value",)
     why = "A mask, an index or padding_idx on {ranks:ranks} leaves out dim {dim}'s {slices} of {tensor}"
     how = (
         "count padding_idx, masks and indices from the rank's first row: subtract its offset, and pass padding_idx "

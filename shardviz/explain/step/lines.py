@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.explain.cause import Cause
+from shardviz.explain.cause import AtLine, Cause
 
 if TYPE_CHECKING:
     from shardviz.explain.finding import Kind
@@ -26,7 +26,7 @@ ELEMENTWISE = ("add", "sub", "mul", "div", "maximum", "minimum", "where")
 """Functions of two tensors, element by element."""
 
 
-class WrongLine(Cause):
+class WrongLine(AtLine):
     """A line goes wrong because each rank runs it on its own part.
 
     The inputs of the line match the unsharded model's, whole or as each rank's part. The function is wrong for a
@@ -34,14 +34,10 @@ class WrongLine(Cause):
     for a shard, or takes the first part on every rank.
 
     Attributes:
-        place: The line, as `moe.py:83`.
-        function: What it calls.
         given: What each rank has of what it is given; empty if it is given no tensor.
         reads: The function that gets it, if the line makes several calls and `function` only reads what comes of it.
     """
 
-    place: str
-    function: str
     given: str = ""
     reads: str = ""
     kinds = WRONG
@@ -77,7 +73,7 @@ class WrongLine(Cause):
         return self.function == "group_norm" and "/" in self.given.partition(", ")[2].partition(", ")[0]
 
 
-class SegmentsOfPart(Cause):
+class SegmentsOfPart(AtLine):
     """A line takes a dim apart into segments, but a rank has one contiguous part of the dim.
 
     The gates of an LSTM, or queries, keys and values, stand one after the other along a dim. An axis splits the dim as
@@ -85,15 +81,10 @@ class SegmentsOfPart(Cause):
     segments as the whole has. Shapes are right.
 
     Attributes:
-        place: The line, as `lstm.py:80`.
-        function: What it calls.
         given: What each rank has of what it is given.
-        dim: The dim.
         number: How many segments both sides take it apart into.
     """
 
-    place: str
-    function: str
     given: str
     dim: int
     number: int
@@ -108,20 +99,15 @@ class SegmentsOfPart(Cause):
     )
 
 
-class OtherNumber(Cause):
+class OtherNumber(AtLine):
     """A line gets the right tensors, and a plain number that is not the unsharded model's.
 
     The number was made before, of a size: `x.shape[0]` of a part is the part's. No tensor shows it.
 
     Attributes:
-        place: The line, as `rope.py:16`.
-        function: What it calls.
-        number: The number.
         wanted: The unsharded model's.
     """
 
-    place: str
-    function: str
     number: float
     wanted: float
     kinds = WRONG
@@ -132,7 +118,7 @@ class OtherNumber(Cause):
     how = "make the number for {place} of the whole tensor's size: multiply by the number of parts, or all_reduce it"
 
 
-class UnwrittenMemory(Cause):
+class UnwrittenMemory(AtLine):
     """A line reads room that was made for a result and that nothing wrote to.
 
     `torch.empty_like(x)` makes room for what a collective receives. If the collective does not run, or the code does
@@ -144,15 +130,12 @@ class UnwrittenMemory(Cause):
         reader: The line that reads it.
     """
 
-    place: str
-    function: str
     reader: str
-    kinds = ("wrong-value",)
     why = "Nothing writes to what {function} in {place} makes before {reader} reads it: it has what its memory held"
     how = "call the collective that fills what {place} makes, on all ranks and before {reader}, and wait for it"
 
 
-class UnlikeOperands(Cause):
+class UnlikeOperands(AtLine):
     """A line combines two tensors of which a rank has different slices along one dim.
 
     Both are split over the same axis, one in a single stretch and one segment by segment. A rank's query heads meet the
@@ -160,14 +143,9 @@ class UnlikeOperands(Cause):
     the front and the back of the sequence, and the positions of a single stretch. Shapes agree.
 
     Attributes:
-        place: The line, as `attention.py:25`.
-        function: What it calls.
         given: What each rank has of the two.
-        dim: The dim.
     """
 
-    place: str
-    function: str
     given: str
     dim: int
     kinds = WRONG
@@ -187,20 +165,16 @@ class UnlikeOperands(Cause):
         return self.function in ELEMENTWISE
 
 
-class MisplacedLine(Cause):
+class MisplacedLine(AtLine):
     """A line returns the right numbers in the wrong order, or a different rank's part.
 
     It joins parts along the wrong dim or in a different order than their ranks, it takes a part without the rank's own
     offset, or its index isn't the inverse of the order in which rows were sent. Shapes are right.
 
     Attributes:
-        place: The line, as `moe.py:83`.
-        function: What it calls.
         is_of_rank: Whether it is another rank's part; else the order differs.
     """
 
-    place: str
-    function: str
     is_of_rank: bool
     kinds = WRONG
     why = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardviz.explain.cause import Cause
+from shardviz.explain.cause import AtLine, Cause
 from shardviz.explain.step.lines import WRONG
 
 
@@ -60,21 +60,17 @@ class WholeGradientSummedAgain(Cause):
     )
 
 
-class WrongLineBackward(Cause):
+class WrongLineBackward(AtLine):
     """A line's forward is right, and its backward returns a wrong gradient.
 
     An operation in the line has no backward, or one that does not match its forward. Parts and terms that ranks use
     differently need a sum in backward; terms of one sum need none.
 
     Attributes:
-        place: The line, as `moe.py:83`.
-        function: What it calls.
         axis: The axis of a sum that is missing in backward; empty if it is something else.
         part: Which of its results lacks the sum, as `result[1]`, if its gradient joins those of other parts there.
     """
 
-    place: str
-    function: str
     axis: str = ""
     part: str = ""
     kinds = WRONG
@@ -136,7 +132,6 @@ class GradientsOfOtherMicroBatches(Cause):
     rank: int
     outputs: str
     gradients: str
-    kinds = ("wrong-value",)
     why = (
         "On rank {rank}, the outputs of micro-batches {outputs} get the gradients of micro-batches {gradients}: the "
         "rank takes its outputs in another order than the gradients are sent in"

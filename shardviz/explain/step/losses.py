@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from shardviz.explain.cause import Cause
+from shardviz.explain.cause import AtLine, Cause
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -26,7 +26,6 @@ class UnexplainedLoss(Cause):
     reordered: str = ""
     counted_over: str = ""
     or_else: Cause | None = None
-    kinds = ("wrong-value",)
     why = (
         "{reordered:?At {reordered} the tokens are in a different order than the labels}",
         (
@@ -64,7 +63,6 @@ class TargetsOfOtherRows(Cause):
 
     first: str
     second: str
-    kinds = ("wrong-value",)
     why = (
         "The first micro-batch has rows {first} of the batch, the second {second}, and the loss compares them with the "
         "targets of other rows",
@@ -116,7 +114,6 @@ class TermOfPart(Cause):
 
     term: int
     count: int
-    kinds = ("wrong-value",)
     why = (
         "Each rank computes term {term} of the loss's {count} terms from statistics of its own rows, such as its share "
         "of tokens per expert in a balance term"
@@ -137,7 +134,6 @@ class UnexplainedValue(Cause):
     """
 
     or_else: Cause | None = None
-    kinds = ("wrong-value",)
     why = "The outputs are right, so the step puts the value together wrongly from the ranks' parts"
     how = "all_reduce each part once, over the axes that split it and no other axis"
 
@@ -162,7 +158,6 @@ class MiscountedExponentials(Cause):
     size: int
     axes: str
     is_repeated: bool
-    kinds = ("wrong-value",)
     why = (
         "The softmax {is_repeated:?counts every part of the vocabulary {size} times|averages its exponentials over "
         "{size} ranks instead of summing them}. The loss is too {is_repeated:?large|small} by log({size}) = {log:.5g}, "
@@ -179,28 +174,22 @@ class MiscountedExponentials(Cause):
         return math.log(self.size)
 
 
-class PaddingSummed(Cause):
+class PaddingSummed(AtLine):
     """A line sums over padding that the unsharded model cuts off first.
 
     A vocabulary is padded so that the number of ranks divides it. One process cuts the padding off the logits. A rank
     that has a part of them keeps it, and the padding's logits add to the denominator of the softmax.
 
     Attributes:
-        place: The line, as `moe.py:83`.
-        function: What it calls.
         cut: The line in which the unsharded model cuts the padding off.
-        dim: The dim.
         size: How long it is without padding.
         padded: How long it is with it.
     """
 
-    place: str
-    function: str
     cut: str
     dim: int
     size: int
     padded: int
-    kinds = ("wrong-value",)
     why = (
         "{function} in {place} counts the padding: the unsharded model keeps {size} of {padded} elements of dim {dim} "
         "in {cut}, and the ranks keep all"
@@ -218,7 +207,6 @@ class PaddingRead(Cause):
     logits too, which a softmax counts and which labels never choose.
 
     Attributes:
-        dim: The dim.
         size: How long it is in the unsharded model.
         padded: How long all parts of it are together.
         is_returned: Whether the padding is returned with the output, rather than in the parts that a loss reads.
@@ -252,7 +240,6 @@ class PartialVocabularyLoss(Cause):
 
     axes: str
     reduced_over: str = ""
-    kinds = ("wrong-value",)
     why = (
         "{reduced_over:?|If {axes} splits the vocabulary, the loss takes its maximum or sum over one shard}",
         "Labels outside a rank's words aren't masked, or nothing subtracts the rank's first word",
@@ -274,7 +261,6 @@ class FunctionBeforeMean(Cause):
 
     function: str
     axes: str
-    kinds = ("wrong-value",)
     why = "The step takes {function} before it averages the losses. The mean of {function} isn't {function} of the mean"
     how = "average the losses over {axes} first, then take {function}"
 
@@ -317,7 +303,6 @@ class TermsAveraged(Cause):
 
     Attributes:
         place: The line that makes the term, as `train.py:30`.
-        axes: The axes.
         size: How many ranks there are along them.
     """
 

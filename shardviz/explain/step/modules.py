@@ -40,15 +40,10 @@ class UnusedWeight(Cause):
 
     A forward that is written again for sharding leaves out a scale, a bias or a gate, or reads it in a way that
     autograd does not see. Nothing raises, and an optimizer skips what has no gradient.
-
-    Attributes:
-        module: The module.
-        weight: The weight.
     """
 
     module: str
     weight: str
-    kinds = ("wrong-value",)
     why = (
         "{module:called} never uses {weight} when it is sharded",
         "{module:called} reads {weight} by .data, detach() or under no_grad(), and changes something else, too",
@@ -66,7 +61,6 @@ class UngatheredInput(Cause):
     without an error.
 
     Attributes:
-        module: The module.
         axis: The axis that splits its input.
         dim: The dim that is split.
     """
@@ -74,7 +68,6 @@ class UngatheredInput(Cause):
     module: str
     axis: str
     dim: int
-    kinds = ("wrong-value",)
     why = (
         "{module:called} computes with each rank's own part of dim {dim} along {axis}, but needs the other parts too: "
         "keys and values, statistics, a halo, or positions in the whole"
@@ -91,7 +84,6 @@ class UnexplainedModule(Cause):
     Its weights and inputs are the unsharded model's, so what differs is its own code or a collective in it.
 
     Attributes:
-        module: The module.
         summed: A module in it whose output is the terms of a sum; empty if there is none.
         axis: The axis along which the terms are.
     """
@@ -99,7 +91,6 @@ class UnexplainedModule(Cause):
     module: str
     summed: str = ""
     axis: str = ""
-    kinds = ("wrong-value",)
     why = "{module:called} goes wrong although its inputs are right. No rule explains how"
     how = (
         "look at {module:called} first: {summed:?check that it sums the output of {summed:called} over {axis} before "
@@ -112,13 +103,9 @@ class UnexplainedInput(Cause):
 
     Everything before it is right or was not compared, so what differs is the code that calls it: rows in a different
     order, other micro-batches, or a stage that gets another stage's output.
-
-    Attributes:
-        module: The module.
     """
 
     module: str
-    kinds = ("wrong-value",)
     why = "{module:called} is given another input than in the unsharded model. No rule explains how"
     how = "look at the code that calls {module:called}: at the order of rows, micro-batches and stages"
 
@@ -130,13 +117,11 @@ class SkippedModule(Cause):
     early. What comes next is given the skipped module's input. Residual layers keep the shape, so nothing raises.
 
     Attributes:
-        module: The module.
         reader: The module that is given its input; empty if none is.
     """
 
     module: str
     reader: str = ""
-    kinds = ("wrong-value",)
     why = "No rank calls {module:called}{reader:?, so {reader:called} is given the input of {module:called}}"
     how = (
         "call {module:called} on one rank, and the next module on its output; if stages share the layers, give "
@@ -159,7 +144,6 @@ class LayerOnTwoStages(Cause):
     module: str
     first: int
     second: int
-    kinds = ("wrong-value",)
     why = "Two stages run {module:called}: rank {first} on the right input, and rank {second} once more behind it"
     how = (
         "keep {module:called} on one stage: where layers are dealt out, end each range before the first layer of the "
@@ -180,7 +164,6 @@ class UnexplainedBetweenModules(Cause):
 
     module: str
     after: str
-    kinds = ("wrong-value",)
     why = (
         (
             "In backward, the gradient goes wrong between {after:called} and {module:called}, in a collective without "
@@ -201,7 +184,6 @@ class UnexplainedModuleBackward(Cause):
     """
 
     module: str
-    kinds = ("wrong-value",)
     why = (
         "{module:called} gets the right gradient and sends back a wrong one: most likely by a collective without a "
         "backward, or with one that doesn't match its forward"
@@ -350,7 +332,6 @@ class StatisticsOfPart(Cause):
     """
 
     axes: str
-    kinds = ("wrong-value",)
     why = "Each rank normalizes by the mean or variance of its own part, split over {axes}"
     how = (
         "sum counts, values and squares over {axes} before the division, with a backward that sums too, or gather the "

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from shardviz.explain.cause import Cause
+from shardviz.explain.cause import AtLine, Cause
 
 
-class CausalMaskOfPart(Cause):
+class CausalMaskOfPart(AtLine):
     """A causal mask counts a rank's queries from 0, although they stand later in the sequence.
 
     Under context parallelism a rank has a part of the queries and all keys. `is_causal=True` aligns query 0 with key 0:
     it takes the first query that the rank has for the first of the sequence. Rank 0 is right, and every other rank
     hides keys that its queries must see.
-
-    Attributes:
-        place: The line, as `attention.py:40`.
-        function: What it calls.
     """
 
-    place: str
-    function: str
-    kinds = ("wrong-value",)
     why = (
         "is_causal=True of {function} in {place} takes the first query that a rank has for the first of the sequence. "
         "The rank's queries are a part of the sequence and the keys are all of it"
@@ -49,7 +42,6 @@ class MisplacedMask(Cause):
     reader: str
     of: str
     in_ring: bool = False
-    kinds = ("wrong-value",)
     why = (
         "The mask or bias that {reader} applies is made in {place} with positions that the {of} don't have: "
         "{is_of_block:?the block of keys that has come is another rank's|a rank's {of} don't come in the order of the "
@@ -73,24 +65,19 @@ class MisplacedMask(Cause):
         return self.in_ring and self.is_of_keys
 
 
-class RowsLeftOut(Cause):
+class RowsLeftOut(AtLine):
     """The losses of all ranks together are of fewer rows than the unsharded model's.
 
     `loss(logits[:, :-1], ids[:, 1:])` on a rank's part of the sequence drops the last position of every part, and not
     only that of the sequence: the label of that position is the first of the next rank. Shapes fit on every rank.
 
     Attributes:
-        place: The line, as `train.py:20`.
-        function: What it calls.
         held: How many labels all ranks have together.
         wanted: How many the unsharded model has.
     """
 
-    place: str
-    function: str
     held: int
     wanted: int
-    kinds = ("wrong-value",)
     why = (
         "{function} in {place} gets {held} labels on all ranks together, and {wanted} in the unsharded model: rows are "
         "dropped or labels shifted after the batch or the sequence is cut"
@@ -98,24 +85,19 @@ class RowsLeftOut(Cause):
     how = "shift labels and drop rows of the whole batch, and cut it for the ranks afterwards"
 
 
-class LabelsOfOtherRows(Cause):
+class LabelsOfOtherRows(AtLine):
     """A loss gets the rows of a rank's part with the labels of other rows.
 
     Labels are shifted a second time, cut at another offset or in another order than the rows, or permuted with another
     seed. There are as many as there should be, so that nothing raises.
 
     Attributes:
-        place: The line, as `train.py:20`.
-        function: What it calls.
         count: How many rows of a rank have another label.
         of: How many rows it has.
     """
 
-    place: str
-    function: str
     count: int
     of: int
-    kinds = ("wrong-value",)
     why = (
         "{function} in {place} gets {count} of a rank's {of} rows with another label than in the unsharded model: "
         "labels and rows are shifted, cut or ordered in different ways"
@@ -143,7 +125,6 @@ class OffsetOfUnequalParts(Cause):
     size: int
     parts: str
     length: str
-    kinds = ("wrong-value",)
     why = (
         "{place} begins a rank's part at its coordinate along {axis} times {length}. {axis} doesn't divide {size}: the "
         "parts are {parts}"
@@ -154,7 +135,7 @@ class OffsetOfUnequalParts(Cause):
     )
 
 
-class SameSlices(Cause):
+class SameSlices(AtLine):
     """Every rank takes the same slices of a tensor, although each has its own part of another.
 
     With fewer key heads than ranks, a rank has all key heads and chooses those of its query heads. A choice by
@@ -162,14 +143,10 @@ class SameSlices(Cause):
 
     Attributes:
         place: The line that counts or chooses, as `attention.py:40`.
-        function: What it calls.
         reader: The line that combines the slices with the rank's own part.
     """
 
-    place: str
-    function: str
     reader: str
-    kinds = ("wrong-value",)
     why = (
         "{function} in {place} gives every rank the same, so all ranks take the same slices of what {reader} combines "
         "with each rank's own part: heads or rows are counted from the rank's first, and not from the whole's"
@@ -188,7 +165,6 @@ class CutByAnotherAxis(Cause):
     different parts. All parts are there, and shapes are right.
 
     Attributes:
-        weight: The weight.
         axis: The axis that has as many ranks as there are parts, and along which ranks lack some.
         rows: The axis along which the parts differ, which splits the batch.
         number: How many parts ranks along the axis have together.
@@ -200,7 +176,6 @@ class CutByAnotherAxis(Cause):
     rows: str
     number: int
     count: int
-    kinds = ("wrong-value",)
     why = (
         "{weight} is cut over {rows}, which splits the batch, instead of by the coordinate along {axis}: ranks along "
         "{axis} together have {number} of its {count} parts, and ranks along {rows} have different ones"
@@ -208,7 +183,7 @@ class CutByAnotherAxis(Cause):
     how = "take part mesh.get_local_rank({axis!r}) of mesh[{axis!r}].size(), and don't count by the rank in the world"
 
 
-class LoopFromZero(Cause):
+class LoopFromZero(AtLine):
     """A loop over a rank's own slices uses its counter as if it counted the slices of the whole.
 
     A rank has experts 4 to 7 and loops over these 4. The counter is the number of an expert's weights on the rank. The
@@ -216,16 +191,12 @@ class LoopFromZero(Cause):
 
     Attributes:
         place: The line that uses the counter for the whole, as `moe.py:51`.
-        function: What it calls.
         reader: The line that reads the rank's own slices.
         count: How many slices a rank has.
     """
 
-    place: str
-    function: str
     reader: str
     count: int
-    kinds = ("wrong-value",)
     why = (
         "{function} in {place} counts from 0 on every rank, as in the unsharded model's first {count} rounds of the "
         "loop. {reader} reads the rank's own {count} slices, which are later ones on every rank but the first"

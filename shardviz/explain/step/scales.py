@@ -18,7 +18,6 @@ class ScaledBackward(Cause):
     logged loss is right, and all gradients differ from the right ones by the same factor.
 
     Attributes:
-        factor: The factor.
         runs: How many micro-batches the step ran; None if that is not known.
         loss: `unseen` if nobody recorded the loss, so that it may have the factor, too.
     """
@@ -74,7 +73,6 @@ class ScaledReduction(Cause):
     A communication hook of DDP, or a hook of parameters, divides before its sum and again after it, or not at all.
 
     Attributes:
-        factor: The factor.
         is_of_ddp: Whether DDP reduces the gradients.
     """
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-from shardviz.explain.cause import Cause
+from shardviz.explain.cause import AtLine, Cause
 from shardviz.relate.tolerance import SINGLE
 
 
-class GradientLine(Cause):
+class GradientLine(AtLine):
     """A line of the training step leaves wrong gradients.
 
     The backward leaves gradients that only need their sum or mean over ranks, or a number taken out. A collective over
@@ -16,16 +16,12 @@ class GradientLine(Cause):
     and the loss are right.
 
     Attributes:
-        place: The line, as `train.py:40`.
-        function: What it calls.
         ranks: The ranks of the collective that it is, of the first rank's group; empty if it is none.
         times: By what it leaves the gradient too large; 0 if it leaves something else.
         before: By what the backward left it too large, in the mean over ranks.
         runs: How often it reduced the same gradient, if that was right before the last time; else empty.
     """
 
-    place: str
-    function: str
     ranks: tuple[int, ...] = ()
     times: float = 0
     before: float = 1
@@ -119,7 +115,7 @@ class LeftOutOfReduction(Cause):
     how = "pass every gradient to {place}, the last bucket too, and those that a condition or a list leaves out"
 
 
-class NarrowReduction(Cause):
+class NarrowReduction(AtLine):
     """The training loop reduces a gradient over some ranks and leaves out an axis that needs it.
 
     A reduction over the data-parallel group leaves out the axis that splits the sequence, or the reverse. The gradient
@@ -127,13 +123,10 @@ class NarrowReduction(Cause):
 
     Attributes:
         place: The line that reduces it, as `train.py:41`.
-        function: What it calls.
         ranks: The ranks that it reduces over, of the first rank's group.
         axis: The axis over which a reduction is missing.
     """
 
-    place: str
-    function: str
     ranks: tuple[int, ...]
     axis: str
     kinds = ("unreduced-gradient",)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import TYPE_CHECKING, Literal
 
-from shardviz.explain.cause import Cause
+from shardviz.explain.cause import AtLine, Cause
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -154,7 +154,6 @@ class NarrowSum(Cause):
 
     dtype: str
     of_all: bool
-    kinds = ("wrong-value",)
     why = (
         "{of_all:?|The unit's own MixedPrecisionPolicy has param_dtype {dtype} and no reduce_dtype, while a "
         "different unit sums in a wider dtype}",
@@ -258,7 +257,7 @@ class UnreducedBesideVector(Cause):
     )
 
 
-class ResultNotRead(Cause):
+class ResultNotRead(AtLine):
     """A collective sums over ranks, and the code drops the sum.
 
     `torch.distributed.all_reduce` writes into its argument. `_functional_collectives.all_reduce` leaves it as it is and
@@ -272,8 +271,6 @@ class ResultNotRead(Cause):
         is_copy: Whether it wrote the sum into a copy of what should be summed.
     """
 
-    place: str
-    function: str
     axes: tuple[str, ...]
     is_copy: bool = False
     kinds = ("unreduced-gradient", "unreduced-output")
@@ -370,7 +367,6 @@ class MixedShards(Cause):
 
     axis: str
     lacking: str = ""
-    kinds = ("wrong-value",)
     why = (
         "The reduction runs over all ranks of {axis}, which splits this tensor, and mixes the shards"
         "{lacking:?. Nothing reduces over {lacking}, along which copies differ}"
@@ -394,7 +390,6 @@ class MixedLayers(Cause):
 
     axis: str
     others: tuple[str, ...]
-    kinds = ("wrong-value",)
     why = "The gradient reduction runs over {axis}, whose ranks have different layers, and mixes the layers"
     how = (
         "take {axis} out of the group that reduces gradients; {others:?reduce over {others}, whichever splits the "

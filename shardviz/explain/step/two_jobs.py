@@ -11,8 +11,6 @@ class UnexplainedJobStep(Cause):
     shardviz looks for the cause at the first module that differs. It names this cause if no rule fits.
     """
 
-    kinds = ("wrong-value",)
-
 
 class DifferentWeights(Cause):
     """Two runs do not start from the same weights.
@@ -24,7 +22,6 @@ class DifferentWeights(Cause):
     """
 
     of_jobs: bool = False
-    kinds = ("wrong-value",)
     why = (
         (
             "The {of_jobs:?jobs|runs} drew their weights with different seeds or in a different order{of_jobs:?, for "
@@ -48,7 +45,6 @@ class EarlierStepsDiffer(Cause):
 
     steps: int
     rate: str = ""
-    kinds = ("wrong-value",)
     why = (
         "{steps:1?The optimizer step|The {steps} optimizer steps} before the traced one moved the weights differently "
         "in the two jobs: by other gradients, or by another learning rate{rate:? in those steps (in the traced one it "
@@ -72,7 +68,6 @@ class DifferentSettings(Cause):
     """
 
     settings: tuple[str, ...]
-    kinds = ("wrong-value",)
     why = "The optimizers of the two jobs step with different settings at the traced step: {settings:3}"
     how = (
         "make them equal: count a schedule's length and its steps in batches of all ranks, and choose parameter groups "
@@ -87,7 +82,6 @@ class TrainedInOneJob(Cause):
     a gradient by default, even if the weight that was sharded did not.
     """
 
-    kinds = ("wrong-value",)
     why = (
         "The code of one job freezes the weight, or unfreezes it, and the code of the other does not",
         "Sharding replaces the frozen weight by a parameter that requires a gradient, as nn.Parameter(shard) does by "
@@ -119,7 +113,6 @@ class StepsInNarrowDtype(Cause):
     job: str
     steps: int
     or_else: Cause | None = None
-    kinds = ("wrong-value",)
     why = (
         "The optimizer of {job} steps {narrow} weights, the other job's steps {wide}: {steps:1?the step|each of the "
         "{steps} steps} before the traced one was rounded to {narrow}, which loses small updates"

@@ -47,7 +47,6 @@ class RepeatedStep(Cause):
 
     times: int
     of_all: bool = True
-    kinds = ("wrong-value",)
     why = (
         "{of_all:?The optimizer stepped {times} times on the same gradient: a hook or a wrapper steps too|}",
         "The learning rate is {times} times as large after sharding, such as a rate that is divided by a local size",
@@ -70,7 +69,6 @@ class StepOfPart(Cause):
     """
 
     norm: str = ""
-    kinds = ("wrong-value",)
     why = (
         "{norm:?The optimizer scales each rank's part by {norm} of that part, not of the whole weight, as LARS, LAMB, "
         "NovoGrad or a clipping per tensor do when they get shards|The optimizer needs the whole matrix (Muon) or its "
@@ -95,7 +93,6 @@ class AnotherLearningRate(Cause):
     """
 
     is_seen: bool = False
-    kinds = ("wrong-value",)
     why = (
         "{is_seen:?|The optimizer scales or clips gradients by a different number, such as a norm that isn't the whole "
         "model's}",
@@ -118,7 +115,6 @@ class AnotherGroup(Cause):
     """
 
     options: tuple[str, ...]
-    kinds = ("wrong-value",)
     why = (
         "The optimizer has this weight in another group than the unsharded model's optimizer: {options}. The code that "
         "makes the groups picks by names or modules that a wrapper changes"
@@ -136,7 +132,6 @@ class ScaledState(Cause):
     keeps them. All ranks agree with each other, so nothing raises.
     """
 
-    kinds = ("wrong-value",)
     why = (
         "The optimizer clips or scales gradients by a different number than the unsharded model's",
         "The sharded optimizer has different betas, or a different momentum or dampening",
@@ -162,7 +157,6 @@ class StateOfParts(Cause):
 
     along: str
     op: str
-    kinds = ("wrong-value",)
     why = (
         "The optimizer computes this state from each rank's own part of the weight or gradient, which {along} splits. "
         "Nothing reduces it over {along}"
@@ -177,7 +171,6 @@ class StateOfOldWeight(Cause):
     updated before that follows the old weight on every rank but the one that steps it.
     """
 
-    kinds = ("wrong-value",)
     why = (
         "The optimizer updates this state, such as a moving average of the weight, before the new weight arrives from "
         "the rank that steps it"
@@ -192,7 +185,6 @@ class RankDependentDecay(Cause):
     slowly, and gradients are right.
     """
 
-    kinds = ("wrong-value",)
     why = "weight_decay, or the parameter group, depends on the rank"
     how = "print param_groups on two ranks, and give every rank's optimizer the same groups and the same weight_decay"
 
@@ -204,7 +196,6 @@ class AnotherDecay(Cause):
     parameter then falls into the wrong group without an error.
     """
 
-    kinds = ("wrong-value",)
     why = (
         "The parameter is in a different group than the unsharded model's, so its weight decay differs. Sharding "
         "changed the shape, ndim, type or name that chooses the group"
@@ -219,7 +210,6 @@ class RemainderNotStepped(Cause):
     up, or the remainder of the division is on no rank. It is smaller than the number of ranks.
     """
 
-    kinds = ("wrong-value",)
     why = (
         "The gradients are right. The sharded optimizer cuts flat parameters into parts of numel // ranks elements, "
         "and the remainder is in no part"
@@ -244,7 +234,6 @@ class UnexplainedWeight(Cause):
     few: str = ""
     split_over: str = ""
     only_split: bool = False
-    kinds = ("wrong-value",)
     why = (
         (
             "{settings:?The gradients are right, and the sharded optimizer's {settings} isn't the unsharded "
@@ -277,7 +266,6 @@ class TrainedThoughFrozen(Cause):
     `nn.Parameter(shard)` requires a gradient by default, even if the weight that was sharded did not.
     """
 
-    kinds = ("wrong-value",)
     why = (
         "Sharding replaces the frozen weight by a parameter that requires a gradient, as nn.Parameter(shard) does by "
         "default"
@@ -446,7 +434,6 @@ class WriteToGatheredCopy(Cause):
     reshard() frees this memory and puts the shards back, which nothing wrote to; it raises nothing.
     """
 
-    kinds = ("wrong-value",)
     why = "The optimizer writes to FSDP's gathered copy of the weight, and reshard() frees it with what was written"
     how = (
         "write to the shards: compute from full_tensor() or the gathered weight, reshard(), and copy the rank's own "

@@ -162,7 +162,6 @@ class WeightOnSomeRanks(Cause):
 
     ranks: tuple[int, ...]
     weight: str
-    kinds = ("wrong-value",)
     why = "{weight} is missing on {ranks:ranks}, and the ranks that are right compute with it"
     how = "put {weight} on every rank"
 
@@ -192,7 +191,6 @@ class UnexplainedCopies(Cause):
 
     axes: str
     place: Cause
-    kinds = ("wrong-value",)
     why = "Copies differ from rank to rank along {axes}, and no sum or mean of them is right"
     how = "{place.fix}"
 
@@ -204,7 +202,6 @@ class MemoryNeverWritten(Cause):
     missing, writes into another tensor, or is not waited for, the step computes with that.
     """
 
-    kinds = ("wrong-value",)
     why = (
         "The step reads memory that nothing was written to: a torch.empty whose all_gather, recv or copy_ is missing, "
         "fills another tensor, or is not waited for",
@@ -223,7 +220,6 @@ class UnexplainedForward(Cause):
     modules.
     """
 
-    kinds = ("wrong-value",)
     why = "No rule explains how the sharded step differs from the unsharded model"
     how = "compare the outputs module by module, first to last, and look at the first that differs"
 
@@ -245,7 +241,6 @@ class UnexplainedBackward(Cause):
     moved: str = ""
     place: str = ""
     is_unseen: bool = False
-    kinds = ("wrong-value",)
     why = (
         "{moved:?The loss is right, and {moved} in {place} has no backward: what ranks compute from other ranks' "
         "numbers sends no gradient back to those ranks|}",
@@ -290,7 +285,6 @@ class WeightsDrawnAfterSharding(Cause):
     A random tensor that each rank draws for its own shard depends on how many ranks there are. Neither run is wrong.
     """
 
-    kinds = ("wrong-value",)
     why = "Both runs drew their weights after sharding, so the values depend on the mesh. No step is at fault"
     how = "load the same weights into both runs to compare the steps"
 
@@ -305,7 +299,6 @@ class DifferentBatch(Cause):
     """
 
     of_jobs: bool = False
-    kinds = ("wrong-value",)
     why = (
         "The {of_jobs:?jobs|runs} read different batches, or the same rows in a different order{of_jobs:?, or a rank's "
         "batch size differs}"
@@ -325,7 +318,6 @@ class SharedRows(Cause):
     """
 
     axes: tuple[str, ...] = ()
-    kinds = ("wrong-value",)
     why = (
         "{axes:?What chooses a rank's rows leaves out its coordinate along {axes}|The slices of the batch overlap: "
         "one begins before the one before ends}"
@@ -352,7 +344,6 @@ class RowsOfPeers(Cause):
     module: str
     axis: str
     is_only_axis: bool = False
-    kinds = ("wrong-value",)
     why = (
         "Ranks along {axis} are given different rows of the batch, and {axis} also splits the features of "
         "{module:called}: the parts that belong together are of different rows"
@@ -369,7 +360,6 @@ class DifferentProgram(Cause):
     Sharding has no part in it. Options, dtypes, kernels and versions of torch change what a module computes.
     """
 
-    kinds = ("wrong-value",)
     why = (
         "Both models are unsharded, so no sharding is at fault: the program, its options, a kernel or the torch "
         "version differs"

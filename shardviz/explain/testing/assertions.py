@@ -168,7 +168,6 @@ class PartWithoutPlacements(Cause):
     A local tensor without placements counts as the whole.
 
     Attributes:
-        dim: The dim.
         size: The tensor's size there.
         wanted: The reference's.
         is_plain: Whether the tensor has no placements.
@@ -193,7 +192,6 @@ class PartAsReference(Cause):
     that are concatenated instead of added make a tensor too long.
 
     Attributes:
-        dim: The dim.
         size: The tensor's size there.
         wanted: The reference's.
     """
@@ -224,7 +222,6 @@ class FewElementsDiffer(Cause):
     The seed, the weights and most of the batch are right, so one sample, position or row differs.
     """
 
-    kinds = ("wrong-value",)
     why = "Only the inputs of these elements differ: most elements match the reference, on these ranks too"
     how = "look for what they share: a sample, a position, a mask, a row of a weight or an index"
 
@@ -235,7 +232,6 @@ class FewElementsZero(Cause):
     The tensor was allocated with zeros and only a part of it was written.
     """
 
-    kinds = ("wrong-value",)
     why = "Nothing wrote these elements: they are zero, and most others match the reference"
     how = "write the whole tensor on every rank"
 
@@ -246,7 +242,6 @@ class FewElementsChanged(Cause):
     Something wrote to a part of the tensor: to a slice, to padding, or to some rows of an embedding.
     """
 
-    kinds = ("wrong-value",)
     why = "Some code wrote or changed only these elements: most others match the reference"
     how = "look for an assignment to a slice or an index, for padding, or for a step on some rows of an embedding"
 
@@ -259,7 +254,6 @@ class UnexplainedDifference(Cause):
     """
 
     of_all: bool
-    kinds = ("wrong-value",)
     why = (
         "{of_all:?All|These} ranks computed it from different weights than the reference",
         "{of_all:?All|These} ranks computed it from a different batch, or in a different way",
@@ -281,7 +275,6 @@ class OnlyZeros(Cause):
     """
 
     of_all: bool
-    kinds = ("wrong-value",)
     why = (
         "{of_all:?All|These} ranks hold only zeros: nothing wrote to this memory",
         "The load writes into a copy: .data of a temporary, or full_tensor()",
@@ -299,7 +292,6 @@ class SomeRanksDiffer(Cause):
     changed them, and these ranks wrongly.
     """
 
-    kinds = ("wrong-value",)
     why = (
         "These ranks drew the weight from a different seed, loaded a different file, or were left out of a broadcast",
         "Code that changes the weight on all ranks gives these ranks the wrong part of what it adds or writes",
@@ -323,7 +315,6 @@ class ExchangedCoordinate(Cause):
 
     axis: str
     instead: str
-    kinds = ("wrong-value",)
     why = (
         "Code that writes or changes this weight chooses a rank's part by the coordinate along {instead}, not {axis}: "
         "the wrong ranks are exactly those whose two coordinates differ"
@@ -391,7 +382,6 @@ class AllRanksDiffer(Cause):
     """
 
     num_equal: int = 0
-    kinds = ("wrong-value",)
     why = (
         "{num_equal:?What copies weights from one side to the other leaves these out: {num_equal} others are equal|The "
         "two sides drew from different seeds or loaded different files}",

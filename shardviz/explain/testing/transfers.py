@@ -165,7 +165,6 @@ class ReplacedDtype(Cause):
     """
 
     trip: str
-    kinds = ("wrong-value",)
     why = "The {trip} replaced the tensor by one of a different dtype (assign=True or setattr)"
     how = "copy_ into the tensors that are there, or cast the new tensor to the saved dtype"
 

@@ -6,7 +6,7 @@ import secrets
 import time
 import traceback
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -14,7 +14,7 @@ from torch import distributed, nn
 from torch.distributed.distributed_c10d import PrefixStore
 
 from shardviz.errors import ProbeError, ShardvizError
-from shardviz.live.compat import default_store, have_come
+from shardviz.live.compat import clean_name, default_store, have_come
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -47,6 +47,19 @@ class Failed:
 
     message: str
     hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """What a rank raised.
+
+    Attributes:
+        text: That, in a line; empty if it raised nothing.
+        module: The innermost module, with parameters in it, in whose forward it did; empty if in none.
+    """
+
+    text: str = ""
+    module: str = ""
 
 
 class OtherRankError(ShardvizError):
@@ -138,8 +151,8 @@ def agreed_run_id() -> str:
     return of_all_ranks(secrets.token_hex(8))[0]
 
 
-def agreed_errors(error: Exception | None, phase: str) -> list[str]:
-    """Return every rank's error in a phase as text, empty without one. Every rank calls this.
+def agreed_errors(error: Exception | None, phase: str) -> list[Raised]:
+    """Return what every rank raised in a phase. Every rank calls this.
 
     A rank that raised cannot communicate with others that wait for it in a collective. So each rank first leaves a mark
     in the job's store, and a rank that raised continues only when all marks are there.
@@ -156,12 +169,12 @@ def agreed_errors(error: Exception | None, phase: str) -> list[str]:
     ranks = [str(rank) for rank in range(distributed.get_world_size())]
     if error is not None and not have_come(marks, ranks, PATIENCE):
         raise error
-    errors = of_all_ranks(in_a_line(error) if error else "")
+    errors = of_all_ranks(Raised(in_a_line(error), module_of(error)) if error else Raised())
     marks.delete_key(str(distributed.get_rank()))
     return errors
 
 
-def attempted(work: Callable[[], Done], phase: str) -> tuple[Done | None, str]:
+def attempted(work: Callable[[], Done], phase: str) -> tuple[Done | None, Raised]:
     """Do work that may raise on some ranks only. Every rank calls this.
 
     Args:
@@ -182,8 +195,10 @@ def attempted(work: Callable[[], Done], phase: str) -> tuple[Done | None, str]:
     errors = agreed_errors(failure, phase)
     if isinstance(failure, ProbeError):
         raise failure
-    first_failure = next((f"rank {rank} raised {text}" for rank, text in enumerate(errors) if text), "")
-    return (None, first_failure) if first_failure else (done, "")
+    for rank, raised in enumerate(errors):
+        if raised.text:
+            return None, replace(raised, text=f"rank {rank} raised {raised.text}")
+    return done, Raised()
 
 
 def in_a_line(error: BaseException) -> str:
@@ -197,14 +212,14 @@ def in_a_line(error: BaseException) -> str:
         frame for frame in user_frames(tuple(frames)) if Path(__file__).parents[1] not in Path(frame.file).parents
     ]
     place = f" in {user_code[-1].function} ({Path(user_code[-1].file).name}:{user_code[-1].line})" if user_code else ""
-    return f"{type(error).__name__}{place}{_module_text(error)}: {str(error).strip().partition(chr(10))[0]}"
+    in_module = f", in module {name}" if (name := module_of(error)) else ""
+    return f"{type(error).__name__}{place}{in_module}: {str(error).strip().partition(chr(10))[0]}"
 
 
-def _module_text(error: BaseException) -> str:
+def module_of(error: BaseException) -> str:
     """Name the innermost module, with parameters in it, in whose forward an error was raised; empty if in none."""
     callers = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__))
     modules = [caller for caller in callers if isinstance(caller, nn.Module)]
-    names = {module: name for name, module in modules[0].named_modules()} if modules else {}
+    names = {module: clean_name(name) for name, module in modules[0].named_modules()} if modules else {}
     inner = (names.get(module) for module in reversed(modules) if any(True for _ in module.parameters()))
-    name = next(inner, None)
-    return f", in module {name}" if name else ""
+    return next(inner, None) or ""

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         MoveRecord,
         NoiseRecord,
         OptionsRecord,
+        RaisedRecord,
         ReductionRecord,
         StageRecord,
         UnreadRecord,
@@ -108,7 +109,7 @@ class Capture:
     steps_before: int = 0
     narrowed_to: set[torch.dtype] = field(default_factory=set)
     narrow_sums: set[torch.dtype] = field(default_factory=set)
-    raised: list[tuple[str, str]] = field(default_factory=list)
+    raised: list[RaisedRecord] = field(default_factory=list)
     held_back: list[str] = field(default_factory=list)
     wrappers: list[WrapperRecord] | None = None
     masks: list[MaskRecord] = field(default_factory=list)

@@ -93,7 +93,7 @@ class Again:
             return
         answers = not any(call.op in POINT_TO_POINT for call in capture.collectives)
         run = partial(self._recorded, self.alone, is_alone=True) if answers else lambda: (None, "")
-        alone, failed = attempted(run, "lines of one rank")
+        alone, _ = attempted(run, "lines of one rank")
         if alone is not None and alone[0] is not None and not alone[1] and alone[0].equals(whole):
             whole = alone[0]
         for recorder, is_unsharded in ((sharded, False), (whole, True)):

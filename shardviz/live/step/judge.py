@@ -101,8 +101,8 @@ class Judge:
         """Judge all ranks' values by a reference's. Every rank calls this."""
         self.num_asked += 1
         answer, why = attempted(lambda: self._answer(reference), f"judging {self.num_asked}")
-        if why:
-            self.on.capture.not_checked.append(("", f"the step's modules: {why}"))
+        if why.text:
+            self.on.capture.not_checked.append(("", f"the step's modules: {why.text}"))
         return of_all_ranks(answer)[0] or StepAnswer({}, (), {})
 
     def _answer(self, reference: UnshardedStep) -> StepAnswer | None:

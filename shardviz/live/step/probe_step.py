@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from msgspec import structs
 
-from shardviz.dump.records.step import WHOLE_LOSS
+from shardviz.dump.records.step import WHOLE_LOSS, RaisedRecord
 from shardviz.errors import ProbeError
 from shardviz.live.capture.agreement import agreed_errors, attempted, in_a_line
 from shardviz.live.capture.locals import local_tensors, of_tensor, unwrapped
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
+    from shardviz.live.capture.agreement import Raised
     from shardviz.live.capture.locals import Local
     from shardviz.live.lines.step_recorder import StepRecorder
     from shardviz.live.probe import ProbeOnRank
@@ -97,11 +98,13 @@ class Failed:
 
     Attributes:
         text: Who raised what, in a line.
+        module: The module in whose forward the sharded model raised it, if that is known.
         unsharded: The exception, if the unsharded model raised it.
         is_everywhere: Whether it did so on every rank, so that there is no step to compare with.
     """
 
     text: str
+    module: str = ""
     unsharded: Exception | None = None
     is_everywhere: bool = False
 
@@ -138,7 +141,7 @@ class ProbeStep:
         elif any(words in again.text for words in MACHINE):
             self._note(f"the step: this machine cannot run it: {again.text}")
         else:
-            self.on.capture.raised.append(("step", again.text))
+            self.on.capture.raised.append(RaisedRecord("step", again.text, again.module))
 
     def _step(self, *, double: bool) -> Failed | None:
         """Step both models and capture them; return why that cannot be."""
@@ -165,7 +168,7 @@ class ProbeStep:
             model, local_batch, "step" if double else "step again", followed=self.on.job.followed
         )
         if step is None:
-            return Failed(failed)
+            return Failed(failed.text, failed.module)
         with judging(self.on, step, before, partial(self._tensors, model)) as judge:
             reference = reference.compared_with(step, judge.answer).in_turns_of(step)
             reference = with_own_loss(self.on.probe, step, reference, judge.answer)
@@ -219,7 +222,9 @@ class ProbeStep:
             return self._stepped(model, recorder, alone)
 
         def update(model: nn.Module, recorder: StepRecorder) -> str:
-            return attempted(lambda: self._stepped(model, recorder, self.on.device_mesh), "lines of the optimizer")[1]
+            return attempted(lambda: self._stepped(model, recorder, self.on.device_mesh), "lines of the optimizer")[
+                1
+            ].text
 
         def step_unsharded(model: nn.Module, recorded: Any) -> str:
             stepped(recorded, model, batch if parts == 1 else setting.batch)
@@ -236,7 +241,7 @@ class ProbeStep:
             probe,
             side(
                 lambda: reference.mode(self.on.initialized(self.on.parallelized(built()))),
-                lambda model, recorded: self._sharded_step(model, local_batch, "lines", probe=recorded)[1],
+                lambda model, recorded: self._sharded_step(model, local_batch, "lines", probe=recorded)[1].text,
                 update,
             ),
             side(lambda: reference.mode(setting.build()), step_unsharded, update_alone if is_alone else update),
@@ -285,13 +290,15 @@ class ProbeStep:
             raise
         except Exception as error:
             failure = error
-        errors = agreed_errors(failure, what)
-        if failure is not None and not all(errors):
+        texts = [raised.text for raised in agreed_errors(failure, what)]
+        if failure is not None and not all(texts):
             why = f"the unsharded model, which each rank runs alone, raised {in_a_line(failure)}, and not on all ranks"
             hint = "use what depends on the rank only if dist.get_world_size() > 1: the unsharded model runs alone"
             raise ProbeError(why, hint) from failure
-        if any(errors) or reference is None:
-            return Failed(f"the unsharded model raised {next(filter(None, errors))}", failure, all(errors))
+        if any(texts) or reference is None:
+            return Failed(
+                f"the unsharded model raised {next(filter(None, texts))}", unsharded=failure, is_everywhere=all(texts)
+            )
         return reference
 
     def _compare(
@@ -354,7 +361,7 @@ class ProbeStep:
         seed = torch.initial_seed() if torch.initial_seed() != before else SEED
         step, failed = self._sharded_step(model, local_batch, "training", seed)
         if step is None:
-            self.on.capture.not_checked.append(("", f"the step in training mode: {failed}"))
+            self.on.capture.not_checked.append(("", f"the step in training mode: {failed.text}"))
             return
         of_step = gradients(self.on.part.of_stage(local_tensors(unwrapped(model), self.on.job.mesh)))
         of_step += results(replace(step, logged={}), self.on.job.mesh, axes, reference.step.output)
@@ -384,7 +391,7 @@ class ProbeStep:
         seed: int = SEED,
         followed: Followed = NONE,
         probe: Any = None,
-    ) -> tuple[StepResult | None, str]:
+    ) -> tuple[StepResult | None, Raised]:
         """Step the sharded model; return None and the first error if any rank raised one."""
         probe, mesh = probe or self.on.probe, self.on.device_mesh
         stages, failed = attempted(lambda: stages_of(probe, model, mesh), f"{what} stages")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from shardviz.dump.records.step import RaisedRecord
 from shardviz.errors import ProbeError
 from shardviz.live.capture.agreement import attempted, of_all_ranks
 from shardviz.live.capture.locals import local_tensors, unwrapped
@@ -172,13 +173,13 @@ def updated_reference(on: ProbeOnRank, reference: UnshardedStep) -> UpdatedRefer
             for name, param in model.named_parameters()
         ]
         optimizer, failed = attempted(lambda: _updated_alone(on, model, observation), f"{what} in one process")
-        is_alone = not failed
+        is_alone = not failed.text
         if not is_alone:  # it names ranks, as optimizers do that split their work by hand: all ranks step it
             for _, param, values, grad in weights:
                 param.data, param.grad = values, grad
             optimizer, failed = attempted(lambda: updated(on.probe, model, on.device_mesh, observation), what)
         if optimizer is None:
-            on.capture.not_checked.append(("", f"the {what}: {failed}"))
+            on.capture.not_checked.append(("", f"the {what}: {failed.text}"))
         else:
             unchanged = [name for name, param, values, _ in weights if torch.equal(param.detach(), values)]
             on.capture.not_due += unchanged if is_alone else []
@@ -225,11 +226,11 @@ def updated_shards(
         on.capture.written_gathered += written()
     if optimizer is None:
         if unsharded.kept is not None:
-            on.capture.raised.append(("optimizer", failed))
+            on.capture.raised.append(RaisedRecord("optimizer", failed.text, failed.module))
         else:
-            alone = ("", f"the optimizer of the unsharded model: {failed}")
+            alone = ("", f"the optimizer of the unsharded model: {failed.text}")
             on.capture.not_checked = [note for note in on.capture.not_checked if note != alone]
-            on.capture.not_checked.append(("", f"the optimizer: {failed}"))
+            on.capture.not_checked.append(("", f"the optimizer: {failed.text}"))
         return before, []
     after = list(local_tensors(unwrapped(model), on.job.mesh))
     update = update_of(optimizer, unwrapped(model), before, after)

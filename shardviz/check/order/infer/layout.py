@@ -216,7 +216,6 @@ def infer_layout(
     """Find the layout that puts on every coordinate what it holds.
 
     Args:
-        mesh: The mesh.
         shape: The tensor's global shape; its number of elements as the one size for a flat view.
         held: What each known coordinate holds, in `shape`.
         claimed: What the placements say; it wins if it fits, and breaks ties.
@@ -267,7 +266,7 @@ def _table_over(mesh: Mesh, axes: Sequence[str], table: Mapping[Coord, Ranges]) 
 def _proven_layout(
     mesh: Mesh, shape: Sequence[int], chains: Sequence[Chain], held: Mapping[Coord, Region]
 ) -> Layout | None:
-    """Return the layout of some chains if it is valid and fits every known coordinate."""
+    """Return the layout of some chains if it has each axis once and fits every known coordinate."""
     try:
         layout = Layout(mesh, tuple(shape), tuple(chains))
     except LayoutError:
@@ -285,8 +284,7 @@ def _search_layout(
     """Find a layout by trying all axes that missing or empty shards leave open."""
     for kind in TRIES:
         chains = [_open_chains(mesh, *dim, kind) for dim in zip(shape, tables, prefer, strict=True)]
-        several = (choice for choice in islice(product(*chains), MAX_LAYOUTS) if _each_axis_once(choice))
-        simplest_first = sorted(several, key=lambda chains: sum(map(len, chains)))
+        simplest_first = sorted(islice(product(*chains), MAX_LAYOUTS), key=lambda chains: sum(map(len, chains)))
         proved = (_proven_layout(mesh, shape, choice, held) for choice in simplest_first)
         if layout := next((layout for layout in proved if layout is not None), None):
             return layout
@@ -303,11 +301,6 @@ def _open_chains(mesh: Mesh, size: int, table: Mapping[Coord, Ranges], prefer: C
         places = _table_over(mesh, [axis for axis in mesh.axes if axis in axes], table)
         chains += fitting_chains(size, *places, prefer, kind)
     return chains
-
-
-def _each_axis_once(chains: Sequence[Chain]) -> bool:
-    axes = [link for chain in chains for link in chain if isinstance(link, str) and link != JOIN]
-    return len(axes) == len(set(axes))
 
 
 def holds(layout: Layout, held: Mapping[Coord, Region]) -> bool:

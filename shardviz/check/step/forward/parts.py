@@ -189,7 +189,7 @@ def _of_experts(name: str, tensor: Tensor, mesh: Mesh, axis: str, rows: Rows) ->
 def check_fused(evidence: Evidence, comparison: Compared) -> Reason | None:
     """Return the reason if the last right module is cut in one stretch, and the next takes one segment of it."""
     before, odd = evidence.activations.first_odd
-    if not before or odd is None or before[-1].state not in ("right", "part"):
+    if not before or odd is None or before[-1].state not in ("right", "moved"):
         return None
     name, reader = f"{before[-1].name}.weight", f"{odd.name}.weight"
     weight, next_weight = evidence.dump.stamped.get(name), evidence.dump.stamped.get(reader)
@@ -294,19 +294,19 @@ def check_repeated(evidence: Evidence, comparison: Compared) -> Reason | None:
 def check_started_again(evidence: Evidence, comparison: Compared) -> Reason | None:
     """Return the reason if the first odd module returns the same slices on ranks that should have different ones."""
     _, odd = evidence.activations.first_odd
-    if odd is None or odd.state != "repeated" or odd.places is None:
+    if odd is None or odd.state != "repeated" or odd.slices is None:
         return None
-    first = next(iter(odd.places.values()))
-    reference = evidence.dump.find("reference", "activation", odd.name)
-    parts = reference.shape[odd.dim] / len(first) if reference is not None else 0
+    places = odd.slices.places
+    first = next(iter(places.values()))
+    parts = odd.slices.size / len(first)
     axes = [axis for axis in comparison.mesh.axes if comparison.mesh.axis_size(axis) == parts > 1]
-    fitting = [axis for axis in axes if all(_are_alike(odd.places, group) for group in comparison.mesh.groups(axis))]
+    fitting = [axis for axis in axes if all(_are_alike(places, group) for group in comparison.mesh.groups(axis))]
     if not fitting:
         return None
     axis = " or ".join(fitting)
     return Reason(
         PositionsStartAgain(odd.name, axis),
-        f"every rank along {axis} has slices {spans(first)} of dim {odd.dim} of the output of {odd.name} in the "
+        f"every rank along {axis} has slices {spans(first)} of dim {odd.slices.dim} of the output of {odd.name} in the "
         "unsharded model, and no rank has the others",
     )
 
@@ -335,12 +335,9 @@ def _exchange_over(evidence: Evidence, module: str, axis: str) -> str:
     """Return the first collective by which ranks along an axis exchange numbers in the module around another one."""
     outer = module.rpartition(".")[0]
     calls = (call for record in evidence.dump.files.ranks.values() for call in record.collectives)
-    inside = (call for call in calls if axis in call.axes and call.when == "forward" and call.module != module)
-    return next((call.op for call in inside if call.op in EXCHANGES and _is_in(call.module, outer)), "")
-
-
-def _is_in(module: str, outer: str) -> bool:
-    return module == outer or is_within(module, outer)
+    along = (call for call in calls if axis in call.axes and call.when == "forward" and call.module != module)
+    inside = (call for call in along if call.module == outer or is_within(call.module, outer))
+    return next((call.op for call in inside if call.op in EXCHANGES), "")
 
 
 def _is_split_alike(evidence: Evidence, last: Activation, odd: Activation, dim: int) -> bool:
@@ -353,20 +350,20 @@ def _is_split_alike(evidence: Evidence, last: Activation, odd: Activation, dim: 
 
 def _split_before(evidence: Evidence, comparison: Compared, before: list[Activation]) -> tuple[str, int]:
     """Return an axis that does not split the output, and the dim of the last right activation that it splits."""
-    if not before or before[-1].state not in ("right", "reordered"):
+    if not before or before[-1].state not in ("right", "moved"):
         return "", 0
     last = before[-1]
-    tensor = evidence.dump.by_name("step", "activation")[last.name]
+    shape = evidence.dump.by_name("step", "activation")[last.name].shape
     of_batch = comparison.claimed.split_axes if comparison.claimed is not None else ()
     for axis in (axis for axis in comparison.mesh.axes if axis not in of_batch):
         if (
-            last.places is not None
-            and last.dim < len(tensor.shape) - 1
-            and _have_other_slices(last.places, comparison.mesh, axis)
+            last.slices is not None
+            and last.slices.dim < len(shape) - 1
+            and _have_other_slices(last.slices.places, comparison.mesh, axis)
         ):
-            return axis, last.dim
-        if last.places is None and tensor.claimed is not None:
-            for dim, chain in enumerate(tensor.claimed.chains[:-1]):
+            return axis, last.slices.dim
+        if last.layout is not None:
+            for dim, chain in enumerate(last.layout.chains[:-1]):
                 if axis in chain:
                     return axis, dim
     return "", 0
@@ -382,8 +379,9 @@ def _have_other_slices(places: Mapping[int, NDArray[np.int64]], mesh: Mesh, axis
 
 
 def _right_slices(odd: Activation) -> str:
-    counts = {rank: int(np.count_nonzero(own >= 0)) for rank, own in (odd.places or {}).items()}
-    if not any(counts.values()) or odd.places is None:
+    places = odd.slices.places if odd.slices is not None else {}
+    counts = {rank: int(np.count_nonzero(own >= 0)) for rank, own in places.items()}
+    if not any(counts.values()):
         return ""
-    shown = listed((f"{count} of {len(odd.places[rank])} on rank {rank}" for rank, count in counts.items()), MAX_LISTED)
+    shown = listed((f"{count} of {len(places[rank])} on rank {rank}" for rank, count in counts.items()), MAX_LISTED)
     return f" ({shown} are right)"

@@ -35,7 +35,6 @@ class Pipeline:
     """Which coordinates of a pipeline's axis have which layers of one list, and which stages.
 
     Attributes:
-        dump: The dump.
         mesh: The run's mesh.
         axis: The axis of the pipeline.
         prefix: The name of the list of layers, with its dot.
@@ -197,16 +196,16 @@ def _out_of_order(pipeline: Pipeline, evidence: Evidence) -> Reason | None:
 def _begins_there(pipeline: Pipeline, evidence: Evidence) -> bool:
     """Whether layers are right up to the first that does not follow the one before it, which is wrong.
 
-    Where a rank has several stages, or only its first micro-batch was seen, the numbers of stages must do.
+    Where a rank has several stages, their numbers must do.
     """
     coords = sorted(pipeline.layers, key=lambda coord: pipeline.stages[coord])
     ran = [layer for coord in coords for layer in sorted(pipeline.layers[coord])]
     modules = evidence.activations.by_name
-    if pipeline.has_several or evidence.activations.in_micro_batches:
+    if pipeline.has_several:
         return True
     if not all(f"{pipeline.prefix}{layer}" in modules for layer in ran):
         return pipeline.is_numbered
-    states = [modules[f"{pipeline.prefix}{layer}"].state in ("odd", "repeated") for layer in ran]
+    states = [modules[f"{pipeline.prefix}{layer}"].is_odd for layer in ran]
     first = next((at for at, layer in enumerate(ran) if at != layer), len(ran))
     return first < len(ran) and states[first] and not any(states[:first])
 
@@ -232,7 +231,7 @@ def _who_has_what(pipeline: Pipeline) -> str:
 
 def _handed_on(pipeline: Pipeline, evidence: Evidence) -> Reason | None:
     """Return the reason if every rank's first stage is right and the first of a later one is not."""
-    if evidence.activations.in_micro_batches or not _enters_odd(pipeline, evidence):
+    if not _enters_odd(pipeline, evidence):
         return None
     return Reason(
         StagesMisnumbered(),
@@ -243,11 +242,11 @@ def _handed_on(pipeline: Pipeline, evidence: Evidence) -> Reason | None:
 
 def _enters_odd(pipeline: Pipeline, evidence: Evidence) -> bool:
     """Whether each rank's first wrong layer follows a layer of a different rank."""
-    state = {name: activation.state for name, activation in evidence.activations.by_name.items()}
+    modules = evidence.activations.by_name
     within = False
     for layers in pipeline.layers.values():
-        ran = sorted(layer for layer in layers if f"{pipeline.prefix}{layer}" in state)
-        odd = [layer for layer in ran if state[f"{pipeline.prefix}{layer}"] in ("odd", "repeated")]
+        ran = sorted(layer for layer in layers if f"{pipeline.prefix}{layer}" in modules)
+        odd = [layer for layer in ran if modules[f"{pipeline.prefix}{layer}"].is_odd]
         if odd and (odd[0] == 0 or odd[0] - 1 in layers):
             return False
         within |= bool(odd) and odd[0] != ran[0]

@@ -376,7 +376,8 @@ def _in_forward(
 
 def _stages_of(judging: Judging, call: Call) -> tuple[int, int] | None:
     """Return a rank of each of two stages that run a module with all that is in it, the first on the right input."""
-    given, modules = Place(call.module, call.number, "input", 0), _modules_by_rank(judging)
+    given = Place(call.module, call.number, "input", 0)
+    modules = {rank: {place.module for place in points} for rank, points in judging.ranks.items()}
     if given._replace(call=1) in judging.whole:  # layers may share a module, which is called for each
         return None
     for first, second in permutations(judging.ranks, 2):
@@ -386,10 +387,6 @@ def _stages_of(judging: Judging, call: Call) -> tuple[int, int] | None:
         if is_of_two and _is_alike(judging.whole.get(given), inputs[0]) and not _is_alike(*inputs):
             return first, second
     return None
-
-
-def _modules_by_rank(judging: Judging) -> dict[int, set[str]]:
-    return {rank: {place.module for place in points} for rank, points in judging.ranks.items()}
 
 
 def _is_alike(first: Point | None, second: Point | None) -> bool:

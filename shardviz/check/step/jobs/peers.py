@@ -52,7 +52,6 @@ def rows_of_peers(
 
     Args:
         reference: A job of one process.
-        job: The job.
         parts: What its ranks have of each weight.
         belongings: Where weights belong that claim nothing.
     """

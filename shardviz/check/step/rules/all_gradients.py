@@ -47,6 +47,7 @@ from shardviz.relate.tolerance import (
     least_factor,
     near_ratio,
 )
+from shardviz.relate.values import magnitude
 from shardviz.text import listed
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def of_all_gradients(evidence: Evidence, pairs: Sequence[Found]) -> tuple[list[F
 def _follows_output(evidence: Evidence, pairs: Sequence[Found]) -> bool:
     """Whether an output is wrong and the loss with it, if only by what rounding to eight bits allows."""
     loss = evidence.loss
-    is_off = loss is not None and loss.farthest > SINGLE * float(np.max(np.abs(loss.wanted), initial=0.0))
+    is_off = loss is not None and loss.farthest > SINGLE * magnitude(loss.wanted)
     return is_off and any(result.role == "output" for result, _ in pairs)
 
 
@@ -111,7 +112,6 @@ def of_factor(evidence: Evidence, gradients: Sequence[Compared], factor: float, 
     Args:
         evidence: The step.
         gradients: All of its gradients.
-        factor: The factor.
         when: The moment at which they have it, if that is not when they were recorded.
     """
     ratio = _ratio(evidence, gradients, factor)
@@ -223,7 +223,6 @@ def _round_norm(factor: float, norm: float, near: float) -> float:
 
     Args:
         factor: What it was multiplied by, which may have divided by the norm and an epsilon.
-        norm: The norm.
         near: How far the number may be off, relative to it.
     """
     for product in (factor * norm, factor * (norm + CLIP_EPSILON)):
@@ -266,10 +265,7 @@ def _is_shared(evidence: Evidence, gradients: Sequence[Compared], factor: float)
 def _has_exactly(result: Compared, factor: float) -> bool:
     """Whether a result is the unsharded model's times a factor on every rank, but for float32's rounding."""
     sides = [(held, result.wanted_of(rank)) for rank, held in result.reduced.items()]
-    return all(
-        np.max(np.abs(held - factor * expected), initial=0.0) <= SINGLE * np.max(np.abs(expected), initial=0.0)
-        for held, expected in sides
-    )
+    return all(magnitude(held - factor * expected) <= SINGLE * magnitude(expected) for held, expected in sides)
 
 
 def _clipped_to(evidence: Evidence, gradients: Sequence[Compared], factor: float) -> float:
@@ -343,30 +339,22 @@ class Parts:
 
     def part_with(self, comparison: Compared) -> Part:
         """Return the gradients that have the factor that one of them has."""
-        ratio = self.ratios.get(comparison.name)
-        if ratio in self._by_ratio:
-            return self._by_ratio[ratio]
-        at = self._positions.get(comparison.name, len(self._known))
-        return Part((comparison,), self._known[:at] + self._known[at + 1 :])
+        return self._by_ratio.get(self.ratios.get(comparison.name)) or self._part([comparison])
+
+    def _part(self, have: Sequence[Compared]) -> Part:
+        names = {gradient.name for gradient in have}
+        return Part(tuple(have), tuple(gradient for gradient in self._known if gradient.name not in names))
 
     @cached_property
-    def _known(self) -> tuple[Compared, ...]:
-        return tuple(gradient for gradient in self.gradients if np.any(gradient.wanted))
+    def _known(self) -> list[Compared]:
+        return [gradient for gradient in self.gradients if np.any(gradient.wanted)]
 
     @cached_property
     def _by_ratio(self) -> Mapping[Fraction | None, Part]:
-        ratios = dict.fromkeys(ratio for gradient in self._known if (ratio := self.ratios[gradient.name]) is not None)
-        return {
-            ratio: Part(
-                tuple(gradient for gradient in self._known if self.ratios[gradient.name] == ratio),
-                tuple(gradient for gradient in self._known if self.ratios[gradient.name] != ratio),
-            )
-            for ratio in ratios
-        }
-
-    @cached_property
-    def _positions(self) -> Mapping[str, int]:
-        return {gradient.name: position for position, gradient in enumerate(self._known)}
+        by_ratio: dict[Fraction | None, list[Compared]] = {}
+        for gradient in self._known:
+            by_ratio.setdefault(self.ratios[gradient.name], []).append(gradient)
+        return {ratio: self._part(have) for ratio, have in by_ratio.items() if ratio is not None}
 
 
 def _module_of(have: Sequence[Compared]) -> str:

@@ -97,7 +97,6 @@ class Over:
     """Axes whose sizes multiply to a factor.
 
     Attributes:
-        axes: The axes.
         size: The product of their sizes.
         batch: Whether each of them splits the batch; None if that is not known.
         splits: Whether one of them splits a gradient that has the factor.
@@ -232,7 +231,6 @@ def cause_of_axes(ratio: Fraction, axes: Sequence[Over], *, of_all: bool, or_els
 
     Args:
         ratio: The factor.
-        axes: The axes.
         of_all: Whether all gradients of the step have it; what all come from, as the loss, cannot be off by it else.
         or_else: What else it may come of.
     """

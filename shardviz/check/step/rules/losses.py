@@ -114,7 +114,7 @@ def unexplained_value(evidence: Evidence, result: Compared) -> UnexplainedLoss |
 def unexplained_loss(evidence: Evidence) -> UnexplainedLoss:
     """Explain a wrong loss of right outputs; reordered tokens suggest reordered labels."""
     modules = evidence.activations.by_name.values()
-    reordered = next((module.name for module in modules if module.state == "reordered"), "")
+    reordered = next((module.name for module in modules if module.state == "moved"), "")
     records = evidence.dump.files.ranks.values()
     counted = (reduction for record in records for reduction in record.reductions if "int" in reduction.dtype)
     return UnexplainedLoss(reordered, next((" and ".join(reduction.axes) or "ranks" for reduction in counted), ""))

@@ -29,6 +29,7 @@ from shardviz.explain.templates import number, times_text
 from shardviz.relate.factors import ratio_near
 from shardviz.relate.measures import columns_of, weights_between
 from shardviz.relate.tolerance import TELLING, near_ratio
+from shardviz.relate.values import magnitude
 from shardviz.text import listed
 
 if TYPE_CHECKING:
@@ -58,10 +59,6 @@ def _parts_of(evidence: Evidence, name: str, named: Callable[[str, int], str]) -
     while (part := whole_of(evidence.dump, "activation", named(name, len(parts)))) is not None:
         parts.append(part)
     return parts
-
-
-def _largest(part: NDArray[np.float64]) -> float:
-    return float(np.max(np.abs(part), initial=0.0))
 
 
 def of_micro_batches(evidence: Evidence, pairs: Sequence[Found]) -> tuple[list[Found], list[Finding]]:
@@ -97,7 +94,7 @@ def _repeated(weights: Weights) -> tuple[int, ...]:
 
 def _tells(comparison: Compared, parts: Parts) -> bool:
     """Whether a part that counts wrongly would show in a gradient."""
-    is_large = bool(parts) and min(map(_largest, parts)) > TELLING * comparison.tolerance
+    is_large = bool(parts) and min(map(magnitude, parts)) > TELLING * comparison.tolerance
     return is_large and comparison.wanted.size >= 2 * len(parts)
 
 
@@ -202,7 +199,7 @@ def _weights_of_terms(
     columns = np.concatenate([columns_of(result, terms[result.name], rank) for result, rank in places])
     held = np.concatenate([result.reduced[rank].ravel() for result, rank in places])
     solved = weights_between(columns, held) if len(held) >= 4 * count else None
-    sizes = [_largest(columns[:, at]) for at in range(count)]
+    sizes = [magnitude(columns[:, at]) for at in range(count)]
     tolerance = max(result.tolerance for result in wrong)
     if solved is None or min(sizes) <= TELLING * tolerance:
         return ()
@@ -223,7 +220,7 @@ def _odd_term(evidence: Evidence, wrong: Sequence[Compared], terms: Mapping[str,
 
     def reach(name: str) -> set[int]:
         tolerance = evidence.gradients[name].tolerance
-        return {at for at, part in enumerate(terms[name]) if _largest(part) > tolerance}
+        return {at for at, part in enumerate(terms[name]) if magnitude(part) > tolerance}
 
     right = [reach(name) for name in terms if name not in names]
     odd = set.intersection(*(reach(name) for name in names)) - set().union(*right)

@@ -49,6 +49,7 @@ from shardviz.relate.measures import (
 )
 from shardviz.relate.relations import Filled, Offset, Rounded, Transposed
 from shardviz.relate.tolerance import FEW, HUGE, LEAST_STATISTIC
+from shardviz.relate.values import magnitude
 from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
@@ -138,8 +139,8 @@ def _where(comparison: Compared, rank: int, excess: NDArray[np.float64]) -> str:
         place = f"{len(odd):,} of {values.size:,} elements on rank {rank}, the first at"
         where = f"{place} {index_of(first, comparison.wanted.shape)}"
         return f"the {what} is NaN or infinite in {where}; {comparison.whose} are finite"
-    worst = float(np.max(np.abs(excess), initial=0.0))
-    size = float(np.max(np.abs(comparison.wanted), initial=0.0))
+    worst = magnitude(excess)
+    size = magnitude(comparison.wanted)
     off = np.flatnonzero(~(np.abs(excess.ravel()) <= comparison.tolerance))
     text = f"the {comparison.what} is off by up to {number(worst)} on rank {rank} (largest value {number(size)}, "
     text += f"rounding allows {number(comparison.tolerance)})"

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.trace.calls import NUMBER, enclosing, is_within
-from shardviz.check.step.trace.traces import float_of, in_both
+from shardviz.check.step.trace.traces import Kept, float_of, in_both
 from shardviz.dump.records.trace import Place, PointRecord
 from shardviz.layout.candidates import placements_of, shared_placements
 from shardviz.layout.layout import Layout
 from shardviz.layout.notation import write
 from shardviz.layout.placements import Partial
 from shardviz.relate.factors import placements_of_sum, scale_between, whole_multiple
-from shardviz.relate.orders import Slices, places_in
+from shardviz.relate.orders import Slices
 from shardviz.relate.tolerance import (
     DRIFT,
     EPSILON,
@@ -38,13 +38,14 @@ from shardviz.relate.tolerance import (
     TYPICAL_POINT,
     above_noise,
 )
+from shardviz.relate.values import root_mean_square
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.trace.traces import Kept, Point
+    from shardviz.check.step.trace.traces import Point
     from shardviz.dump.records.trace import State
     from shardviz.layout.candidates import Placements
     from shardviz.layout.mesh import Mesh
@@ -84,11 +85,13 @@ class Judgment:
         state: In a word, on each rank that has it.
         layout: The placements that fit all of them; None if none do.
         near: How far an element was allowed to be off.
+        slices: Where their slices stand, if no placements fit and that can be told.
     """
 
     state: Mapping[int, State]
     layout: Placements | None
     near: float
+    slices: Slices | None = None
 
 
 @dataclass
@@ -194,14 +197,10 @@ class Judging:
             self.num_not_finite += 1
             return None
         at = _Place(self, place, whole, parts, self._near(place, whole, parts, self.drift))
-        layout = at.split() or at.sum() or self._of_branch(at, by_rank)
-        state: State = "odd"
-        if layout is not None:
-            state = "pending" if any(isinstance(placement, Partial) for placement in layout) else "right"
+        judgment = at.judgment(at.split() or at.sum() or self._of_branch(at, by_rank))
+        if judgment.layout is not None:
             self.drift = max(self.drift, at.farthest)
-        elif parts:
-            state = at.of_slices()
-        return Judgment(dict.fromkeys(parts, state) | absent, layout, at.near)
+        return replace(judgment, state={**judgment.state, **absent})
 
     def _of_branch(self, at: _Place, points: Mapping[int, Point]) -> Placements | None:
         """Return the placements of a gradient that fits once what a residual sends back is taken from the whole's.
@@ -357,7 +356,6 @@ class _Place:
 
     Attributes:
         judging: The step.
-        place: The place.
         whole: What the unsharded step has there.
         parts: What ranks have.
         near: How far an element may be off.
@@ -406,8 +404,8 @@ class _Place:
         pair = in_both(moved, shard, region) if moved is not None and off.size >= MANY else None
         if noise is None or pair is None or noise.is_double:
             return True
-        allowed = max(TYPICAL_POINT * _root(pair[0]), noise.precision / 4 * _root(expected))
-        return _root(off) <= allowed * abs(scale)
+        allowed = max(TYPICAL_POINT * root_mean_square(pair[0]), noise.precision / 4 * root_mean_square(expected))
+        return root_mean_square(off) <= allowed * abs(scale)
 
     @cached_property
     def _moved(self) -> Kept | None:
@@ -425,17 +423,23 @@ class _Place:
         terms = {rank: part.values for rank, part in self.parts.items()}
         return placements_of_sum(terms, self.judging.mesh, fits, self.near)
 
-    def of_slices(self) -> State:
-        """Return whether ranks have slices of the whole in another order, once each or some of them repeatedly."""
-        if not self.whole.is_whole or not all(part.is_whole for part in self.parts.values()):
-            return "odd"
-        of_ranks = [
-            places_in(shard.values / (self.judging.scale(self.place, rank) or 1.0), self.whole.values, self.near)
-            for rank, shard in self.parts.items()
-        ]
-        joined = Slices.joined(of_ranks)
-        return "odd" if joined is None else "moved" if joined.is_whole else "repeated"
+    def judgment(self, layout: Placements | None) -> Judgment:
+        """Say what ranks have under the placements that fit, or which slices of the whole if none do."""
+        if layout is not None:
+            is_sum = any(isinstance(placement, Partial) for placement in layout)
+            return Judgment(dict.fromkeys(self.parts, "pending" if is_sum else "right"), layout, self.near)
+        slices = None
+        if self.whole.is_whole and all(part.is_whole for part in self.parts.values()):
+            scales = {rank: self.judging.scale(self.place, rank) or 1.0 for rank in self.parts}
+            values = {rank: part.values / scales[rank] for rank, part in self.parts.items()}
+            slices = Slices.of(values, dict.fromkeys(values, self.whole.values), self.near)
+        return Judgment(dict.fromkeys(self.parts, slices.state if slices else "odd"), None, self.near, slices)
 
 
-def _root(values: NDArray[np.float64]) -> float:
-    return float(np.sqrt(np.mean(np.square(values)))) if values.size else 0.0
+def judged_output(
+    module: str, whole: NDArray[np.float64], parts: Mapping[int, NDArray[np.float64]], mesh: Mesh, near: float
+) -> Judgment:
+    """Judge ranks' parts of a module's output, of which nothing but the values is known."""
+    held = {rank: Kept.whole(values) for rank, values in parts.items()}
+    at = _Place(Judging({}, {}, mesh), Place(module, 0, "output", 0), Kept.whole(whole), held, near)
+    return at.judgment(at.split() or at.sum())

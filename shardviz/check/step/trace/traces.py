@@ -62,6 +62,11 @@ class Kept:
         at = (np.array(kept_indices(size, stride), np.int64) for size, stride in zip(shape, strides, strict=True))
         return Kept(shape, tuple(at), values, dtype, device)
 
+    @staticmethod
+    def whole(values: NDArray[np.float64]) -> Kept:
+        """Return a tensor of which all elements are there."""
+        return Kept(values.shape, tuple(map(np.arange, values.shape)), values, "float64")
+
     @property
     def tolerance(self) -> float:
         """How far rounding may take an element that is computed, relative to the largest one."""
@@ -189,7 +194,6 @@ class OfRank:
     """One rank's trace.
 
     Attributes:
-        rank: The rank.
         dump: The whole trace's dump.
     """
 

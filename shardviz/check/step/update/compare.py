@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardviz.check.report import NotChecked, Place
-from shardviz.check.step.comparison import compared, in_order, laid_out, rounding_of, weight_of, whole_of
+from shardviz.check.step.comparison import Reason, compared, in_order, laid_out, rounding_of, weight_of, whole_of
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.rules.all_gradients import multiplied
 from shardviz.check.step.update.reasons import (
-    Why,
     factor_to,
     unexplained_weight,
     why_weight,
@@ -38,7 +37,7 @@ from shardviz.explain.step.update import AnotherGroup
 from shardviz.explain.templates import number
 from shardviz.relate.measures import owner_of, ratio_of
 from shardviz.relate.tolerance import EPSILON, FEW, MANY, ROUNDINGS_OF_ONE, ROUNDINGS_OF_STEP, SINGLE, STEP, TELLING
-from shardviz.relate.values import error_of
+from shardviz.relate.values import error_of, magnitude
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -65,7 +64,6 @@ def check_unsharded_update(
     """Yield what differs from the unsharded model after the optimizer's step.
 
     Args:
-        dump: The dump.
         judged: Names that already have a finding or a note; the empty one stands for all.
         told_right: Gets what was compared, and whether it is right (`Report.compared`).
     """
@@ -220,7 +218,7 @@ def _distance(evidence: Evidence, comparison: Compared, rank: int) -> tuple[floa
     if comparison.role != "buffer":
         off = np.where(_telling(evidence, comparison, rank), off, -1.0)
     if comparison.role == "optim":  # as a weight's step: what gradients are clipped by has a small constant in it
-        off = np.where(off > STEP * float(np.max(np.abs(comparison.wanted), initial=0.0)), off, -1.0)
+        off = np.where(off > STEP * magnitude(comparison.wanted), off, -1.0)
     if not (off > 0).any():
         return None
     at = np.unravel_index(np.argmax(off), off.shape)
@@ -235,7 +233,7 @@ def _beyond(evidence: Evidence, comparison: Compared, rank: int) -> NDArray[np.f
     if comparison.role == "buffer":
         allowed = max(allowed, _noise_of_buffer(evidence.dump, comparison))
     if before is not None:
-        moved = float(np.max(np.abs(expected - comparison.part(before, rank)), initial=0.0))
+        moved = magnitude(expected - comparison.part(before, rank))
         rounded = ROUNDINGS_OF_STEP * comparison.rounding.epsilon
         allowed += max(max(STEP, rounded) * moved, rounded * evidence.largest_step)
     off = np.abs(comparison.reduced[rank] - expected)
@@ -253,9 +251,9 @@ def _noise_of_buffer(dump: Dump, comparison: Compared) -> float:
         for name, tensor in dump.by_name("updated", "buffer").items()
         if "float" in tensor.first.body.dtype and name.rpartition(".")[0] == module
     ]
-    size = max((float(np.max(np.abs(values), initial=0.0)) for values in floats), default=0.0)
+    size = max(map(magnitude, floats), default=0.0)
     noise = ROUNDINGS_OF_ONE * min(comparison.rounding.epsilon, EPSILON["float32"]) * size
-    return noise if np.max(np.abs(comparison.wanted), initial=0.0) <= noise else 0.0
+    return noise if magnitude(comparison.wanted) <= noise else 0.0
 
 
 def _before(dump: Dump, comparison: Compared) -> NDArray[np.float64] | None:
@@ -302,7 +300,7 @@ def _finding(evidence: Evidence, comparison: Compared, wrong: Mapping[int, tuple
     texts = (number(held), number(expected)) if number(held) != number(expected) else (f"{held:.9g}", f"{expected:.9g}")
     off = f"rank {ranks[0]} has {texts[0]} instead of {texts[1]}"
     if why := _why(evidence, comparison, ranks):
-        return comparison.finding(why.cause, f"{why.sentence}; {off}", ranks, kind="wrong-value")
+        return comparison.finding(why.explanation, f"{why.clause}; {off}", ranks, kind="wrong-value")
     is_state = comparison.role == "optim"
     cause = unexplained_state(evidence, comparison) if is_state else unexplained_weight(evidence, comparison, ranks)
     where = f"on {len(ranks):,} of {len(comparison.reduced):,} ranks"
@@ -310,26 +308,26 @@ def _finding(evidence: Evidence, comparison: Compared, wrong: Mapping[int, tuple
     return comparison.finding(cause, f"{text}: {off}", ranks, kind="wrong-value", generic=True)
 
 
-def _why(evidence: Evidence, comparison: Compared, ranks: tuple[int, ...]) -> Why | None:
+def _why(evidence: Evidence, comparison: Compared, ranks: tuple[int, ...]) -> Reason | None:
     """Return the most likely cause, by what ranks hold instead; None if nothing fits."""
     if comparison.role == "buffer":
         times = _times_counted(comparison)
         if times:
-            return Why(f"the buffer is {times} times the unsharded model's after the step", RepeatedCount(times))
+            return Reason(RepeatedCount(times), f"the buffer is {times} times the unsharded model's after the step")
         if (of_weight := _cut_apart(evidence.dump, comparison)) is not None:
             return of_weight
-        return Why("the buffer is not the unsharded model's after the step", UnexplainedBuffer())
+        return Reason(UnexplainedBuffer(), "the buffer is not the unsharded model's after the step")
     others = {rank: owner_of(comparison, rank) for rank in ranks}
     if all(other is not None for other in others.values()):
         return of_others({rank: other for rank, other in others.items() if other is not None})
     if (of_group := _of_another_group(evidence.dump, comparison)) is not None:
-        return Why(f"{WHAT[comparison.role]} is not the unsharded model's after the step", of_group)
+        return Reason(of_group, f"{WHAT[comparison.role]} is not the unsharded model's after the step")
     if comparison.role != "optim":
         return why_weight(evidence, comparison)
     return why_state(evidence, comparison, ranks)
 
 
-def _cut_apart(dump: Dump, comparison: Compared) -> Why | None:
+def _cut_apart(dump: Dump, comparison: Compared) -> Reason | None:
     """Return that a buffer averages a weight of whose whole the rank has other elements in the same places."""
     before = whole_of(dump, "buffer", comparison.name)
     if before is None:
@@ -344,7 +342,7 @@ def _cut_apart(dump: Dump, comparison: Compared) -> Why | None:
         parts = {rank: (comparison.part(before, rank), held) for rank, held in other.values.items()}
         if all(_is_mean(comparison.values[rank], *sides) for rank, sides in parts.items()):
             what = f"after the step each element of the buffer is an average of its own and one of {weight}"
-            return Why(f"{what} that stands elsewhere in the whole", BufferCutApart(comparison.name, weight))
+            return Reason(BufferCutApart(comparison.name, weight), f"{what} that stands elsewhere in the whole")
     return None
 
 

@@ -138,7 +138,7 @@ def _differing(dump: Dump, comparison: Compared, stills: Collection[tuple[int, .
     factors = factors_of_steps(dump, comparison)
     if factors and max(factors.values()) - min(factors.values()) > EXPLAINED_UPDATE * max(map(abs, factors.values())):
         why = scaled(factors)
-        return _apart(comparison, why.cause, f": {why.sentence}")
+        return _apart(comparison, why.explanation, f": {why.clause}")
     states = listed(_differing_states(dump, comparison), MAX_LISTED)
     is_moved = all(np.any(values != comparison.wanted_of(rank)) for rank, values in comparison.values.items())
     return _apart(comparison, CopiesSteppedApart(axes, states, "every copy" if is_moved and not states else ""))

@@ -9,12 +9,12 @@ which a part has, too.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.comparison import compared, weight_of, whole_of
+from shardviz.check.step.comparison import Reason, compared, weight_of, whole_of
 from shardviz.check.step.rules.all_gradients import norms_of_parts, total
 from shardviz.explain.step.scales import ClippedByParts, NormOverWrongAxes
 from shardviz.explain.step.update import (
@@ -33,6 +33,7 @@ from shardviz.explain.step.update import (
 from shardviz.explain.templates import number
 from shardviz.relate.factors import factor_of
 from shardviz.relate.tolerance import ALIKE, EXPLAINED_UPDATE, FEW, LEAST_SINGULAR
+from shardviz.relate.values import magnitude
 from shardviz.text import listed, named_ranks
 
 if TYPE_CHECKING:
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from shardviz.check.step.evidence import Evidence
     from shardviz.dump.dump import Dump
     from shardviz.dump.records.base import Moment
-    from shardviz.explain.cause import Cause
 
 
 MAX_LISTED = 4
@@ -56,28 +56,15 @@ MAX_MATRIX = 1 << 10
 """Rows and columns of a matrix whose singular values are looked at."""
 
 
-@dataclass(frozen=True)
-class Why:
-    """An explanation of a wrong weight or state.
-
-    Attributes:
-        sentence: What is wrong, in numbers.
-        cause: The most likely cause.
-    """
-
-    sentence: str
-    cause: Cause
-
-
-def why_weight(evidence: Evidence, comparison: Compared) -> Why | None:
+def why_weight(evidence: Evidence, comparison: Compared) -> Reason | None:
     """Return why a weight differs after the step, if its step shows that."""
     dump = evidence.dump
     moments: tuple[Moment, ...] = ("step", "reference")
     has = [dump.find(moment, "grad", comparison.name) is not None for moment in moments]
     if has == [True, False]:
-        return Why("it has a gradient, and the unsharded model's has none", TrainedThoughFrozen())
+        return Reason(TrainedThoughFrozen(), "it has a gradient, and the unsharded model's has none")
     if any(comparison.name in record.written_gathered for record in dump.files.ranks.values()):
-        return Why("the step writes to its gathered copy, which reshard() frees", WriteToGatheredCopy())
+        return Reason(WriteToGatheredCopy(), "the step writes to its gathered copy, which reshard() frees")
     step = _step_of(dump, comparison)
     assert step is not None, "it was compared with what it was before"
     if not np.any(step.wanted) and (skipped := _not_skipped(dump, step)) is not None:
@@ -99,7 +86,7 @@ def why_weight(evidence: Evidence, comparison: Compared) -> Why | None:
     )
 
 
-def _not_skipped(dump: Dump, step: Compared) -> Why | None:
+def _not_skipped(dump: Dump, step: Compared) -> Reason | None:
     """Return that ranks step what the unsharded model's optimizer leaves as it is, as it does all weights."""
     trained = {name for tensor in dump.at("reference") if tensor.role == "grad" for name in tensor.names}
     if not all(trained <= set(record.not_due) for record in dump.files.ranks.values()):
@@ -107,7 +94,7 @@ def _not_skipped(dump: Dump, step: Compared) -> Why | None:
     stepping = tuple(sorted(rank for rank, held in step.reduced.items() if np.any(held)))
     on_some = len(stepping) < len(step.reduced)
     sentence = f"{named_ranks(stepping, MAX_LISTED)} took{' the' if on_some else ' a'} step"
-    return Why(f"{sentence}; the unsharded model's optimizer leaves it out", StepSkippedByRank(on_some))
+    return Reason(StepSkippedByRank(on_some), f"{sentence}; the unsharded model's optimizer leaves it out")
 
 
 def unexplained_weight(evidence: Evidence, comparison: Compared, ranks: Collection[int]) -> UnexplainedWeight:
@@ -130,7 +117,7 @@ def unexplained_weight(evidence: Evidence, comparison: Compared, ranks: Collecti
     return UnexplainedWeight(listed(settings, MAX_LISTED), few, split_over, only_split)
 
 
-def _left_out(step: Compared) -> Why | None:
+def _left_out(step: Compared) -> Reason | None:
     """Return that no rank steps the last elements of a weight, fewer than there are ranks, and all others rightly."""
     if not step.reduced or any(held.shape != step.wanted.shape for held in step.reduced.values()):
         return None
@@ -143,10 +130,10 @@ def _left_out(step: Compared) -> Why | None:
         return None
     elements = "element" if count == 1 else f"{count:,} elements"
     sentence = f"no rank steps the last {elements} of its {still.size:,}, and all others are stepped as they should be"
-    return Why(sentence, RemainderNotStepped())
+    return Reason(RemainderNotStepped(), sentence)
 
 
-def _by_norms(evidence: Evidence, comparison: Compared, step: Compared, factors: Mapping[int, float]) -> Why | None:
+def _by_norms(evidence: Evidence, comparison: Compared, step: Compared, factors: Mapping[int, float]) -> Reason | None:
     """Return that a step is scaled by the norm of a part instead of the whole, or by a norm of copies."""
     if len(set(map(number, factors.values()))) == 1 and not _are_of_own_gradients(evidence, factors):
         return by_norm_of_copies(list(evidence.gradients.values()), factors, "the optimizer's step of it")
@@ -156,7 +143,7 @@ def _by_norms(evidence: Evidence, comparison: Compared, step: Compared, factors:
 
 def by_own_norms(
     evidence: Evidence, comparison: Compared, update: NDArray[np.float64], factors: Mapping[int, float], sentence: str
-) -> Why | None:
+) -> Reason | None:
     """Return that what each rank's step or state is multiplied by is a norm of the rank's own part.
 
     Args:
@@ -167,7 +154,9 @@ def by_own_norms(
         sentence: What says so.
     """
     if _are_of_own_gradients(evidence, factors):
-        return Why(f"{sentence}, as the norms of each rank's own gradients differ from that of all", ClippedByParts())
+        return Reason(
+            ClippedByParts(), f"{sentence}, as the norms of each rank's own gradients differ from that of all"
+        )
     if min(factors.values()) <= 0:
         return None
     weight = weight_of(comparison.role, comparison.name)
@@ -187,7 +176,7 @@ def by_own_norms(
     errors = {norm: round(_error_of(ratios, factors), 1) for norm, ratios in ways.items()}
     norm = min(errors, key=errors.__getitem__)
     is_near = errors[norm] <= 1
-    return Why(f"{sentence}; {norm} of each rank's part gives these numbers", StepOfPart(norm)) if is_near else None
+    return Reason(StepOfPart(norm), f"{sentence}; {norm} of each rank's part gives these numbers") if is_near else None
 
 
 def _error_of(ratios: Mapping[int, float], factors: Mapping[int, float]) -> float:
@@ -210,7 +199,7 @@ def _shares(comparison: Compared, whole: NDArray[np.float64], factors: Mapping[i
     return {rank: float(np.linalg.norm(comparison.part(whole, rank))) / size for rank in factors}
 
 
-def by_norm_of_copies(gradients: Sequence[Compared], factors: Mapping[int, float], what_is: str) -> Why | None:
+def by_norm_of_copies(gradients: Sequence[Compared], factors: Mapping[int, float], what_is: str) -> Reason | None:
     """Return that what an optimizer makes of all gradients is divided by a norm that isn't that of all gradients.
 
     Args:
@@ -226,34 +215,34 @@ def by_norm_of_copies(gradients: Sequence[Compared], factors: Mapping[int, float
         copies = ((one.name, axis) for one in gradients for axis in one.mesh.axes if not one.is_split(axis))
         copied = next(((name, axis) for name, axis in copies if axis in axes), None)
         cause = NormOverWrongAxes(*copied, "", "") if copied else ClippedByParts(what, factor * norm)
-        return Why(f"{times}: the norm of all gradients divided by {what}", cause)
+        return Reason(cause, f"{times}: the norm of all gradients divided by {what}")
     return None
 
 
-def _scaled(dump: Dump, comparison: Compared, factors: Mapping[int, float]) -> Why:
+def _scaled(dump: Dump, comparison: Compared, factors: Mapping[int, float]) -> Reason:
     """Return why every rank's step is a multiple of the unsharded model's, as other weights' steps say."""
     why = scaled(factors)
     settings = {setting for record in dump.files.ranks.values() for setting in record.other_settings}
     is_seen = any(setting.startswith("lr of group") for setting in settings)
-    if isinstance(why.cause, AnotherLearningRate) or (isinstance(why.cause, RepeatedStep) and is_seen):
-        return replace(why, cause=AnotherLearningRate(is_seen))
+    if isinstance(why.explanation, AnotherLearningRate) or (isinstance(why.explanation, RepeatedStep) and is_seen):
+        return replace(why, explanation=AnotherLearningRate(is_seen))
     others = _other_weights(dump, comparison)
-    if isinstance(why.cause, RepeatedStep) and any(_is_stepped_once(dump, other) for other in others):
-        return replace(why, cause=replace(why.cause, of_all=False))
+    if isinstance(why.explanation, RepeatedStep) and any(_is_stepped_once(dump, other) for other in others):
+        return replace(why, explanation=replace(why.explanation, of_all=False))
     return why
 
 
-def scaled(factors: Mapping[int, float]) -> Why:
+def scaled(factors: Mapping[int, float]) -> Reason:
     """Return why every rank's step is a multiple of the unsharded model's."""
     low, high = min(factors.values()), max(factors.values())
     if high - low > EXPLAINED_UPDATE * max(abs(low), abs(high)):
         steps = f"ranks step it by other multiples of the unsharded model's step: {shown(factors)}"
-        return Why(steps, RankDependentStep())
+        return Reason(RankDependentStep(), steps)
     whole = round(high)
     is_repeated = whole >= 2 and abs(high - whole) <= EXPLAINED_UPDATE * whole
     times = f"{whole} times" if is_repeated else _times(high)
     cause = RepeatedStep(whole) if is_repeated else AnotherLearningRate()
-    return Why(f"the optimizer's step of it is {times} the unsharded model's on every rank", cause)
+    return Reason(cause, f"the optimizer's step of it is {times} the unsharded model's on every rank")
 
 
 def shown(factors: Mapping[int, float]) -> str:
@@ -265,7 +254,7 @@ def _times(factor: float) -> str:
     return "once" if number(factor) == "1" else f"{number(factor)} times"
 
 
-def _decayed(dump: Dump, comparison: Compared, step: Compared) -> Why | None:
+def _decayed(dump: Dump, comparison: Compared, step: Compared) -> Reason | None:
     """Return the explanation if a step differs from the unsharded model's by one multiple of the weight."""
     start = whole_of(dump, "param", comparison.name)
     assert start is not None, "it was compared with what it was before"
@@ -281,20 +270,20 @@ def _decayed(dump: Dump, comparison: Compared, step: Compared) -> Why | None:
     times = f"its step differs from the unsharded model's by {number(factor)} times the weight itself"
     sentence = f"{times}: it is decayed {'more' if factor < 0 else 'less'}"
     if len(comparison.wrong) >= sum(1 for values in comparison.values.values() if values.size):
-        return Why(sentence, AnotherDecay())
+        return Reason(AnotherDecay(), sentence)
     ranks = named_ranks(comparison.wrong, MAX_LISTED)
-    return Why(f"on {ranks} {sentence} there, and as it should be elsewhere", RankDependentDecay())
+    return Reason(RankDependentDecay(), f"on {ranks} {sentence} there, and as it should be elsewhere")
 
 
-def _of_orthogonal_parts(step: Compared) -> Why | None:
+def _of_orthogonal_parts(step: Compared) -> Reason | None:
     """Return that each rank's step is an orthogonal matrix of its own, which only the whole step should be."""
     parts = _parts_of(step).values()
     if not parts or not _is_orthogonal(step.wanted) or not all(_is_orthogonal(got) for got, _ in parts):
         return None
-    return Why("each rank's step of it is an orthogonal matrix, as the whole step should be", StepOfPart())
+    return Reason(StepOfPart(), "each rank's step of it is an orthogonal matrix, as the whole step should be")
 
 
-def _of_singular_vectors_of_parts(evidence: Evidence, step: Compared) -> Why | None:
+def _of_singular_vectors_of_parts(evidence: Evidence, step: Compared) -> Reason | None:
     """Return that each rank's step has the singular vectors of its part of the gradient, and should have the whole's.
 
     Muon and Shampoo change the singular values of a gradient and keep its vectors. A step S has those of a gradient G
@@ -310,7 +299,7 @@ def _of_singular_vectors_of_parts(evidence: Evidence, step: Compared) -> Why | N
     if not _has_vectors_of(gradient.wanted, step.wanted):
         return None
     vectors = "each rank's step of it has the singular vectors of its own part of the gradient"
-    return Why(f"{vectors}, and the unsharded model's step has those of the whole gradient", StepOfPart())
+    return Reason(StepOfPart(), f"{vectors}, and the unsharded model's step has those of the whole gradient")
 
 
 def _has_vectors_of(gradient: NDArray[np.float64], step: NDArray[np.float64]) -> bool:
@@ -321,7 +310,7 @@ def _has_vectors_of(gradient: NDArray[np.float64], step: NDArray[np.float64]) ->
     return all(np.linalg.norm(square - square.T) <= ALIKE * np.linalg.norm(square) for square in products)
 
 
-def _by_own_statistics(step: Compared) -> Why | None:
+def _by_own_statistics(step: Compared) -> Reason | None:
     """Return that a rank's step is scaled by numbers of its own, alike all along a split dim: means over its part."""
     parts = _parts_of(step).values()
     for dim, size in enumerate(step.wanted.shape if step.wanted.ndim > 1 else ()):
@@ -330,7 +319,7 @@ def _by_own_statistics(step: Compared) -> Why | None:
             is_own = first is not None and any(scales is not None and not _is_near(first, scales) for scales in others)
             if is_own and all(scales is not None for scales in others):
                 times = f"each rank multiplies the unsharded model's step by its own numbers, alike along dim {dim}"
-                return Why(f"{times}, such as means over its own part of that dim", StepOfPart())
+                return Reason(StepOfPart(), f"{times}, such as means over its own part of that dim")
     return None
 
 
@@ -341,7 +330,7 @@ def _scales_across(got: NDArray[np.float64], expected: NDArray[np.float64], dim:
     return scales if _is_near(got, expected * scales) else None
 
 
-def _of_this_part(dump: Dump, comparison: Compared, step: Compared) -> Why | None:
+def _of_this_part(dump: Dump, comparison: Compared, step: Compared) -> Reason | None:
     """Return that a split matrix is stepped differently, if the settings and another matrix's step are right."""
     has_settings = any(record.other_settings for record in dump.files.ranks.values())
     is_trained = dump.find("reference", "grad", comparison.name) is not None
@@ -350,16 +339,16 @@ def _of_this_part(dump: Dump, comparison: Compared, step: Compared) -> Why | Non
     right = next((other.name for other in _other_weights(dump, comparison) if _is_stepped_once(dump, other)), None)
     if right is None:
         return None
-    return Why(f"its step is no multiple of the unsharded model's, and the step of {right} is right", StepOfPart())
+    return Reason(StepOfPart(), f"its step is no multiple of the unsharded model's, and the step of {right} is right")
 
 
-def _of_normed_parts(step: Compared) -> Why | None:
+def _of_normed_parts(step: Compared) -> Reason | None:
     """Return that each rank's step has the norm that the whole step should have."""
     norm = float(np.linalg.norm(step.wanted))
     norms = [(float(np.linalg.norm(got)), float(np.linalg.norm(due))) for got, due in _parts_of(step).values()]
     if not norm or not norms or not all(_is_equal(held, norm) and not _is_equal(due, norm) for held, due in norms):
         return None
-    return Why(f"each rank's step has the norm {number(norm)}, which the whole one should have", StepOfPart())
+    return Reason(StepOfPart(), f"each rank's step has the norm {number(norm)}, which the whole one should have")
 
 
 def _parts_of(step: Compared) -> dict[int, tuple[NDArray[np.float64], NDArray[np.float64]]]:
@@ -411,8 +400,8 @@ def factor_to(got: NDArray[np.float64], expected: NDArray[np.float64]) -> float 
 
 def _is_near(got: NDArray[np.float64], expected: NDArray[np.float64]) -> bool:
     """Whether two arrays are near to each other, measured by the larger one."""
-    size = max(float(np.max(np.abs(side), initial=0.0)) for side in (got, expected))
-    return bool(np.max(np.abs(got - expected), initial=0.0) <= EXPLAINED_UPDATE * size)
+    size = max(magnitude(got), magnitude(expected))
+    return magnitude(got - expected) <= EXPLAINED_UPDATE * size
 
 
 def _is_equal(left: float, right: float) -> bool:

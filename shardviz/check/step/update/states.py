@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.comparison import laid_out, weight_of, whole_of
+from shardviz.check.step.comparison import Reason, laid_out, weight_of, whole_of
 from shardviz.check.step.update.reasons import (
     MAX_LISTED,
-    Why,
     by_norm_of_copies,
     by_own_norms,
     factor_to,
@@ -43,12 +42,12 @@ if TYPE_CHECKING:
     from shardviz.dump.dump import Dump
 
 
-def why_state(evidence: Evidence, state: Compared, ranks: Sequence[int]) -> Why | None:
+def why_state(evidence: Evidence, state: Compared, ranks: Sequence[int]) -> Reason | None:
     """Return why an optimizer's state differs after the step; None if no rule explains it."""
     return _of_another_order(state, ranks) or _why_computed(evidence, state, ranks) or _why_loaded(evidence.dump, state)
 
 
-def _why_computed(evidence: Evidence, state: Compared, ranks: Sequence[int]) -> Why | None:
+def _why_computed(evidence: Evidence, state: Compared, ranks: Sequence[int]) -> Reason | None:
     """Return why the optimizer computed a different state on some ranks; None if no rule explains it."""
     return _of_old_weight(evidence, state, ranks) or _state_of_parts(state) or _scaled_state(evidence, state)
 
@@ -58,7 +57,7 @@ def unexplained_state(evidence: Evidence, state: Compared) -> UnexplainedState:
     return UnexplainedState(" and ".join(state.copies_differ_along), "zeros" if _power(evidence, state) else "")
 
 
-def _of_old_weight(evidence: Evidence, state: Compared, ranks: Sequence[int]) -> Why | None:
+def _of_old_weight(evidence: Evidence, state: Compared, ranks: Sequence[int]) -> Reason | None:
     """Return that a state which follows its weight has the weight from before the step, on ranks that got it later."""
     dump, weight = evidence.dump, state.name.rpartition(".")[0]
     start, end = whole_of(dump, "param", weight), whole_of(dump, "param", weight, "updated")
@@ -75,7 +74,7 @@ def _of_old_weight(evidence: Evidence, state: Compared, ranks: Sequence[int]) ->
             return None
     where = named_ranks(ranks, MAX_LISTED)
     sentence = f"on {where} the optimizer's state follows the weight from before the step, and the weight is right"
-    return Why(sentence, StateOfOldWeight())
+    return Reason(StateOfOldWeight(), sentence)
 
 
 def _is_of(state: Compared, values: NDArray[np.float64], old: NDArray[np.float64]) -> bool:
@@ -84,7 +83,7 @@ def _is_of(state: Compared, values: NDArray[np.float64], old: NDArray[np.float64
     return factor is not None and state.near(values, factor * old)
 
 
-def _state_of_parts(state: Compared) -> Why | None:
+def _state_of_parts(state: Compared) -> Reason | None:
     """Return that each rank has statistics of its own part, if their mean or sum over ranks is the right state."""
     axes = tuple(state.copies_differ_along)
     for op in ("avg", "sum") if axes and state.wanted.size > 1 else ():
@@ -92,11 +91,11 @@ def _state_of_parts(state: Compared) -> Why | None:
         if values and all(state.is_right(rank, value) for rank, value in values.items()):
             along = " and ".join(axes)
             sentence = f"each rank along {along} has its own state; the {op} over {along} is the unsharded model's"
-            return Why(sentence, StateOfParts(along, op))
+            return Reason(StateOfParts(along, op), sentence)
     return None
 
 
-def _scaled_state(evidence: Evidence, state: Compared) -> Why | None:
+def _scaled_state(evidence: Evidence, state: Compared) -> Reason | None:
     """Return that every rank's state is a multiple of the unsharded model's."""
     factors = factors_of(state) if np.count_nonzero(state.wanted) >= FEW and np.ptp(state.wanted) else {}
     if all(abs(factor - 1) <= EXPLAINED_UPDATE for factor in factors.values()):
@@ -110,10 +109,10 @@ def _scaled_state(evidence: Evidence, state: Compared) -> Why | None:
         update = np.sqrt(np.abs(state.wanted)) if is_square else state.wanted
         sentence = f"ranks have other multiples of the unsharded model's state: {shown(factors)}"
         why = by_own_norms(evidence, state, update, of_gradient, sentence)
-        return why or Why(sentence, RankDependentStep(state.name.rpartition(".")[2]))
+        return why or Reason(RankDependentStep(state.name.rpartition(".")[2]), sentence)
     of = "the root of the optimizer's state" if is_square else "the optimizer's state"
     times = f"the optimizer's state is {first} times the unsharded model's on every rank"
-    return by_norm_of_copies(list(evidence.gradients.values()), of_gradient, of) or Why(times, ScaledState())
+    return by_norm_of_copies(list(evidence.gradients.values()), of_gradient, of) or Reason(ScaledState(), times)
 
 
 def _power(evidence: Evidence, state: Compared) -> int:
@@ -128,7 +127,7 @@ def _power(evidence: Evidence, state: Compared) -> int:
     return next((power for power in (1, 2) if factor_to(state.wanted, whole**power) is not None), 0)
 
 
-def _why_loaded(dump: Dump, comparison: Compared) -> Why | None:
+def _why_loaded(dump: Dump, comparison: Compared) -> Reason | None:
     """Return why an optimizer's state differs after the step, if it shows what it started from."""
     whole = whole_of(dump, "grad", weight_of("optim", comparison.name))
     if whole is None or whole.size != comparison.wanted.size:
@@ -137,7 +136,7 @@ def _why_loaded(dump: Dump, comparison: Compared) -> Why | None:
         parts = {rank: comparison.part(added, rank) for rank in comparison.reduced}
         if _are_multiples(comparison, parts):
             of_zeros = "the optimizer's state is what the first step leaves that starts from zeros"
-            return Why(f"{of_zeros}; the unsharded model's is not", StateNotLoaded())
+            return Reason(StateNotLoaded(), f"{of_zeros}; the unsharded model's is not")
         if others := _from_others(comparison, parts):
             return of_others(others)
     return None
@@ -176,25 +175,25 @@ def _is_from(comparison: Compared, parts: Mapping[int, NDArray[np.float64]], ran
     return bool(np.any(added)) and factor_to(off, added) is not None and factor_to(due, added) is None
 
 
-def _of_another_order(comparison: Compared, ranks: Sequence[int]) -> Why | None:
+def _of_another_order(comparison: Compared, ranks: Sequence[int]) -> Reason | None:
     """Return why ranks have the numbers of their own part of a state at other places; None if they have not."""
     parts = [(comparison.reduced[rank].ravel(), comparison.wanted_of(rank).ravel()) for rank in ranks]
     if any(got.size < 2 or not comparison.near(np.sort(got), np.sort(due)) for got, due in parts):
         return None
     got, expected = parts[0]
     moved = int(np.count_nonzero(np.abs(got - expected) > comparison.tolerance))
-    return Why(
+    return Reason(
+        StateInAnotherOrder(),
         f"the optimizer's state is in a different order within its part: {moved:,} of {got.size:,} elements of rank "
         f"{ranks[0]} are out of place",
-        StateInAnotherOrder(),
     )
 
 
-def of_others(others: Mapping[int, int]) -> Why:
+def of_others(others: Mapping[int, int]) -> Reason:
     """Return why ranks have the state of other ranks."""
     pairs = listed((f"rank {rank} has that of rank {other}" for rank, other in others.items()), MAX_LISTED)
     if len(set(others.values())) == 1:
         first = next(iter(others.values()))
         sentence = f"the optimizer's state is of the same part on every rank, rank {first}'s"
-        return Why(sentence, StateOfAnotherRank(is_one=True))
-    return Why(f"the optimizer's state is of the part of another rank: {pairs}", StateOfAnotherRank())
+        return Reason(StateOfAnotherRank(is_one=True), sentence)
+    return Reason(StateOfAnotherRank(), f"the optimizer's state is of the part of another rank: {pairs}")
