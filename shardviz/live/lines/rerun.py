@@ -77,8 +77,8 @@ class Again:
     def add_lines(self, capture: Capture, module: str) -> None:
         """Record the calls inside of a module, or around the model. Every rank calls this."""
         if module == STEP:
-            _, why = attempted(lambda: self._add_step(capture), "lines around the model")
-            if why:
+            _, failed = attempted(lambda: self._add_step(capture), "lines around the model")
+            if failed.text:
                 capture.lines = [lines for lines in capture.lines if lines.module != STEP]
         elif self.by_calls is not None:
             self._add_module(capture, module, self.by_calls)

@@ -222,9 +222,8 @@ class ProbeStep:
             return self._stepped(model, recorder, alone)
 
         def update(model: nn.Module, recorder: StepRecorder) -> str:
-            return attempted(lambda: self._stepped(model, recorder, self.on.device_mesh), "lines of the optimizer")[
-                1
-            ].text
+            _, failed = attempted(lambda: self._stepped(model, recorder, self.on.device_mesh), "lines of the optimizer")
+            return failed.text
 
         def step_unsharded(model: nn.Module, recorded: Any) -> str:
             stepped(recorded, model, batch if parts == 1 else setting.batch)
