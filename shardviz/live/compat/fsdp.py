@@ -24,7 +24,7 @@ def give_cpu_streams_events() -> None:
     """Let FSDP2 run on a CPU: torch 2.6.0 lacks what its streams need there, and newer ones do nothing in it."""
     for method in ("record_event", "wait_event"):
         if not hasattr(torch.cpu.Stream, method):
-            setattr(torch.cpu.Stream, method, lambda _stream, _event=None: None)
+            setattr(torch.cpu.Stream, method, lambda stream, _event=None: stream)  # HSDP asserts that there is an event
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -16,11 +16,13 @@ from torch.distributed.tensor import Shard
 
 from shardviz.live.compat.ddp import _ddp_unasked
 from shardviz.live.compat.fakes import is_fake
+from shardviz.live.compat.fsdp import give_cpu_streams_events
 from shardviz.live.compat.modules import replaced
 from shardviz.live.compat.tensors import real_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import FrameType
 
 PAUSE, MAX_PAUSE = 0.002, 0.1
 """Seconds between two looks at a store: at first, and at most."""
@@ -132,6 +134,55 @@ def ranks_of_operator(func: Any, args: tuple[Any, ...]) -> tuple[int, ...]:
     return tuple(range(distributed.get_world_size()))
 
 
+@cache
+def let_gloo_average() -> None:
+    """Let gloo average on a CPU as it does in newer torch, for ranks that shardviz starts.
+
+    In torch 2.6.0 it refuses `ReduceOp.AVG`, or takes it for a sum where it scatters the result. There, the methods of
+    `ProcessGroup` below, which `torch.distributed` calls, sum and divide. Torch 2.13.0 and 2.15.0, whose gloo averages,
+    are known by `AllreduceOptions.asyncOp`.
+    """
+    if hasattr(torch.distributed.AllreduceOptions(), "asyncOp"):
+        return
+    for name in ("allreduce", "allreduce_coalesced", "reduce", "_reduce_scatter_base"):
+        setattr(torch.distributed.ProcessGroup, name, _averaging(getattr(torch.distributed.ProcessGroup, name)))
+
+
+def _averaging(method: Any) -> Any:
+    c10d: Any = torch._C._distributed_c10d
+    autograd: Any = torch.autograd
+
+    def run(group: Any, written: Any, *args: Any) -> Any:
+        tensors, how = [written] if isinstance(written, torch.Tensor) else written, args[-1]
+        if how.reduceOp != torch.distributed.ReduceOp.AVG or tensors[0].device.type != "cpu":
+            return method(group, written, *args)
+        how.reduceOp = torch.distributed.ReduceOp.SUM
+        method(group, written, *args).wait()
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), torch.no_grad():
+            for tensor in tensors:
+                with autograd._unsafe_preserve_version_counter(tensor):
+                    tensor.div_(group.size(), rounding_mode=None if tensor.is_floating_point() else "trunc")
+        done: Any = torch.futures.Future()
+        done.set_result(tensors)
+        return c10d._create_work_from_future(done)  # another wait() would write the sum again
+
+    return run
+
+
+def collective_called() -> tuple[str, tuple[Any, ...]] | None:
+    """Return the function of `torch.distributed` that runs a collective now, and its arguments; None without one.
+
+    Torch 2.6.0 hands these functions to no `TorchFunctionMode`, as 2.13.0 and 2.15.0 do.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__") != "torch.distributed.distributed_c10d":
+        frame = frame.f_back
+    if frame is None:
+        return None
+    names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
+    return frame.f_code.co_name, tuple(frame.f_locals[name] for name in names)
+
+
 @contextmanager
 def fake_world(rank: int, num_ranks: int) -> Iterator[None]:
     """Be one rank of a fake world, whose collectives send nothing and leave outputs unchanged.
@@ -141,6 +192,7 @@ def fake_world(rank: int, num_ranks: int) -> Iterator[None]:
     from torch import distributed
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    give_cpu_streams_events()
     distributed.init_process_group("fake", rank=rank, world_size=num_ranks, store=FakeStore())
     try:
         with _ddp_unasked(), _own_part_only():

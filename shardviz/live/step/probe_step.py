@@ -20,6 +20,7 @@ from shardviz.live.compat import (
     computed_buffers,
     give_cpu_streams_events,
     held_back,
+    let_gloo_average,
     mesh_of_one_rank,
     one_process,
     wide_reductions,
@@ -123,6 +124,7 @@ class ProbeStep:
         both again in their own dtypes.
         """
         give_cpu_streams_events()
+        let_gloo_average()
         failed = self._step(double=True)
         if failed is None:
             return
