@@ -12,6 +12,7 @@ from shardviz.live.compat.modules import replaced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from weakref import ref
 
 
 def has_storage(tensor: torch.Tensor) -> bool:
@@ -88,6 +89,18 @@ def storages_resized(note: Callable[[torch.UntypedStorage], None]) -> Iterator[N
 
     with replaced(torch.UntypedStorage, "resize_", resize_):
         yield
+
+
+def tensor_behind(reference: ref[torch.Tensor]) -> torch.Tensor | None:
+    """Return the tensor that a weak reference leads to; None if it is gone.
+
+    A tensor that only C++ holds is Python's again while someone looks at it, which torch has to be told:
+    `Tensor._fix_weakref`, in torch 2.6.0 to 2.15.0. In 2.6.0 it is freed otherwise, with a warning.
+    """
+    tensor = reference()
+    if tensor is not None:
+        tensor._fix_weakref()  # type: ignore[attr-defined]
+    return tensor
 
 
 def version_of(tensor: torch.Tensor) -> tuple[int, int]:
