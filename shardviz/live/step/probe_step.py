@@ -18,9 +18,7 @@ from shardviz.live.claims.wrappers import reducing
 from shardviz.live.compat import (
     clean_name,
     computed_buffers,
-    give_cpu_streams_events,
     held_back,
-    let_gloo_average,
     mesh_of_one_rank,
     one_process,
     wide_reductions,
@@ -123,8 +121,6 @@ class ProbeStep:
         Both in float64, where rounding hides nothing; if that raises, as it does for kernels that want bfloat16,
         both again in their own dtypes.
         """
-        give_cpu_streams_events()
-        let_gloo_average()
         failed = self._step(double=True)
         if failed is None:
             return
