@@ -29,7 +29,8 @@ def fake_mode() -> Any:
 def _with_one_cpu(kind: Any) -> Any:
     """Return a `FakeTensorMode` that treats accelerate's `cpu:0` as the device `cpu`.
 
-    Only tensors with values are that: `FakeTensorMode.dispatch`, tried on torch 2.13.0.
+    Only tensors with values are that: `FakeTensorMode.dispatch`, tried on torch 2.6.0, 2.13.0 and 2.15.0. Torch 2.6.0
+    has no collectives for tensors without values, so there the fake world's answer, which looks at no numbers.
     """
 
     class OneCpu(kind):  # type: ignore[misc]
@@ -37,6 +38,8 @@ def _with_one_cpu(kind: Any) -> Any:
             device = kwargs.get("device") if kwargs else None
             if device is not None and device.type == "cpu" and device.index is not None:
                 kwargs = {**kwargs, "device": torch.device("cpu")}
+            if func.namespace == "c10d" and not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "Meta"):
+                return func._op_dk(torch._C.DispatchKey.CPU, *args, **(kwargs or {}))
             return super().dispatch(func, types, args, kwargs or {})
 
     return OneCpu
