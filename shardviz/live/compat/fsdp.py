@@ -168,15 +168,15 @@ def fsdp_units(model: nn.Module) -> Iterator[tuple[str, int, bool, bool]]:
     Reads `_fsdp_param_group` of FSDP2's state, its `mp_policy` and `post_forward_mesh_info`, `_orig_size` and
     `offload_to_cpu` of its parameters; of FSDP1 the length of a handle's flat parameter, and `_offload_params`.
     `_auto_reshard_after_forward` of FSDP2 keeps a module inside of no other one gathered, from its first forward on;
-    FSDP1 always does (`_post_forward_reshard`).
-    Tried on torch 2.13.0.
+    FSDP1 always does (`_post_forward_reshard`), and FSDP2 of torch 2.6.0, which has no such attribute.
+    Tried on torch 2.6.0, 2.13.0 and 2.15.0.
     """
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     inside: set[nn.Module] = set()
     for name, module in model.named_modules():
         state = _fsdp_state(module)
-        is_kept = getattr(state, "_auto_reshard_after_forward", False) and module not in inside
+        is_kept = getattr(state, "_auto_reshard_after_forward", True) and module not in inside
         inside.update(module.modules() if state is not None and module not in inside else ())
         for group in _fsdp_groups(state):
             params = getattr(group, "fsdp_params", ())
