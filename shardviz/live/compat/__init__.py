@@ -40,6 +40,7 @@ from shardviz.live.compat.fsdp import writes_to_gathered as writes_to_gathered
 from shardviz.live.compat.meshes import flatten_mesh as flatten_mesh
 from shardviz.live.compat.meshes import local_of as local_of
 from shardviz.live.compat.meshes import meshes_joined_once as meshes_joined_once
+from shardviz.live.compat.meshes import norms_reduced_first as norms_reduced_first
 from shardviz.live.compat.meshes import placement_of as placement_of
 from shardviz.live.compat.meshes import quiet_redistribution as quiet_redistribution
 from shardviz.live.compat.meshes import root_mesh as root_mesh

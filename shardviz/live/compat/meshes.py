@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import sys
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, _sharding_prop
 from torch.distributed.tensor.placement_types import _StridedShard
@@ -16,8 +18,6 @@ from shardviz.live.compat.modules import followed, replaced
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
-
-    import torch
 
 
 def placement_of(placement: Any) -> placements.Placement:
@@ -111,6 +111,26 @@ def whole_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return a DTensor put together from all ranks, with pending sums made; any other tensor as it is."""
     with quiet_redistribution():
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+@contextmanager
+def norms_reduced_first() -> Iterator[None]:
+    """Make `clip_grad_norm_` reduce a DTensor's norm before it adds its small constant, as a step of one rank does.
+
+    Torch 2.6.0 adds it on every rank, so that what it clips is off by a millionth. `_clip_grads_with_norm_`, whose norm
+    torch 2.13.0 and 2.15.0 reduce themselves.
+    """
+    clip_grad: Any = sys.modules["torch.nn.utils.clip_grad"]
+    before = clip_grad._clip_grads_with_norm_
+
+    def clip(parameters: Any, max_norm: float, norm: Any, *how: Any) -> None:
+        if isinstance(norm, DTensor):
+            norm = norm.redistribute(placements=[Replicate()] * norm.device_mesh.ndim)
+        before(parameters, max_norm, norm, *how)
+
+    is_reduced = torch.__version__ >= (2, 13)
+    with nullcontext() if is_reduced else replaced(clip_grad, "_clip_grads_with_norm_", clip):
+        yield
 
 
 @contextmanager
