@@ -128,8 +128,8 @@ def norms_reduced_first() -> Iterator[None]:
             norm = norm.redistribute(placements=[Replicate()] * norm.device_mesh.ndim)
         before(parameters, max_norm, norm, *how)
 
-    is_reduced = torch.__version__ >= (2, 13)
-    with nullcontext() if is_reduced else replaced(clip_grad, "_clip_grads_with_norm_", clip):
+    version: Any = torch.__version__
+    with nullcontext() if version >= (2, 13) else replaced(clip_grad, "_clip_grads_with_norm_", clip):
         yield
 
 
