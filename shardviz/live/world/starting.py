@@ -96,7 +96,7 @@ def prepare(method: Method = "fork", also: Sequence[str] = ()) -> None:
 def _server_environment() -> Iterator[None]:
     """Set the environment for a server that starts now: modules to import, a safe path.
 
-    Even `multiprocessing` would import a `random.py` that lies there, before anything of shardviz runs. Python 3.10 knows
+    Even `multiprocessing` would import a `random.py` there, before anything of shardviz runs. Python 3.10 knows
     no `PYTHONSAFEPATH`, so there the program that the server runs begins by leaving its folder out.
     """
     start_interpreter = util.spawnv_passfds
