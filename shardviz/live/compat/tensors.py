@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def has_storage(tensor: torch.Tensor) -> bool:
     """Whether a tensor has its own elements, unlike sparse tensors and wrapper subclasses.
 
-    A wrapper's storage is there, but has no data pointer. Tried on torch 2.6.0 and 2.13.0.
+    A wrapper's storage is there, but has no data pointer. Tried on torch 2.6.0, 2.13.0 and 2.15.0.
     """
     try:
         tensor.untyped_storage().data_ptr()
@@ -36,21 +36,21 @@ def in_backward() -> bool:
 
 
 def real_tensors() -> Any:
-    """Return a context with real new tensors, even in `fake_mode`. Tried on 2.6.0 and 2.13.0."""
+    """Return a context with real new tensors, even in `fake_mode`. Tried on 2.6.0, 2.13.0 and 2.15.0."""
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
     return unset_fake_temporarily()
 
 
 def id_without_memory(storage: torch.UntypedStorage) -> int:
-    """Return the identity of a storage on the meta device: `_cdata`, in torch 2.6.0 to 2.13.0."""
+    """Return the identity of a storage on the meta device: `_cdata`, in torch 2.6.0 to 2.15.0."""
     return -int(storage._cdata)
 
 
 def inner_tensors(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return the tensors inside a wrapper such as a quantized tensor, by name; empty if plain.
 
-    By `__tensor_flatten__`, in torch 2.6.0 to 2.13.0.
+    By `__tensor_flatten__`, in torch 2.6.0 to 2.15.0.
     """
     names = tensor.__tensor_flatten__()[0] if hasattr(tensor, "__tensor_flatten__") else ()
     tensors: dict[str, torch.Tensor] = {}
@@ -64,7 +64,7 @@ def inner_tensors(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
 def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """Yield the plain tensors inside a tensor: a DTensor's part, or the tensor itself.
 
-    Wrappers say what they hold by `__tensor_flatten__`, in torch 2.6.0 to 2.13.0.
+    Wrappers say what they hold by `__tensor_flatten__`, in torch 2.6.0 to 2.15.0.
     """
     if hasattr(tensor, "__tensor_flatten__"):
         for inner_tensor in (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]):
@@ -78,7 +78,7 @@ def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 def storages_resized(note: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
     """Call back with every storage that got another size, which no operator shows.
 
-    `torch.UntypedStorage.resize_` is replaced for this long, as torch's own `MemTracker` does. Tried on torch 2.13.0.
+    `torch.UntypedStorage.resize_` is replaced for this long, as torch's `MemTracker` does. Tried on torch 2.6.0 to 2.15.0.
     """
     before = torch.UntypedStorage.resize_
 
@@ -106,6 +106,6 @@ def tensor_behind(reference: ref[torch.Tensor]) -> torch.Tensor | None:
 def version_of(tensor: torch.Tensor) -> tuple[int, int]:
     """Return how often a tensor and its local part were written in place, as torch counts.
 
-    Writes to a DTensor count on itself, those to its part on that: `Tensor._version` in torch 2.6.0 to 2.13.0.
+    Writes to a DTensor count on itself, those to its part on that: `Tensor._version` in torch 2.6.0 to 2.15.0.
     """
     return tensor._version, local_of(tensor)._version

@@ -29,7 +29,7 @@ PAUSE, MAX_PAUSE = 0.002, 0.1
 
 
 def default_store() -> Any:
-    """Return the store where ranks met. `_get_default_store` in torch 2.6.0 to 2.13.0."""
+    """Return the store where ranks met. `_get_default_store` in torch 2.6.0 to 2.15.0."""
     return torch.distributed.distributed_c10d._get_default_store()
 
 
@@ -52,7 +52,7 @@ def world_of(group: Any) -> Iterator[None]:
     """Make a process group the whole world for its members.
 
     Names of groups are counted, and the members make groups that the others do not: the caller corrects
-    their count with `count_groups`. `_update_default_pg` and `_world.default_pg`, tried on torch 2.13.0.
+    their count with `count_groups`. `_update_default_pg` and `_world.default_pg`, tried on torch 2.6.0 to 2.15.0.
     """
     c10d = torch.distributed.distributed_c10d
     before = c10d._world.default_pg
@@ -98,7 +98,7 @@ def _alone() -> Any:
 def count_groups(at_least: int = 0) -> int:
     """Return how many process groups were named, after setting it to a number if it is smaller.
 
-    `_world.group_count`, tried on torch 2.13.0.
+    `_world.group_count`, tried on torch 2.6.0, 2.13.0 and 2.15.0.
     """
     world = torch.distributed.distributed_c10d._world
     world.group_count = max(world.group_count, at_least)
@@ -187,7 +187,7 @@ def collective_called() -> tuple[str, tuple[Any, ...]] | None:
 def fake_world(rank: int, num_ranks: int) -> Iterator[None]:
     """Be one rank of a fake world, whose collectives send nothing and leave outputs unchanged.
 
-    `FakeStore` of `torch.testing._internal`, and the backend "fake", tried on torch 2.13.0.
+    `FakeStore` of `torch.testing._internal`, and the backend "fake", tried on torch 2.6.0, 2.13.0 and 2.15.0.
     """
     from torch import distributed
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -205,7 +205,7 @@ def fake_world(rank: int, num_ranks: int) -> Iterator[None]:
 def _own_part_only() -> Iterator[None]:
     """Make FSDP2 build only this rank's and the first part of a parameter, not every rank's.
 
-    `_chunk_with_empty`, in torch 2.6 to 2.13.0: two minutes of a plan on 100,000 ranks, a sixth of one on 1,024.
+    `_chunk_with_empty`, in torch 2.6.0 to 2.15.0: two minutes of a plan on 100,000 ranks, a sixth of one on 1,024.
     """
     from torch.distributed.fsdp._fully_shard import _fsdp_param as params
 
@@ -240,7 +240,7 @@ def split_alike() -> Iterator[None]:
     The parts are padded to one shape.
 
     torch makes that of every rank and sends them: a minute for 80 layers over 1,024 ranks, under `fake_mode`. Nothing
-    is sent here. `Shard._split_tensor`, and `mesh_scatter` in its module, in torch 2.6.0 to 2.13.0.
+    is sent here. `Shard._split_tensor`, and `mesh_scatter` in its module, in torch 2.6.0 to 2.15.0.
     """
     before = Shard._split_tensor
     module = sys.modules[Shard.__module__]
