@@ -78,7 +78,8 @@ def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 def storages_resized(note: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
     """Call back with every storage that got another size, which no operator shows.
 
-    `torch.UntypedStorage.resize_` is replaced meanwhile, as torch's own `MemTracker` does. Tried on torch 2.6.0 to 2.15.0.
+    `torch.UntypedStorage.resize_` is replaced meanwhile, as torch's own `MemTracker` does: tried on torch 2.6.0, 2.13.0
+    and 2.15.0.
     """
     before = torch.UntypedStorage.resize_
 
