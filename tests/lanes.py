@@ -6,12 +6,14 @@ cases hypothesis makes. The default lane makes few and always the same, the nigh
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
 
+from shardviz.versions import package_version
 from tests.contract import recording
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ FAST_ROOMS = ("check", "commands", "dump", "layout", "picture", "relate", "stamp
 NOT_FAST = ("test_cli.py", "test_display.py", "test_layout_against_torch.py", "test_layout_on_ranks.py")
 """Files that import torch, or start interpreters or ranks; the rooms that are not fast do so throughout."""
 IN_A_BROWSER = "test_in_a_browser"
+TORCH = tuple(map(int, re.findall("[0-9]+", package_version("torch"))[:2]))
+"""The installed torch's version; tests of the offline half do not import it."""
 
 nightly = pytest.mark.nightly
 recorded = pytest.mark.recorded
@@ -51,6 +55,11 @@ def cases(number: int) -> settings:
 def at_night(values: Iterable[Any], mark: pytest.MarkDecorator = nightly) -> list[Any]:
     """Return values for `parametrize` that only the nightly lane tries; a tuple is one for each of its names."""
     return [pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=mark) for value in values]
+
+
+def since_torch(major: int, minor: int) -> pytest.MarkDecorator:
+    """Skip a test of what torch can do since a version, if the installed one is older."""
+    return pytest.mark.skipif((major, minor) > TORCH, reason=f"needs torch {major}.{minor} or newer")
 
 
 def is_read(path: Path, tests: Path, lane: str) -> bool:

@@ -61,7 +61,7 @@ def small(tmp_path_factory):
     model = {"w": torch.arange(24.0).reshape(4, 6), "b": torch.arange(3).bfloat16()}
     states = {"w": {"exp_avg": torch.ones(4, 6), "step": torch.tensor(1.0)}}
     parts = {"model": model, "optim": {"state": states, "param_groups": [{"params": ["w"], "lr": 0.1}]}}
-    dcp.save(parts, checkpoint_id=root / "dcp", no_dist=True)
+    dcp.save(parts, checkpoint_id=root / "dcp")
     (root / "hf").mkdir()
     for name in "ab":
         save_file({name: np.arange(12.0).reshape(3, 4)}, root / "hf" / f"{name}.safetensors")

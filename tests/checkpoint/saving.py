@@ -8,7 +8,6 @@ import torch
 from safetensors.torch import save_file
 from torch import distributed, nn
 from torch.distributed import checkpoint
-from torch.distributed.checkpoint import HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -16,7 +15,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import shardviz
 
-FORMATS = ("dcp", "flat", "hf", "whole", "half", "moved")
+HAS_HF = hasattr(checkpoint, "HuggingFaceStorageWriter")
+"""Whether torch writes Hugging Face's format, as 2.6 does not."""
+FORMATS = ("dcp", "flat", *(("hf",) if HAS_HF else ()), "whole", "half", "moved")
 
 
 def built() -> nn.Module:
@@ -43,8 +44,9 @@ def save(world: object, folder: str) -> None:
     shardviz.capture(model, root / "job.shardviz", mesh=mesh)
     flat = get_state_dict(model, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=True))
     checkpoint.save(dict(zip(("model", "optim"), flat, strict=True)), checkpoint_id=root / "flat")
-    writer = HuggingFaceStorageWriter(path=str(root / "hf"), save_distributed=True)
-    checkpoint.save(parts[0], storage_writer=writer)
+    if HAS_HF:
+        writer = checkpoint.HuggingFaceStorageWriter(path=str(root / "hf"), save_distributed=True)
+        checkpoint.save(parts[0], storage_writer=writer)
     full = {name: value.full_tensor().contiguous() for name, value in parts[0].items()}
     moved = {**full, "0.weight": torch.cat(full["0.weight"].chunk(2)[::-1])}
     if distributed.get_rank() == 0:

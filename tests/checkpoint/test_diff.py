@@ -116,7 +116,7 @@ def test_matrices_that_lie_across_each_other_are_compared_to_the_last_element(wi
         assert equal(other, flat)
     for place in [(0, 0), (shape[0] - 1, shape[1] - 1), (511, 2), *rng.integers(0, shape, (4, 2)).tolist()]:
         other = across.copy("K")
-        other[tuple(place)] ^= 1
+        other[tuple(place)] ^= other.dtype.type(1)
         assert not equal(flat, other)
         assert not equal(other, flat)
 
@@ -133,7 +133,7 @@ def test_dims_in_any_order_are_compared_to_the_last_element(dims):
     assert equal(flat, wide, (lambda bits: bits, lambda bits: (bits >> np.uint32(16)).astype("<u2")))
     for place in [(0, 0, 0), (8, 300, 129), *rng.integers(0, shape, (4, 3)).tolist()]:
         other = turned.copy("K")
-        other[tuple(place)] ^= 1
+        other[tuple(place)] ^= other.dtype.type(1)
         assert not equal(flat, other)
         assert not equal(other, flat)
 

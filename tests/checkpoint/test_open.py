@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 
 from shardviz.checkpoint.open import is_checkpoint, open_checkpoint
 from shardviz.layout.region import Region
-from tests.checkpoint.saving import FORMATS
+from tests.checkpoint.saving import FORMATS, HAS_HF
 
 
 def bits(tensor):
@@ -36,6 +36,8 @@ def test_every_tensor_is_that_which_torch_loads(saved, name):
 def test_formats_agree(saved):
     whole = open_checkpoint(saved / "whole")
     for name, before in (("dcp", "app.model."), ("flat", "model."), ("hf", "")):
+        if name not in FORMATS:
+            continue
         found = open_checkpoint(saved / name)
         for one in whole.tensors:
             assert np.array_equal(found.tensors[before + one].bits, whole.tensors[one].bits)
@@ -70,7 +72,7 @@ def test_views_and_odd_types_are_read(tmp_path):
         "empty": torch.empty(0, 3),
         "parameter": torch.nn.Parameter(torch.randn(3)),
     }
-    dcp.save(tensors, checkpoint_id=tmp_path / "ckpt", no_dist=True)
+    dcp.save(tensors, checkpoint_id=tmp_path / "ckpt")
     found = open_checkpoint(tmp_path / "ckpt")
     for name, tensor in tensors.items():
         assert np.array_equal(found.tensors[name].bits, bits(tensor.detach())), name
@@ -106,6 +108,6 @@ def test_no_verb_imports_torch_for_a_checkpoint(saved):
         "    assert main(words) == 0, words\n"
         "    assert 'torch' not in sys.modules, words\n"
     )
-    command = [sys.executable, "-c", code, saved / "dcp", saved / "hf"]
+    command = [sys.executable, "-c", code, saved / "dcp", saved / ("hf" if HAS_HF else "whole")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

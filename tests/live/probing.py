@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import pytest
+
 from shardviz import probe_files
 from shardviz.check.run import report_on
 from shardviz.dump.dump import Dump, dump_of
 from shardviz.dump.read import read_files
 from shardviz.dump.write import prepare_folder
+from shardviz.errors import ProbeError
 from shardviz.layout.mesh import parse_mesh
 from shardviz.live.job import VALUES_LIMIT, ProbeJob
 from tests.contract import recording
@@ -43,9 +46,14 @@ def run_probe(
 ) -> Dump:
     """Return what the probe's ranks wrote; if it raises, `alone` saves the try on ranks that stand ready.
 
-    `question` is what is asked of the ranks after the step, as `shardviz probe` does.
+    A probe that this torch is too old for is skipped. `question` is what is asked of the ranks after the step, as
+    `shardviz probe` does.
     """
     found = probe_files.find(probe)
+    try:
+        probe_files.check_torch(found)
+    except ProbeError as error:
+        pytest.skip(error.message)
     mesh = parse_mesh(mesh_text, found.axes)
     job = ProbeJob.of(found, mesh, prepare_folder(folder), values_limit=values_limit)
     job = replace(job, keeps_evidence=recording.is_on(), question=question)

@@ -12,7 +12,7 @@ from shardviz.live.audit.cases import Case, all_cases, is_permuted
 from shardviz.live.audit.repro import repro
 from shardviz.live.audit.sweep import audit
 from shardviz.live.world import RankFailedError
-from tests.lanes import nightly
+from tests.lanes import nightly, since_torch
 from tests.live.worlds import run
 
 MESH = Mesh(("fsdp", "tp"), (2, 2))
@@ -47,6 +47,7 @@ def test_a_mesh_in_its_usual_order_gives_no_disagreement_without_flattening(swep
     assert not [one for one in swept.disagreements if not is_permuted(one.case.mesh) and not one.case.flattened]
 
 
+@since_torch(2, 13)
 def test_a_repro_runs_by_itself_and_shows_what_the_audit_saw(tmp_path):
     printed = {}
     with pytest.raises(RankFailedError, match="AssertionError: 4 of 4 ranks"):

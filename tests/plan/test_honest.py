@@ -16,7 +16,7 @@ from shardviz.dump.records.plan import PlanPart, PlanRecord
 from shardviz.dump.records.step import CollectiveRecord
 from shardviz.layout.mesh import Mesh
 from shardviz.plan.counting import nodes_of, sent_collectives
-from tests.lanes import at_night
+from tests.lanes import at_night, since_torch
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -185,6 +185,7 @@ def parallelize(model, mesh):
 """
 
 
+@since_torch(2, 7)  # FSDP2 of 2.6 splits no uneven parts of tensor parallelism
 def test_what_differs_from_one_kind_of_rank_to_another_is_uneven_and_listed_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,7 +9,7 @@ from shardviz import probe_files
 from shardviz.cli import main
 from shardviz.errors import ShardvizError
 from shardviz.testing.saving import check_file
-from tests.lanes import nightly
+from tests.lanes import TORCH, nightly, since_torch
 from tests.testing.sessions import main as pytest_main
 from tests.testing.sessions import only_in
 
@@ -44,7 +44,7 @@ def parallelize(model, mesh):
     model.bfloat16()
     fully_shard(model, mesh=mesh)
 """
-BY_DAY = {"narrow": "2", "pp_fsdp_tp": "2,1,2"}
+BY_DAY = {"narrow": "2", **({"pp_fsdp_tp": "2,1,2"} if TORCH >= (2, 7) else {})}
 AT_NIGHT = {"mine": "2", "fsdp_meta": "2"}
 """The meshes of probes whose tests are run, in one session of pytest for all of a lane."""
 
@@ -105,6 +105,7 @@ def test_where_sharding_casts_to_a_dtype_without_room_for_ids_they_are_written_i
     assert "    capture_sharding(probe.build, probe.parallelize, shard_dump, mesh=mesh)\n" in text
 
 
+@since_torch(2, 7)
 def test_the_saved_test_of_a_pipeline_names_the_axes_of_its_stages_and_layers_once(saved):
     text = saved.text_of_passed("pp_fsdp_tp")
     assert '    "layers.*.up.weight": "[24/tp/fsdp, 12]",\n' in text

@@ -42,7 +42,7 @@ def local_tensors(model: nn.Module, mesh: Mesh | None = None) -> Iterator[Local]
 def name_of(root: nn.Module) -> str:
     """Return the name of a model's class as its author wrote it.
 
-    `fully_shard` derives a class of its own from it, `(FSDPModule, cls)` in torch 2.6.0 to 2.13.0.
+    `fully_shard` derives a class of its own from it, `(FSDPModule, cls)` in torch 2.6.0 to 2.15.0.
     """
     inside = unwrapped(root)
     kind = type(inside.module if isinstance(inside, FullyShardedDataParallel) else inside)

@@ -41,6 +41,7 @@ from shardviz.live.compat.fsdp import writes_to_gathered as writes_to_gathered
 from shardviz.live.compat.meshes import flatten_mesh as flatten_mesh
 from shardviz.live.compat.meshes import local_of as local_of
 from shardviz.live.compat.meshes import meshes_joined_once as meshes_joined_once
+from shardviz.live.compat.meshes import norms_reduced_first as norms_reduced_first
 from shardviz.live.compat.meshes import parts_of_norm as parts_of_norm
 from shardviz.live.compat.meshes import placement_of as placement_of
 from shardviz.live.compat.meshes import quiet_redistribution as quiet_redistribution
@@ -70,12 +71,15 @@ from shardviz.live.compat.tensors import inner_tensors as inner_tensors
 from shardviz.live.compat.tensors import plain_tensors as plain_tensors
 from shardviz.live.compat.tensors import real_tensors as real_tensors
 from shardviz.live.compat.tensors import storages_resized as storages_resized
+from shardviz.live.compat.tensors import tensor_behind as tensor_behind
 from shardviz.live.compat.tensors import version_of as version_of
+from shardviz.live.compat.worlds import collective_called as collective_called
 from shardviz.live.compat.worlds import count_groups as count_groups
 from shardviz.live.compat.worlds import default_store as default_store
 from shardviz.live.compat.worlds import fake_world as fake_world
 from shardviz.live.compat.worlds import groups_here as groups_here
 from shardviz.live.compat.worlds import have_come as have_come
+from shardviz.live.compat.worlds import let_gloo_average as let_gloo_average
 from shardviz.live.compat.worlds import mesh_of_one_rank as mesh_of_one_rank
 from shardviz.live.compat.worlds import one_process as one_process
 from shardviz.live.compat.worlds import ranks_of_operator as ranks_of_operator

@@ -50,7 +50,7 @@ def ddp_alone(model: nn.Module) -> list[torch.Tensor]:
     A fake world's own answers crash it.
 
     Its first step has one bucket for all gradients; they are reduced as in the steps that follow, by the model's own
-    hook if it has one. `_comm_hooks` and `_register_comm_hook`, tried on torch 2.13.0, whose `FakeWork` has a
+    hook if it has one. `_comm_hooks` and `_register_comm_hook`, tried on torch 2.6.0 to 2.15.0, whose `FakeWork` has a
     future without tensors.
 
     Returns:
@@ -83,7 +83,7 @@ def ddp_alone(model: nn.Module) -> list[torch.Tensor]:
 def _call_when_made(state: Any, hook: Callable[[Any], None]) -> None:
     """Call a function with the DDP that `replicate` makes in the first forward.
 
-    `_ReplicateState.register_comm_hook` is what is called last when it is made, in torch 2.6.0 to 2.13.0.
+    `_ReplicateState.register_comm_hook` is what is called last when it is made, in torch 2.6.0 to 2.15.0.
     """
     before = state.register_comm_hook
 
@@ -101,7 +101,7 @@ def _all_reduced(group: Any, bucket: _PartOfBucket) -> None:
 def ddp_buckets(model: nn.Module) -> Iterator[tuple[int, bool]]:
     """Yield DDP's bucket sizes after its first step, and whether gradients are views of them.
 
-    `_build_params_for_reducer`, in torch 2.6.0 to 2.13.0.
+    `_build_params_for_reducer`, in torch 2.6.0 to 2.15.0.
     """
     for ddp in _ddps(model):
         params = ddp._build_params_for_reducer()[0]
@@ -119,7 +119,7 @@ def _ddps(model: nn.Module) -> list[Any]:
 def params_of_ddp(model: nn.Module) -> Iterator[tuple[torch.Tensor, tuple[int, ...]]]:
     """Yield every parameter whose gradient DDP reduces, with the ranks of its group.
 
-    `_module_parameters`, which its reducer was made of, in torch 2.6.0 to 2.13.0.
+    `_module_parameters`, which its reducer was made of, in torch 2.6.0 to 2.15.0.
     """
     for ddp in _ddps(model):
         ranks = tuple(torch.distributed.get_process_group_ranks(ddp.process_group))
@@ -130,7 +130,7 @@ def params_of_ddp(model: nn.Module) -> Iterator[tuple[torch.Tensor, tuple[int, .
 def running_ddp() -> Any:
     """Return the DDP whose forward runs now; None outside of one.
 
-    `_get_active_ddp_module`, in torch 2.6.0 to 2.13.0.
+    `_get_active_ddp_module`, in torch 2.6.0 to 2.15.0.
     """
     from torch.nn.parallel import DistributedDataParallel
 
@@ -140,7 +140,7 @@ def running_ddp() -> Any:
 def ran_without_sync(model: nn.Module) -> bool:
     """Whether the last forward of a DDP ran under `no_sync()`, which leaves what backward reduces to a later one.
 
-    `require_forward_param_sync`, which a forward sets for the next one, in torch 2.6.0 to 2.13.0.
+    `require_forward_param_sync`, which a forward sets for the next one, in torch 2.6.0 to 2.15.0.
     """
     return any(not ddp.require_forward_param_sync for ddp in _ddps(model))
 
@@ -148,7 +148,7 @@ def ran_without_sync(model: nn.Module) -> bool:
 def lacks_parameters(model: nn.Module) -> bool:
     """Whether a DDP's reducer has fewer parameters than require gradients: some did not when it was made.
 
-    `_get_ddp_logging_data`, whose `num_parameter_tensors` its reducer counts, in torch 2.6.0 to 2.13.0.
+    `_get_ddp_logging_data`, whose `num_parameter_tensors` its reducer counts, in torch 2.6.0 to 2.15.0.
     """
     for ddp in _ddps(model):
         num_trainable = sum(param.requires_grad for param in getattr(ddp, "_module_parameters", ()))
@@ -158,7 +158,7 @@ def lacks_parameters(model: nn.Module) -> bool:
 
 
 def _replicate_states(model: nn.Module) -> list[Any]:
-    """Return the states of modules that `replicate` was called with, in torch 2.6.0 to 2.13.0.
+    """Return the states of modules that `replicate` was called with, in torch 2.6.0 to 2.15.0.
 
     The state has a DistributedDataParallel of the module's parameters, which is made in the first forward.
     """
@@ -184,7 +184,7 @@ def _is_static(ddp: Any) -> bool:
 def _buckets(ddp: Any, params: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
     """Return parameters by buckets, filled in their order.
 
-    `bucket_bytes_cap` and `_compute_bucket_assignment_by_size`, in torch 2.6.0 to 2.13.0.
+    `bucket_bytes_cap` and `_compute_bucket_assignment_by_size`, in torch 2.6.0 to 2.15.0.
     """
     if not params:
         return []
@@ -201,7 +201,7 @@ def _ddp_unasked() -> Iterator[None]:
     """Keep DistributedDataParallel from asking other ranks, and from deferring its first reduce.
 
     Its hooks are called by `ddp_alone`, and may be those that need a GPU. `_verify_param_shape_across_processes`,
-    `_sync_module_states`, `_set_static_graph`, `_register_comm_hook` and `_check_comm_hook`, in torch 2.6.0 to 2.13.0.
+    `_sync_module_states`, `_set_static_graph`, `_register_comm_hook` and `_check_comm_hook`, in torch 2.6.0 to 2.15.0.
     """
     from torch import distributed
     from torch.nn.parallel import distributed as ddp

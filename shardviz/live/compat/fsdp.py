@@ -24,7 +24,7 @@ def give_cpu_streams_events() -> None:
     """Let FSDP2 run on a CPU: torch 2.6.0 lacks what its streams need there, and newer ones do nothing in it."""
     for method in ("record_event", "wait_event"):
         if not hasattr(torch.cpu.Stream, method):
-            setattr(torch.cpu.Stream, method, lambda _stream, _event=None: None)
+            setattr(torch.cpu.Stream, method, lambda stream, _event=None: stream)  # HSDP asserts that there is an event
 
 
 @contextmanager
@@ -53,7 +53,7 @@ def dividing_float64_once() -> Iterator[None]:
 def unit_calling() -> nn.Module | None:
     """Return the module whose FSDP2 unit makes the collective that runs now; None without one, or if it is several.
 
-    It is `FSDPParamGroup.modules` of the frame that calls. Tried on torch 2.13.0.
+    It is `FSDPParamGroup.modules` of the frame that calls. Tried on torch 2.6.0, 2.13.0 and 2.15.0.
     """
     frame = sys._getframe(1) if PARAM_GROUPS in sys.modules else None
     while frame is not None and frame.f_globals.get("__name__") != PARAM_GROUPS:
@@ -70,7 +70,7 @@ def held_back(model: nn.Module) -> Iterator[torch.Tensor]:
     """Yield parameters whose gradient FSDP2 keeps until a later backward, with no `.grad`.
 
     After `set_requires_gradient_sync(False)` it is on the unsharded parameter, after `set_requires_all_reduce(False)`
-    in `_partial_reduce_output`. Tried on torch 2.13.0; if a name has moved, nothing is held back.
+    in `_partial_reduce_output`. Tried on torch 2.6.0, 2.13.0 and 2.15.0; if a name has moved, nothing is held back.
     """
     for group, param in _fsdp_params(model):
         whole = getattr(param, "_unsharded_param", None)
@@ -149,7 +149,7 @@ def flat_gradients_reduced(
     """Report each gradient that FSDP1 will reduce; yield a function that says if it is reducing.
 
     It is the whole one of a flat parameter, which autograd has made. `_runtime_utils._post_backward_hook`, in torch
-    2.13.0; if it has another name, nothing is reported and the answer is always no.
+    2.6.0 to 2.15.0; if it has another name, nothing is reported and the answer is always no.
     """
     from torch.distributed.fsdp import _runtime_utils
 
@@ -162,7 +162,7 @@ def flat_params_without_memory() -> Iterator[None]:
 
     FSDP1 looks for a data pointer.
 
-    `_flat_param._data_ptr_allocated`, which `SHARD_GRAD_OP` with `use_orig_params=True` asks, in torch 2.6.0 to 2.13.0.
+    `_flat_param._data_ptr_allocated`, which `SHARD_GRAD_OP` with `use_orig_params=True` asks, in torch 2.6.0 to 2.15.0.
     """
     from torch.distributed.fsdp import _flat_param
 
@@ -178,15 +178,15 @@ def fsdp_units(model: nn.Module) -> Iterator[tuple[str, int, bool, bool]]:
     Reads `_fsdp_param_group` of FSDP2's state, its `mp_policy` and `post_forward_mesh_info`, `_orig_size` and
     `offload_to_cpu` of its parameters; of FSDP1 the length of a handle's flat parameter, and `_offload_params`.
     `_auto_reshard_after_forward` of FSDP2 keeps a module inside of no other one gathered, from its first forward on;
-    FSDP1 always does (`_post_forward_reshard`).
-    Tried on torch 2.13.0.
+    FSDP1 always does (`_post_forward_reshard`), and FSDP2 of torch 2.6.0, which has no such attribute.
+    Tried on torch 2.6.0, 2.13.0 and 2.15.0.
     """
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     inside: set[nn.Module] = set()
     for name, module in model.named_modules():
         state = _fsdp_state(module)
-        is_kept = getattr(state, "_auto_reshard_after_forward", False) and module not in inside
+        is_kept = getattr(state, "_auto_reshard_after_forward", True) and module not in inside
         inside.update(module.modules() if state is not None and module not in inside else ())
         for group in _fsdp_groups(state):
             params = getattr(group, "fsdp_params", ())
@@ -230,7 +230,7 @@ def wide_reductions(model: nn.Module) -> set[torch.dtype]:
 
 
 def without_pinned_memory(model: nn.Module) -> None:
-    """Keep FSDP2 from pinning offloaded memory, which takes a GPU (torch 2.13.0)."""
+    """Keep FSDP2 from pinning offloaded memory, which takes a GPU (torch 2.6.0 to 2.15.0)."""
     for _, param in _fsdp_params(model):
         param.pin_memory = False
 
@@ -240,7 +240,7 @@ def writes_to_gathered(model: nn.Module) -> Iterator[Callable[[], list[str]]]:
     """Yield a function that names the parameters whose gathered copy is written and then freed.
 
     FSDP2 gathers into `_unsharded_param` before `to_unsharded`, and frees it in `to_sharded`: both are replaced for
-    this long, in torch 2.13.0. A write to `.data` counts in no version and is not seen.
+    this long, in torch 2.6.0 to 2.15.0. A write to `.data` counts in no version and is not seen.
     """
     written: list[Any] = []
     versions: dict[int, int] = {}
@@ -270,7 +270,7 @@ def params_of_fsdp(model: nn.Module) -> Iterator[tuple[torch.Tensor, tuple[int, 
     """Yield FSDP2's sharded parameters, the ranks it reduces over, and its divisor.
 
     `mesh_info` of a parameter, and `gradient_divide_factor` of its group, which `set_gradient_divide_factor` sets, in
-    torch 2.13.0. Torch 2.6.0 has no such factor: what it divides by is not known, and None.
+    torch 2.13.0 and 2.15.0. Torch 2.6.0 has no such factor: what it divides by is not known, and None.
     """
     for group, param in _fsdp_params(model):
         mesh = getattr(getattr(param, "mesh_info", None), "mesh", None)
@@ -306,7 +306,7 @@ def parameters_are_held(model: nn.Module) -> bool:
     """Whether hooks, optimizers or lists keep parameters that `to_empty` replaces.
 
     It replaces plain parameters. A parameter that wraps a tensor, such as a DTensor, stays the same object but loses
-    its hooks, unless it is FSDP2's, which calls them itself (`sharded_param` in torch 2.13.0).
+    its hooks, unless it is FSDP2's, which calls them itself (`sharded_param` in torch 2.6.0 to 2.15.0).
     """
     by_fsdp = {id(param.sharded_param) for _, param in _fsdp_params(model)}
     places = Counter(id(parameter) for module in model.modules() for parameter in module._parameters.values())

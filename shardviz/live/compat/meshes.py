@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, _sharding_prop
 from torch.distributed.tensor.placement_types import _StridedShard
@@ -17,8 +19,6 @@ from shardviz.live.compat.modules import followed, replaced
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
-
-    import torch
 
 
 ORDERS = {"sum": 1.0, "max": math.inf}
@@ -124,7 +124,7 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
 
     Any other tensor is returned as it is.
 
-    `DTensor._local_tensor` in torch 2.6.0 to 2.13.0.
+    `DTensor._local_tensor` in torch 2.6.0 to 2.15.0.
     """
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
@@ -136,12 +136,32 @@ def whole_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @contextmanager
+def norms_reduced_first() -> Iterator[None]:
+    """Make `clip_grad_norm_` reduce a DTensor's norm before it adds its small constant, as a step of one rank does.
+
+    Torch 2.6.0 adds it on every rank, so that what it clips is off by a millionth. `_clip_grads_with_norm_`, whose norm
+    torch 2.13.0 and 2.15.0 reduce themselves.
+    """
+    clip_grad: Any = sys.modules["torch.nn.utils.clip_grad"]
+    before = clip_grad._clip_grads_with_norm_
+
+    def clip(parameters: Any, max_norm: float, norm: Any, *how: Any) -> None:
+        if isinstance(norm, DTensor):
+            norm = norm.redistribute(placements=[Replicate()] * norm.device_mesh.ndim)
+        before(parameters, max_norm, norm, *how)
+
+    version: Any = torch.__version__
+    with nullcontext() if version >= (2, 13) else replaced(clip_grad, "_clip_grads_with_norm_", clip):
+        yield
+
+
+@contextmanager
 def meshes_joined_once() -> Iterator[None]:
     """Make FSDP2 over tensor parallel join its two meshes once instead of per parameter.
 
     That saves a quarter of its time.
 
-    `DeviceMesh._concatenate`, tried on torch 2.13.0; 2.6.0 has none.
+    `DeviceMesh._concatenate`, tried on torch 2.13.0 and 2.15.0; 2.6.0 has none.
     """
     before: Any = getattr(DeviceMesh, "_concatenate", None)
     joined: dict[tuple[int, ...], tuple[list[DeviceMesh], DeviceMesh]] = {}  # with the meshes, which keep their ids

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def computed_buffers(model: nn.Module) -> frozenset[str]:
     """Return the names of buffers that every rank computes and no checkpoint has.
 
-    `_non_persistent_buffers_set` in torch 2.6.0 and 2.13.0.
+    `_non_persistent_buffers_set` in torch 2.6.0 to 2.15.0.
     """
     return frozenset(
         clean_name(f"{prefix}.{name}" if prefix else name)
@@ -32,7 +32,7 @@ def computed_buffers(model: nn.Module) -> frozenset[str]:
 def load_hooks(module: nn.Module) -> Iterator[Callable[..., Any]]:
     """Yield what a module runs on a state dict before it loads it, except for torch's own hooks.
 
-    `_load_state_dict_pre_hooks` in torch 2.6.0 and 2.13.0: its values are wrappers that pass the module on.
+    `_load_state_dict_pre_hooks` in torch 2.6.0 to 2.15.0: its values are wrappers that pass the module on.
     """
     for wrapped in module._load_state_dict_pre_hooks.values():
         hook = getattr(wrapped, "hook", wrapped)
@@ -90,7 +90,7 @@ def innermost_modes() -> tuple[Any, Any]:
     """Return the innermost mode that sees torch's functions, and the one that sees its operators.
 
     A mode for the default device is none: it stands behind all others wherever it is entered.
-    `_get_current_function_mode` and `_get_current_dispatch_mode` in torch 2.6.0 to 2.13.0.
+    `_get_current_function_mode` and `_get_current_dispatch_mode` in torch 2.6.0 to 2.15.0.
     """
     mode = _get_current_function_mode()  # type: ignore[no-untyped-call]
     return (None if isinstance(mode, DeviceContext) else mode), _get_current_dispatch_mode()
@@ -99,13 +99,13 @@ def innermost_modes() -> tuple[Any, Any]:
 def is_compiled(module: nn.Module) -> bool:
     """Whether a module came from `torch.compile` or was compiled by `Module.compile`.
 
-    `OptimizedModule` and `_compiled_call_impl` in torch 2.6.0 to 2.13.0.
+    `OptimizedModule` and `_compiled_call_impl` in torch 2.6.0 to 2.15.0.
     """
     return type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
 
 
 def class_name(module: nn.Module) -> str:
-    """Return a module's class name, without `torch.compile`'s wrapper. `_orig_mod` in 2.13.0."""
+    """Return a module's class name, without `torch.compile`'s wrapper. `_orig_mod` in 2.6.0 to 2.15.0."""
     return type(getattr(module, "_orig_mod", module)).__name__
 
 
@@ -115,7 +115,7 @@ def compiled_calls_wrapped(
 ) -> Iterator[None]:
     """Wrap what a compiled module runs, because `Module.compile` compiles hooks too.
 
-    Tried on torch 2.13.0.
+    Tried on torch 2.6.0, 2.13.0 and 2.15.0.
 
     Args:
         module: What `is_compiled` says is compiled.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def stages_of(schedule: Any) -> list[tuple[nn.Module, Any]]:
     """Return a schedule's stages on this rank, each with its pipeline's process group.
 
-    `_stage` of a schedule with one stage a rank, `_stages` of one with several, in torch 2.6.0 to 2.13.0.
+    `_stage` of a schedule with one stage a rank, `_stages` of one with several, in torch 2.6.0 to 2.15.0.
     """
     stages = getattr(schedule, "_stages", None) or [schedule._stage]
     return [(stage.submod, stage.group) for stage in stages]
@@ -54,7 +54,7 @@ def pipelines_alone() -> Iterator[None]:
     """Let a pipeline stage take its own vote on known input shapes for that of all stages.
 
     `PipelineStage._warmup_backward_result`, which sends and receives votes, and `_user_meta`, in torch 2.13.0; where
-    there are no votes, nothing is done.
+    there are none, as in 2.6.0 and 2.15.0, nothing is done.
 
     Raises:
         RuntimeError: A stage was not given the shapes, which only the stage before it knows.

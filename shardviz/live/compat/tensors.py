@@ -12,12 +12,13 @@ from shardviz.live.compat.modules import replaced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from weakref import ref
 
 
 def has_storage(tensor: torch.Tensor) -> bool:
     """Whether a tensor has its own elements, unlike sparse tensors and wrapper subclasses.
 
-    A wrapper's storage is there, but has no data pointer. Tried on torch 2.6.0 and 2.13.0.
+    A wrapper's storage is there, but has no data pointer. Tried on torch 2.6.0, 2.13.0 and 2.15.0.
     """
     try:
         tensor.untyped_storage().data_ptr()
@@ -35,21 +36,21 @@ def in_backward() -> bool:
 
 
 def real_tensors() -> Any:
-    """Return a context with real new tensors, even in `fake_mode`. Tried on 2.6.0 and 2.13.0."""
+    """Return a context with real new tensors, even in `fake_mode`. Tried on 2.6.0, 2.13.0 and 2.15.0."""
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
     return unset_fake_temporarily()
 
 
 def id_without_memory(storage: torch.UntypedStorage) -> int:
-    """Return the identity of a storage on the meta device: `_cdata`, in torch 2.6.0 to 2.13.0."""
+    """Return the identity of a storage on the meta device: `_cdata`, in torch 2.6.0 to 2.15.0."""
     return -int(storage._cdata)
 
 
 def inner_tensors(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return the tensors inside a wrapper such as a quantized tensor, by name; empty if plain.
 
-    By `__tensor_flatten__`, in torch 2.6.0 to 2.13.0.
+    By `__tensor_flatten__`, in torch 2.6.0 to 2.15.0.
     """
     names = tensor.__tensor_flatten__()[0] if hasattr(tensor, "__tensor_flatten__") else ()
     tensors: dict[str, torch.Tensor] = {}
@@ -63,7 +64,7 @@ def inner_tensors(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
 def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """Yield the plain tensors inside a tensor: a DTensor's part, or the tensor itself.
 
-    Wrappers say what they hold by `__tensor_flatten__`, in torch 2.6.0 to 2.13.0.
+    Wrappers say what they hold by `__tensor_flatten__`, in torch 2.6.0 to 2.15.0.
     """
     if hasattr(tensor, "__tensor_flatten__"):
         for inner_tensor in (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]):
@@ -77,7 +78,8 @@ def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 def storages_resized(note: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
     """Call back with every storage that got another size, which no operator shows.
 
-    `torch.UntypedStorage.resize_` is replaced for this long, as torch's own `MemTracker` does. Tried on torch 2.13.0.
+    `torch.UntypedStorage.resize_` is replaced meanwhile, as torch's own `MemTracker` does: tried on torch 2.6.0, 2.13.0
+    and 2.15.0.
     """
     before = torch.UntypedStorage.resize_
 
@@ -90,9 +92,21 @@ def storages_resized(note: Callable[[torch.UntypedStorage], None]) -> Iterator[N
         yield
 
 
+def tensor_behind(reference: ref[torch.Tensor]) -> torch.Tensor | None:
+    """Return the tensor that a weak reference leads to; None if it is gone.
+
+    A tensor that only C++ holds is Python's again while someone looks at it, which torch has to be told:
+    `Tensor._fix_weakref`, in torch 2.6.0 to 2.15.0. In 2.6.0 it is freed otherwise, with a warning.
+    """
+    tensor = reference()
+    if tensor is not None:
+        tensor._fix_weakref()  # type: ignore[attr-defined]
+    return tensor
+
+
 def version_of(tensor: torch.Tensor) -> tuple[int, int]:
     """Return how often a tensor and its local part were written in place, as torch counts.
 
-    Writes to a DTensor count on itself, those to its part on that: `Tensor._version` in torch 2.6.0 to 2.13.0.
+    Writes to a DTensor count on itself, those to its part on that: `Tensor._version` in torch 2.6.0 to 2.15.0.
     """
     return tensor._version, local_of(tensor)._version

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -16,18 +16,20 @@ from torch.distributed.tensor import Shard
 
 from shardviz.live.compat.ddp import _ddp_unasked
 from shardviz.live.compat.fakes import is_fake
+from shardviz.live.compat.fsdp import give_cpu_streams_events
 from shardviz.live.compat.modules import replaced
 from shardviz.live.compat.tensors import real_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import FrameType
 
 PAUSE, MAX_PAUSE = 0.002, 0.1
 """Seconds between two looks at a store: at first, and at most."""
 
 
 def default_store() -> Any:
-    """Return the store where ranks met. `_get_default_store` in torch 2.6.0 to 2.13.0."""
+    """Return the store where ranks met. `_get_default_store` in torch 2.6.0 to 2.15.0."""
     return torch.distributed.distributed_c10d._get_default_store()
 
 
@@ -50,7 +52,7 @@ def world_of(group: Any) -> Iterator[None]:
     """Make a process group the whole world for its members.
 
     Names of groups are counted, and the members make groups that the others do not: the caller corrects
-    their count with `count_groups`. `_update_default_pg` and `_world.default_pg`, tried on torch 2.13.0.
+    their count with `count_groups`. `_update_default_pg` and `_world.default_pg`, tried on torch 2.6.0 to 2.15.0.
     """
     c10d = torch.distributed.distributed_c10d
     before = c10d._world.default_pg
@@ -96,7 +98,7 @@ def _alone() -> Any:
 def count_groups(at_least: int = 0) -> int:
     """Return how many process groups were named, after setting it to a number if it is smaller.
 
-    `_world.group_count`, tried on torch 2.13.0.
+    `_world.group_count`, tried on torch 2.6.0, 2.13.0 and 2.15.0.
     """
     world = torch.distributed.distributed_c10d._world
     world.group_count = max(world.group_count, at_least)
@@ -132,15 +134,65 @@ def ranks_of_operator(func: Any, args: tuple[Any, ...]) -> tuple[int, ...]:
     return tuple(range(distributed.get_world_size()))
 
 
+@cache
+def let_gloo_average() -> None:
+    """Let gloo average on a CPU as it does in newer torch, for ranks that shardviz starts.
+
+    In torch 2.6.0 it refuses `ReduceOp.AVG`, or takes it for a sum where it scatters the result. There, the methods of
+    `ProcessGroup` below, which `torch.distributed` calls, sum and divide. Torch 2.13.0 and 2.15.0, whose gloo averages,
+    are known by `AllreduceOptions.asyncOp`.
+    """
+    if hasattr(torch.distributed.AllreduceOptions(), "asyncOp"):
+        return
+    for name in ("allreduce", "allreduce_coalesced", "reduce", "_reduce_scatter_base"):
+        setattr(torch.distributed.ProcessGroup, name, _averaging(getattr(torch.distributed.ProcessGroup, name)))
+
+
+def _averaging(method: Any) -> Any:
+    c10d: Any = torch._C._distributed_c10d
+    autograd: Any = torch.autograd
+
+    def run(group: Any, written: Any, *args: Any) -> Any:
+        tensors, how = [written] if isinstance(written, torch.Tensor) else written, args[-1]
+        if how.reduceOp != torch.distributed.ReduceOp.AVG or tensors[0].device.type != "cpu":
+            return method(group, written, *args)
+        how.reduceOp = torch.distributed.ReduceOp.SUM
+        method(group, written, *args).wait()
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), torch.no_grad():
+            for tensor in tensors:
+                with autograd._unsafe_preserve_version_counter(tensor):
+                    tensor.div_(group.size(), rounding_mode=None if tensor.is_floating_point() else "trunc")
+        done: Any = torch.futures.Future()
+        done.set_result(tensors)
+        return c10d._create_work_from_future(done)  # another wait() would write the sum again
+
+    return run
+
+
+def collective_called() -> tuple[str, tuple[Any, ...]] | None:
+    """Return the function of `torch.distributed` that runs a collective now, and its arguments; None without one.
+
+    Torch 2.6.0 hands these functions to no `TorchFunctionMode`, as 2.13.0 and 2.15.0 do.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__") != "torch.distributed.distributed_c10d":
+        frame = frame.f_back
+    if frame is None:
+        return None
+    names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
+    return frame.f_code.co_name, tuple(frame.f_locals[name] for name in names)
+
+
 @contextmanager
 def fake_world(rank: int, num_ranks: int) -> Iterator[None]:
     """Be one rank of a fake world, whose collectives send nothing and leave outputs unchanged.
 
-    `FakeStore` of `torch.testing._internal`, and the backend "fake", tried on torch 2.13.0.
+    `FakeStore` of `torch.testing._internal`, and the backend "fake", tried on torch 2.6.0, 2.13.0 and 2.15.0.
     """
     from torch import distributed
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    give_cpu_streams_events()
     distributed.init_process_group("fake", rank=rank, world_size=num_ranks, store=FakeStore())
     try:
         with _ddp_unasked(), _own_part_only():
@@ -153,7 +205,7 @@ def fake_world(rank: int, num_ranks: int) -> Iterator[None]:
 def _own_part_only() -> Iterator[None]:
     """Make FSDP2 build only this rank's and the first part of a parameter, not every rank's.
 
-    `_chunk_with_empty`, in torch 2.6 to 2.13.0: two minutes of a plan on 100,000 ranks, a sixth of one on 1,024.
+    `_chunk_with_empty`, in torch 2.6.0 to 2.15.0: two minutes of a plan on 100,000 ranks, a sixth of one on 1,024.
     """
     from torch.distributed.fsdp._fully_shard import _fsdp_param as params
 
@@ -188,7 +240,7 @@ def split_alike() -> Iterator[None]:
     The parts are padded to one shape.
 
     torch makes that of every rank and sends them: a minute for 80 layers over 1,024 ranks, under `fake_mode`. Nothing
-    is sent here. `Shard._split_tensor`, and `mesh_scatter` in its module, in torch 2.6.0 to 2.13.0.
+    is sent here. `Shard._split_tensor`, and `mesh_scatter` in its module, in torch 2.6.0 to 2.15.0.
     """
     before = Shard._split_tensor
     module = sys.modules[Shard.__module__]

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 TORCH = str(Path(torch.__file__).parent) + os.sep
 OURS = str(Path(__file__).parents[2]) + os.sep
-HOOKS = f"{OURS}live{os.sep}run{os.sep}hooks{os.sep}"
-"""Functions that a job's calls go through."""
 HERE = str(Path(__file__).parent) + os.sep
+PASSED = (HERE, f"{OURS}live{os.sep}run{os.sep}hooks{os.sep}", f"{OURS}live{os.sep}compat{os.sep}")
+"""Functions that the user's calls go through."""
 LIBRARY = str(Path(os.__file__).parent) + os.sep
 MODULES = str(Path(torch.nn.__file__).parent / "modules") + os.sep
 PLUMBING = (f"{MODULES}module.py", f"{MODULES}container.py")
@@ -92,7 +92,7 @@ def _module_of(frame: FrameType) -> nn.Module | None:
 def _kind(code: CodeType) -> str:
     """Return whether code is the user's, ours, that of one of torch's modules, or none of these."""
     file = code.co_filename
-    if file.startswith(OURS) and not file.startswith((f"{OURS}probes{os.sep}", HERE, HOOKS)):
+    if file.startswith(OURS) and not file.startswith((f"{OURS}probes{os.sep}", *PASSED)):
         return "ours"
     if file.startswith(MODULES) and not file.startswith(PLUMBING):
         return "torch"
@@ -100,7 +100,7 @@ def _kind(code: CodeType) -> str:
     is_library = (
         is_wrapper or file.startswith((TORCH, "<frozen")) or (file.startswith(LIBRARY) and "site-packages" not in file)
     )
-    return "" if is_library or file.startswith((HERE, HOOKS)) else "user"
+    return "" if is_library or file.startswith(PASSED) else "user"
 
 
 def _record(frame: FrameType, line: int = 0) -> FrameRecord:

@@ -21,6 +21,7 @@ from shardviz.live.capture.locals import of_tensor, unwrapped
 from shardviz.live.compat import (
     class_name,
     clean_name,
+    collective_called,
     compiled_calls_wrapped,
     in_backward,
     is_compiled,
@@ -348,7 +349,7 @@ class _Functions(TorchFunctionMode):
 
 
 class _Collectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Hands the collectives among torch's operators to a recorder."""
+    """Hands the collectives among torch's operators to a recorder, with their functions if no other mode saw those."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -357,10 +358,17 @@ class _Collectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if is_communication(func):
             self.recorder.check(func, args)
-        returned = func(*args, **(kwargs or {}))
-        if collective_name(func):
+        run = partial(func, *args, **(kwargs or {}))
+        if not collective_name(func):
+            return run()
+
+        def noted() -> Any:
+            returned = run()
             self.recorder.guarded(self.recorder.collective, func, args)
-        return returned
+            return returned
+
+        called = None if self.recorder.is_inside else collective_called()
+        return noted() if called is None else recorded(self.recorder, called[0], noted, called[1])
 
 
 def recorded(

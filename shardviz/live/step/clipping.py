@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.locals import unwrapped
-from shardviz.live.compat import clean_name
+from shardviz.live.compat import clean_name, norms_reduced_first
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -96,7 +96,8 @@ def noted_clips(model: nn.Module, probe: ModuleType) -> Iterator[Clips]:
     try:
         for at, key, name in replaced:
             at[key] = _noting(clips, name, originals[name])
-        yield clips
+        with norms_reduced_first():
+            yield clips
     finally:
         for at, key, name in replaced:
             at[key] = originals[name]

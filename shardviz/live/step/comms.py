@@ -14,6 +14,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import CommDebugMode
 
 from shardviz.dump.records.step import CastRecord, CollectiveRecord, MoveRecord, ReductionRecord, UnreadRecord
@@ -85,7 +86,9 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
         self._is_before_backward = self._is_before_backward and not self._running.is_bw
         self.note(func, args, kwargs)
         self.unread.read(func, (args, kwargs or {}))
-        returned = super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+        returned: Any = NotImplemented  # for DTensor to take it apart, of which torch 2.6 would write down the mesh
+        if DTensor not in types:
+            returned = super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
         if self.on_write is not None and str(func).startswith("c10d"):
             self.on_write(tensors_in((*args, *(kwargs or {}).values())))
         self._note_narrowing(func, args, returned)

@@ -18,7 +18,6 @@ from shardviz.live.claims.wrappers import reducing
 from shardviz.live.compat import (
     clean_name,
     computed_buffers,
-    give_cpu_streams_events,
     held_back,
     mesh_of_one_rank,
     one_process,
@@ -125,7 +124,6 @@ class ProbeStep:
         Both in float64, where rounding hides nothing; if that raises, as it does for kernels that want bfloat16,
         both again in their own dtypes.
         """
-        give_cpu_streams_events()
         failed = self._step(double=True)
         if failed is None:
             return

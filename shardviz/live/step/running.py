@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shardviz.live.compat import clean_name, in_backward
+from shardviz.live.compat import clean_name, in_backward, tensor_behind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -93,7 +93,7 @@ class Running:
                     tensor.register_hook(hook)  # type: ignore[no-untyped-call]
 
         def prepare_backward(gradient: torch.Tensor) -> None:
-            if self._gradient is None or self._gradient() is not gradient:
+            if self._gradient is None or tensor_behind(self._gradient) is not gradient:
                 self._gradient, self._innermost = weakref.ref(gradient), name
             self._backward = name
 

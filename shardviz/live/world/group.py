@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from shardviz.errors import ShardvizError
+from shardviz.live.compat import give_cpu_streams_events, let_gloo_average
 from shardviz.live.world.protocol import World
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def joined(world: World, timeout: float) -> Iterator[None]:
 
 
 def make_world(rank: int, num_ranks: int, backend: str | None, *, num_local: int, local_rank: int) -> World:
-    """Choose or check the backend, and take this rank's GPU if it needs one.
+    """Choose or check the backend, and take this rank's GPU if it needs one; let a CPU stand in for one.
 
     Args:
         rank: The global rank.
@@ -88,6 +89,9 @@ def make_world(rank: int, num_ranks: int, backend: str | None, *, num_local: int
     device_type = "cuda" if "nccl" in backend else "cpu"
     if device_type == "cuda":
         torch.cuda.set_device(local_rank)
+    else:
+        give_cpu_streams_events()
+        let_gloo_average()
     return World(rank, num_ranks, backend, device_type)
 
 

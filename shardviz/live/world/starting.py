@@ -18,7 +18,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker, util
 from types import ModuleType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from shardviz.errors import ShardvizError
 from shardviz.live.world import preload, rank
@@ -45,6 +45,8 @@ SOCKET_NAME = len("/pymp-xxxxxxxx/listener-xxxxxxxx")
 SHORT_FOLDER = "/tmp"
 IMPORT_LIMIT = 240.0
 """Seconds that the fork server has for importing torch."""
+LEAVE_OUT_FOLDER = "import sys; sys.path = [*filter(None, sys.path)]; "
+"""The beginning of a program without the folder in which it runs on its path."""
 _main_lock = threading.Lock()
 _server_lock = threading.Lock()
 _also: list[str] = []
@@ -94,10 +96,22 @@ def prepare(method: Method = "fork", also: Sequence[str] = ()) -> None:
 def _server_environment() -> Iterator[None]:
     """Set the environment for a server that starts now: modules to import, a safe path.
 
-    Even `multiprocessing` would import a `random.py` that lies there, before anything of shardviz runs.
+    Even `multiprocessing` would import a `random.py` there, before anything of shardviz runs. Python 3.10 knows
+    no `PYTHONSAFEPATH`, so there the program that the server runs begins by leaving its folder out.
     """
+    start_interpreter = util.spawnv_passfds
+
+    def start_safely(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> int:
+        at = list(args).index("-c") + 1
+        return start_interpreter(path, [*args[:at], LEAVE_OUT_FOLDER + args[at], *args[at + 1 :]], passfds)
+
     with _server_lock, with_environment({preload.ALSO: ",".join(_also), "PYTHONSAFEPATH": "1"}):
-        yield
+        if sys.version_info < (3, 11):
+            util.spawnv_passfds = start_safely
+        try:
+            yield
+        finally:
+            util.spawnv_passfds = start_interpreter
 
 
 def _make_room_for_sockets() -> None:

@@ -40,8 +40,9 @@ def save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> No
     """Write the weights, and the state that the optimizer has, frozen weights or not."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     state = {names[parameter]: values for parameter, values in optimizer.state.items()}
-    with warnings.catch_warnings(action="ignore"):  # that there is one process
-        dcp.save({"model": model.state_dict(), "optim": {"state": state}}, checkpoint_id=folder, no_dist=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there is one process
+        dcp.save({"model": model.state_dict(), "optim": {"state": state}}, checkpoint_id=folder)
 
 
 def frozen_before_the_load(folder: Path, right: bool) -> None:

@@ -104,8 +104,9 @@ def save_weights(folder: Path) -> dict[str, torch.Tensor]:
     weights["3.weight"] = torch.randn(16)
     torch.save({"model": weights, "epoch": 3}, folder / "weights.pt")
     save_file(weights, folder / "weights.safetensors")
-    with warnings.catch_warnings(action="ignore"):  # that there is one process
-        dcp.save(weights, checkpoint_id=folder / "dcp", no_dist=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there is one process
+        dcp.save(weights, checkpoint_id=folder / "dcp")
     return weights
 
 

@@ -7,7 +7,7 @@ from shardviz.cli import main
 from shardviz.dump.dump import dump_of
 from shardviz.dump.gather import read_parts
 from shardviz.dump.read import read_run
-from tests.lanes import nightly
+from tests.lanes import nightly, since_torch
 from tests.live.lines.cases import CASES
 from tests.live.run.jobs import BEGIN, END, ON_FOUR, ON_TWO_RANKS, RANKS, STEP, TORCHRUN, run
 from tests.live.run.nodes import RUN, run_on_two
@@ -66,6 +66,7 @@ def report_on_all(tmp_path, parts):
     return together
 
 
+@since_torch(2, 7)  # where FSDP2 steps on a CPU
 def test_what_no_node_sees_alone_is_found_in_their_parts(tmp_path):
     script = BEGIN + ON_TWO_RANKS + "exchange(model[0].weight)\n" + STEP + END
     ran = run_on_two(tmp_path / "two", script, before=(*RUN, "--", *RANKS), ranks=1)

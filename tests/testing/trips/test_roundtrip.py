@@ -8,7 +8,7 @@ from torch import distributed, nn
 
 from shardviz.errors import MeshError, ShardvizError
 from shardviz.testing import ShardAssertionError, assert_checkpoint_roundtrip, spmd
-from tests.lanes import nightly
+from tests.lanes import nightly, since_torch
 from tests.testing.trips import jobs
 
 FROM_TWO_TO_TWO = ["fsdp=2", "fsdp=2"]
@@ -185,6 +185,7 @@ def check_raised(meshes, at):
     assert assert_checkpoint_roundtrip(jobs.save_dcp, jobs.load_dcp, jobs.fsdp, jobs.adam, meshes=["rank=1"]).compared
 
 
+@since_torch(2, 9)
 @spmd(mesh={"fsdp": 2}, timeout=120)
 def test_tied_weights_that_a_writer_refuses_are_an_error_in_words_and_no_wait(mesh):
     """torch 2.13's Hugging Face writer gives tied weights to safetensors, which refuses tensors that share memory."""

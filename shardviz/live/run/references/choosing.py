@@ -24,6 +24,7 @@ from shardviz.errors import DumpError
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.lookup.by_reference import cast_bits, is_as_claimed, stored_slice
 from shardviz.live.capture.stamp import bits_of_tensor
+from shardviz.live.compat import tensor_behind
 from shardviz.live.run.references.changes import all_rounded, notes_on_rounding, rounded_files
 from shardviz.live.run.references.misfits import is_given, is_mixed_up, lost, misfits, notes_on, notes_on_mixtures
 from shardviz.live.run.references.sources import Loaded
@@ -277,7 +278,7 @@ def discarded_on_all_ranks(
     for source in sources:
         copies = source.copies if isinstance(source, Loaded) else {}
         names = matched([local.name for local in locals_], copies).names
-        if names and all(copies[name]() is None for name in names.values()):
+        if names and all(tensor_behind(copies[name]) is None for name in names.values()):
             largest = max((local for local in locals_ if local.name in names), key=lambda local: local.values.numel())
             if not _is_alive(
                 largest, [candidate for candidate in of_all.get(largest.name, []) if candidate.path == source.path]

@@ -9,6 +9,7 @@ same: it counts if another rank shows that nothing was. Buffers are passed over:
 from __future__ import annotations
 
 import gc
+import sys
 import zlib
 from collections import defaultdict
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from torch import nn
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.stamp import storage_key
 from shardviz.live.claims.registry import marks, of_tensor
-from shardviz.live.compat import clean_name, local_of, version_of
+from shardviz.live.compat import clean_name, local_of, tensor_behind, version_of
 from shardviz.live.run.references.writing import is_plain, may_write, rank_here, write
 
 if TYPE_CHECKING:
@@ -36,6 +37,9 @@ NAME = "the values before sharding"
 
 SAMPLE = 4096
 """Elements of a tensor that tell whether ranks had the same values: seeds that differ show in the first ones."""
+
+UNINTERRUPTED = 60.0
+"""Seconds for which Python would not let another thread run."""
 
 META = (
     "it was on the meta device when it was sharded, and no checkpoint that was loaded afterwards has it, so the only "
@@ -134,7 +138,7 @@ class Values:
         stepped = {id(parameter) for optimizer in optimizers for parameter in parameters_of(optimizer)}
         for prefix, module in root.named_modules():
             for name, before in self._parameters.get(module, {}).items():
-                now, old = getattr(module, name, None), before()
+                now, old = getattr(module, name, None), tensor_behind(before)
                 is_trained = isinstance(now, torch.Tensor) and now.requires_grad and id(now) not in stepped
                 if is_trained and old is not None and id(old) in stepped:
                     yield clean_name(f"{prefix}.{name}" if prefix else name)
@@ -206,17 +210,29 @@ def sample(tensor: torch.Tensor) -> int:
     return zlib.crc32(values.view(torch.uint8).numpy().tobytes()) if values.numel() else 0
 
 
+def _living(kind: type[Any]) -> list[Any]:
+    """Return every object of a class in this process.
+
+    No other thread runs meanwhile: torch 2.6.0 warns of each tensor that one of gloo's frees while all are in a list.
+    """
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(UNINTERRUPTED)
+    try:
+        # By type(): isinstance would run the code of lazy proxies that say that they are something else.
+        return [living for living in gc.get_objects() if issubclass(type(living), kind)]
+    finally:
+        sys.setswitchinterval(interval)
+
+
 def living_modules() -> list[nn.Module]:
     """Return every module of this process."""
-    # By type(): isinstance would run the code of lazy proxies that say that they are something else.
-    modules = [module for module in gc.get_objects() if issubclass(type(module), nn.Module)]
+    modules = _living(nn.Module)
     return [module for module in modules if "_modules" in vars(module)]  # a wrapper that is being made has none yet
 
 
 def living_optimizers() -> list[torch.optim.Optimizer]:
     """Return every optimizer of this process that has its groups."""
-    optimizers = [one for one in gc.get_objects() if issubclass(type(one), torch.optim.Optimizer)]
-    return [optimizer for optimizer in optimizers if "param_groups" in vars(optimizer)]
+    return [optimizer for optimizer in _living(torch.optim.Optimizer) if "param_groups" in vars(optimizer)]
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:

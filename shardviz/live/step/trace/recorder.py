@@ -18,7 +18,7 @@ from msgspec import structs
 
 from shardviz.dump.records.trace import KeptRecord, of_point
 from shardviz.live.capture.locals import Local, of_tensor
-from shardviz.live.compat import clean_name, in_backward, is_compiled
+from shardviz.live.compat import clean_name, in_backward, is_compiled, tensor_behind
 from shardviz.live.step.return_values import is_array
 from shardviz.live.step.running import tensors_in
 from shardviz.live.trace_modules import ALL, NONE, Followed
@@ -159,7 +159,7 @@ class Trace:
     def _seen_once(self, tensor: torch.Tensor) -> Seen:
         """Return what is kept of a tensor, once if it goes through several modules unchanged."""
         cached = self._known.get(id(tensor))
-        if cached is not None and cached[0]() is tensor and cached[1] == tensor._version:
+        if cached is not None and tensor_behind(cached[0]) is tensor and cached[1] == tensor._version:
             return cached[2]
         with torch.no_grad():
             local = of_tensor("", "activation", tensor)
