@@ -10,7 +10,7 @@ from shardviz.live.capture.stamp import named_tensors
 from shardviz.live.claims import registry
 from shardviz.live.claims.local import Local
 from shardviz.live.claims.registry import of_tensor, unwrapped
-from shardviz.live.compat import clean_name, unit_of
+from shardviz.live.compat import clean_name, held_back, unit_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,6 +37,12 @@ def local_tensors(model: nn.Module, mesh: Mesh | None = None) -> Iterator[Local]
         cleaned = clean_name(name)
         if cleaned not in done and unit_of(name) is None:
             yield of_tensor(names.get(cleaned, cleaned), role, tensor, mesh)
+
+
+def held_back_names(model: nn.Module) -> list[str]:
+    """Return the names of parameters whose gradient FSDP2 keeps for a later backward."""
+    without = {id(param) for param in held_back(model)}
+    return [clean_name(name) for name, param in model.named_parameters() if id(param) in without]
 
 
 def name_of(root: nn.Module) -> str:

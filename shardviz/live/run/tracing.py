@@ -30,7 +30,7 @@ from shardviz.dump.records.step import ClipRecord
 from shardviz.dump.write import write_rank, write_run
 from shardviz.layout.mesh import AXIS_NAME
 from shardviz.live.capture.capture import Capture
-from shardviz.live.capture.locals import Local, local_tensors, unwrapped
+from shardviz.live.capture.locals import Local, held_back_names, local_tensors, unwrapped
 from shardviz.live.claims.wrappers import reducing
 from shardviz.live.compat import (
     asks_for_shapes,
@@ -129,6 +129,7 @@ def write_step(step: Step, folder: Path, command: tuple[str, ...], problem: str 
         capture.add_values(local, "step")
     add_points(capture, step.trace)
     capture.options, capture.clips = options_records(step.options), step.clips
+    capture.held_back = held_back_names(unwrapped(step.root))
     if step.lines is not None:
         quietly(WHAT, step.lines.add_to, capture)
     for name, ranks in groups_of(num_ranks):
@@ -427,7 +428,11 @@ class Follower:
 
     def _keep_options(self, step: Step) -> None:
         model = unwrapped(step.root)
-        options = [options_of(optimizer, model) for optimizer in (*self._optimizers, *self._taken)]
+        optimizers = [*self._optimizers, *self._taken]
+        inner = [getattr(optimizer, "optim", None) for optimizer in optimizers]
+        options = [
+            options_of(optimizer, model) for optimizer in optimizers if not any(optimizer is other for other in inner)
+        ]
         self._step = replace(step, options={name: values for of_each in options for name, values in of_each.items()})
 
     def _end_with_process(self) -> None:

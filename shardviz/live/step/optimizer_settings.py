@@ -49,10 +49,14 @@ def kept_by(optimizer: torch.optim.Optimizer, model: nn.Module) -> Kept:
 
 
 def options_of(optimizer: torch.optim.Optimizer, model: nn.Module) -> Options:
-    """Return the options with which an optimizer steps each parameter."""
+    """Return the options with which an optimizer steps each parameter.
+
+    ZeroRedundancyOptimizer gives the one inside of it the numbers of its own groups only when it steps.
+    """
     names = {id(parameter): clean_name(name) for name, parameter in model.named_parameters()}
     options: Options = {}
-    for group in getattr(getattr(optimizer, "optim", optimizer), "param_groups", ()):
+    outer = optimizer if hasattr(optimizer, "param_groups") else getattr(optimizer, "optim", optimizer)
+    for group in getattr(outer, "param_groups", ()):
         values = {key: text for key, value in group.items() if key != "params" and (text := _option(value))}
         options |= {names[id(param)]: values for param in group["params"] if id(param) in names}
     return options

@@ -13,12 +13,10 @@ from msgspec import structs
 from shardviz.dump.records.step import WHOLE_LOSS, RaisedRecord
 from shardviz.errors import ProbeError
 from shardviz.live.capture.agreement import agreed_errors, attempted, in_a_line
-from shardviz.live.capture.locals import local_tensors, of_tensor, unwrapped
+from shardviz.live.capture.locals import held_back_names, local_tensors, of_tensor, unwrapped
 from shardviz.live.claims.wrappers import reducing
 from shardviz.live.compat import (
-    clean_name,
     computed_buffers,
-    held_back,
     mesh_of_one_rank,
     one_process,
     wide_reductions,
@@ -418,10 +416,8 @@ class ProbeStep:
         """
         capture, mesh, comms = self.on.capture, self.on.job.mesh, step.observation.comms
         tensors = self.on.part.of_stage(local_tensors(unwrapped(model), mesh))
-        without = {id(param) for param in held_back(unwrapped(model))}
-        named = unwrapped(model).named_parameters()
         capture.wrappers = reducing(step.observation.around or model, self.on.part.prefix)
-        capture.held_back += [clean_name(name) for name, param in named if id(param) in without]
+        capture.held_back += held_back_names(unwrapped(model))
         locals_, of_optimizer = updated_shards(self.on, model, tensors, step, updated)
         if step.output is not None and step.runs != reference.runs:
             times = f"{step.runs} times per step, but the unsharded model ran {reference.runs} times"

@@ -26,6 +26,7 @@ from shardviz.check.step.trace.traces import counts_per_forward, float_of, trace
 from shardviz.dump.records.lines import STEP
 from shardviz.explain.checkpoints.conversion import NarrowedOnTheWay
 from shardviz.explain.finding import Finding
+from shardviz.explain.step.gradients import ReductionSwitchedOff
 from shardviz.explain.step.modules import UnexplainedModule
 from shardviz.explain.step.two_jobs import (
     DifferentSettings,
@@ -237,6 +238,7 @@ def _step_of(
     reference_name = "one process" if reference.is_of_one else reference.name
     evidence = JobEvidence(dump, tuple(compared(dump)), clips_of(reference, job))
     results = [*findings_on(evidence, judging, reference_name), *trained_in_one_job(weights, job)]
+    results += [*held_back_gradients(weights, job), *different_settings(reference, job)]
     findings = grouped([result for result in results if isinstance(result, Finding)], ranks_by_name(dump))
     placed = [result for result in with_lines(dump, findings) if isinstance(result, Finding)]
     findings = with_own_clips(sorted(placed, key=lambda finding: not finding.module), job)
@@ -273,6 +275,18 @@ def trained_in_one_job(weights: Weights, job: WholeJob) -> Iterator[Finding]:
         if name in weights.params and name not in weights.grads and held:
             text = "it has a gradient, and the unsharded model's has none"
             yield TrainedInOneJob().finding(name, tuple(held), text)
+
+
+def held_back_gradients(weights: Weights, job: WholeJob) -> Iterator[Finding]:
+    """Yield weights that a job's optimizer steps without a gradient, because FSDP holds it back."""
+    params, gradients = by_name(job.job.ranks, "param"), by_name(job.job.ranks, "grad")
+    ranks_of: dict[str, list[int]] = {}
+    for rank, record in job.job.dump.files.ranks.items():
+        for name in record.held_back:
+            ranks_of.setdefault(name, []).append(rank)
+    for name in (name for name in weights.grads if name in ranks_of and name in params and name not in gradients):
+        text = "the optimizer steps while .grad is None on every rank: FSDP holds the gradient back"
+        yield ReductionSwitchedOff().finding(name, tuple(ranks_of[name]), text)
 
 
 def _apart(judging: Judging, reference: WholeJob) -> Iterator[NotChecked]:
@@ -360,16 +374,28 @@ def options_of(job: WholeJob) -> Options:
 
 def different_options(options: tuple[Options, Options], jobs: tuple[WholeJob, WholeJob]) -> tuple[str, ...]:
     """Return the options that differ, the learning rate first: `lr (0.1 in the first run, 0.2 in the second run)`."""
-    first, second = options
-    different = {
-        (option, value, second[name][option])
-        for name in first.keys() & second.keys()
-        for option, value in first[name].items()
-        if option in OPTIONS and second[name].get(option, value) != value
-    }
+    different = {each for _, each in _different(options)}
     ordered = sorted(different, key=lambda each: (OPTIONS.index(each[0]), each))
     texts = [f"{option} ({old} in {jobs[0].name}, {new} in {jobs[1].name})" for option, old, new in ordered]
     return tuple(texts[:MAX_LISTED])
+
+
+def _different(options: tuple[Options, Options]) -> Iterator[tuple[str, tuple[str, str, str]]]:
+    """Yield each parameter with an option that differs, and its number in either job."""
+    first, second = options
+    for name in (name for name in first if name in second):
+        for option, value in first[name].items():
+            if option in OPTIONS and (other := second[name].get(option, value)) != value:
+                yield name, (option, value, other)
+
+
+def different_settings(reference: WholeJob, job: WholeJob) -> Iterator[Finding]:
+    """Yield weights that the optimizers of two jobs step with other settings."""
+    options = options_of(reference), options_of(job)
+    cause = DifferentSettings(different_options(options, (reference, job)))
+    for name in dict.fromkeys(name for name, _ in _different(options)):
+        text = "the optimizers of the two jobs step it with different settings"
+        yield cause.finding(name, tuple(job.job.ranks), text)
 
 
 def _narrow_steps(

@@ -314,12 +314,21 @@ class Rows:
 
 
 def rows_of(whole_batch: list[Kept], batches: Mapping[int, list[Kept]], mesh: Mesh) -> Rows:
-    """Compare what both models are given: each rank a split of it, or rows of it in any order."""
+    """Compare what both models are given: each rank a split of it, or rows of it in any order.
+
+    Other inputs than the batch may have its rows along another dim, as the state of an LSTM has.
+    """
     if not whole_batch or not batches:
         return Rows()
     if _are_split(whole_batch, batches, mesh):
         return Rows()
-    rows = {rank: _rows(whole_batch, own) for rank, own in batches.items()}
+    of_inputs = [
+        {rank: _rows(whole, own[at]) if at < len(own) else None for rank, own in batches.items()}
+        for at, whole in enumerate(whole_batch)
+    ]
+    known = (at for at, rows in enumerate(of_inputs) if all(row is not None for row in rows.values()))
+    batch = next(known, 0)
+    rows, size = of_inputs[batch], next(iter(whole_batch[batch].shape), 0)
     unknown = [rank for rank, at in rows.items() if at is None]
     if unknown and _are_padded_parts(whole_batch[0], [batch[0] for batch in batches.values()]):
         shapes = f"{list(batches[unknown[0]][0].shape)} of the other job's {list(whole_batch[0].shape)}"
@@ -331,7 +340,6 @@ def rows_of(whole_batch: list[Kept], batches: Mapping[int, list[Kept]], mesh: Me
     of_ranks = {rank: tuple(at.tolist()) for rank, at in rows.items() if at is not None}
     parts = list(dict.fromkeys(of_ranks.values()))
     every = [row for part in parts for row in part]
-    size = whole_batch[0].shape[0]
     if len(set(every)) < size:
         return _incomplete(of_ranks, size, mesh)
     if len(every) > size:
@@ -408,9 +416,8 @@ def _near(whole: Kept, part: Kept) -> float:
     return max(whole.tolerance, part.tolerance)
 
 
-def _rows(whole_batch: list[Kept], batch: list[Kept]) -> NDArray[np.int64] | None:
+def _rows(whole: Kept, rows: Kept) -> NDArray[np.int64] | None:
     """Return the rows of the whole batch that a rank was given; None if one isn't in it."""
-    whole, rows = whole_batch[0], batch[0]
     if not (whole.is_whole and rows.is_whole) or whole.shape[1:] != rows.shape[1:] or not rows.shape:
         return None
     used: set[int] = set()
