@@ -73,8 +73,8 @@ def add_arguments(parser: Parser) -> None:
         metavar="CKPT",
         action="append",
         default=[],
-        help="a checkpoint to search for stale tensors (neighboring steps are always searched), or the weights that an "
-        "adapter was merged into",
+        help="a checkpoint to search for stale tensors (neighboring steps are always searched), the weights that an "
+        "adapter was merged into, or the adapter itself",
     )
     parser.epilog = f"{parser.epilog}\n{LANGUAGE}{functions_text()}"
     parser.add_argument(

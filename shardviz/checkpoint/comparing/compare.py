@@ -167,7 +167,7 @@ def refuse_strangers(pairs: Pairs, before: Side, after: Side, by: str = "name") 
     family = family_of(before.tensors, after.tensors)
     hint = WRITE_A_MAP
     if adapter := next((one for one in (before, after) if all(ADAPTER in name for name in one.tensors)), None):
-        hint = f"{adapter.path} is an adapter, and has nothing of a model: merge it first, or give another adapter"
+        hint = f"{adapter.path} is an adapter: to check a merge, shardviz diff BASE MERGED --also {adapter.path}"
     raise ShardvizError(
         f"no tensor of {before.path} is in {after.path} by its {by}: the first has {some}, the second {others}",
         f"--map {family} knows these names" if family else hint,

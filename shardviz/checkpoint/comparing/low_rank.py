@@ -27,7 +27,7 @@ def ranks_of_changes(first: Tensor, second: Tensor, base: Tensor) -> tuple[int, 
 
     The two then differ by a change of the remaining rank: changes of different adapters have the sum of their ranks.
     """
-    corners = [_corner(side) for side in (first, second, base)]
+    corners = [corner_of(side) for side in (first, second, base)]
     if any(corner is None for corner in corners) or len({side.shape for side in (first, second, base)}) > 1:
         return None
     before, after, start = (corner for corner in corners if corner is not None)
@@ -40,14 +40,14 @@ def ranks_of_changes(first: Tensor, second: Tensor, base: Tensor) -> tuple[int, 
 
 def rank_of_change(side: Tensor, base: Tensor) -> int:
     """Return the rank of a matrix's change from a base if it is low, as an adapter's; else 0."""
-    after, start = _corner(side), _corner(base)
+    after, start = corner_of(side), corner_of(base)
     if after is None or start is None or after.shape != start.shape:
         return 0
     rank = rank_of(after - start, start, max(EPSILON[side.dtype], EPSILON[base.dtype]))
     return rank if rank < min(start.shape) else 0
 
 
-def _corner(side: Tensor) -> NDArray[np.float64] | None:
+def corner_of(side: Tensor) -> NDArray[np.float64] | None:
     """Return the first rows and columns of a matrix of floats; None of anything else."""
     if len(side.shape) != 2 or side.dtype not in FLOATS or (bits := readable_bits(side)) is None:
         return None

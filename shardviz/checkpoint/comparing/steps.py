@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardviz.checkpoint.comparing.adapters import adapters_among, with_adapters
 from shardviz.checkpoint.comparing.changes import factor_text
 from shardviz.checkpoint.comparing.equality import equal, narrower, readable_bits
 from shardviz.checkpoint.comparing.low_rank import rank_of_change, ranks_of_changes
@@ -119,7 +120,7 @@ def with_left_over(outcomes: Outcomes, before: Checkpoint, after: Checkpoint, al
         (outcome if side_and_steps is None else _judge_stale(outcome, steps, pair, *side_and_steps, whole), pair)
         for side_and_steps, (outcome, pair) in zip(by_steps, outcomes, strict=True)
     ]
-    merged = _with_merges(judged, also)
+    merged = list(with_adapters(_with_merges(judged, also), adapters_among(also)))
     return with_whole_file(with_stale_parts(with_odd_file(merged, steps.others), steps))
 
 

@@ -162,7 +162,7 @@ def index_in(folder: Path) -> Path | None:
 
 def _read_index(index: Path) -> dict[str, str]:
     try:
-        indexed = msgspec.json.decode(_read_json(index), type=_Index).weight_map
+        indexed = msgspec.json.decode(read_json(index), type=_Index).weight_map
     except (OSError, ValueError, msgspec.DecodeError, RecursionError) as error:
         raise DumpError(f"{index} is damaged: {printable(str(error))}", "copy it again") from error
     outside = next((name for name in dict.fromkeys(indexed.values()) if not is_plain(name)), None)
@@ -178,7 +178,12 @@ def is_plain(name: str) -> bool:
     return bool(name) and name not in (".", "..") and not set(name) & set("/\\:\0") and len(name) < 256
 
 
-def _read_json(path: Path) -> bytes:
+def read_json(path: Path) -> bytes:
+    """Return what a small file beside a checkpoint has.
+
+    Raises:
+        DumpError: It is none, or too large.
+    """
     size = file_size(path)
     if size is None or size > MAX_JSON:
         raise DumpError(f"{path} is not a file of up to {MAX_JSON:,} bytes", "copy it again")
@@ -188,7 +193,7 @@ def _read_json(path: Path) -> bytes:
 def _says_tied(folder: Path) -> bool:
     """Whether the model's settings beside its weights say that its embeddings are tied."""
     try:
-        return msgspec.json.decode(_read_json(folder / "config.json"), type=_Settings).tie_word_embeddings
+        return msgspec.json.decode(read_json(folder / "config.json"), type=_Settings).tie_word_embeddings
     except (OSError, ValueError, DumpError, msgspec.DecodeError, RecursionError):
         return False
 

@@ -328,6 +328,30 @@ class AdapterScaled(Cause):
     how = "merge it with the scale that it was trained with: alpha / r, or alpha / sqrt(r) if use_rslora is set"
 
 
+class MergedWithAnotherScale(Cause):
+    """An adapter was merged with a scale that its settings don't have.
+
+    The product of a LoRA's matrices is multiplied by alpha / r, or by alpha / sqrt(r) if it is rank-stabilized. A merge
+    that takes the other one, or none, gives weights of the right shape, near the right values.
+
+    Attributes:
+        adapter: The adapter's name.
+        factor: The scale that it was merged with.
+        due: The scale that its settings make.
+        how_made: How they do, as `alpha / r`.
+    """
+
+    adapter: str
+    factor: str
+    due: str
+    how_made: str
+    why = (
+        "The merge multiplied the product of the matrices in {adapter} by {factor}, and its adapter_config.json makes "
+        "it {due}: {how_made}"
+    )
+    how = "merge it with {due}"
+
+
 class AdapterMergedAgain(Cause):
     """A tensor has the change between two checkpoints more than once.
 
