@@ -8,6 +8,7 @@ wrong. Each pair is compared in both directions.
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -297,6 +298,18 @@ def of_values(values: Array) -> Iterator[tuple[str, Array]]:
             yield f"dim {dim} without an index, reversed", np.flip(rest, dim)
 
 
+def of_merges() -> Iterator[tuple[str, Model, Model, Model, bytes]]:
+    """Yield a base, the same with an adapter merged, and the adapter with its settings."""
+    random = np.random.default_rng(8)
+    base, down, up = random.standard_normal((32, 24)), random.standard_normal((4, 24)), random.standard_normal((32, 4))
+    adapter = {"base_model.model.w.lora_A.weight": down, "base_model.model.w.lora_B.weight": up}
+    rest = {"norm.weight": random.standard_normal(16)}
+    for what, scale, is_rank_stabilized in (("as is due", 8, True), ("by its rank", 4, True), ("twice", 8, False)):
+        settings = json.dumps({"lora_alpha": 16, "r": 4, "use_rslora": is_rank_stabilized}).encode()
+        yield what, {"w": base, **rest}, {"w": base + scale * up @ down, **rest}, adapter, settings
+    yield "another", {"w": base, **rest}, {"w": base + up @ down[::-1], **rest}, adapter, settings
+
+
 def of_blocks() -> Iterator[tuple[str, Array, Array]]:
     """Yield matrices of which rows, or parts of them, have factors of their own, and near misses."""
     random = np.random.default_rng(4)
@@ -357,6 +370,10 @@ def main() -> None:
     for name, models in of_adapters():
         command = ("diff", "{0}.safetensors", "{1}.safetensors", "--also", "{2}.safetensors")
         room.add_content(name, command, [{"": saved(each)} for each in models])
+    for name, base, merged, adapter, settings in of_merges():
+        folder = {"adapter_model.safetensors": saved(adapter), "adapter_config.json": settings}
+        command = ("diff", "{0}.safetensors", "{1}.safetensors", "--also", "{2}")
+        room.add_content(f"adapter merged: {name}", command, [{"": saved(base)}, {"": saved(merged)}, folder])
     record(room)
 
 
