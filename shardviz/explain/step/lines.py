@@ -203,6 +203,20 @@ class MisplacedLine(AtLine):
         return {"repeat": "repeat_interleave", "repeat_interleave": "repeat"}.get(self.function, "")
 
 
+class RolledPart(MisplacedLine):
+    """A line rolls a rank's part by itself: what crosses an end comes in at the other.
+
+    Labels are often the tokens, rolled by one. The last label of a rank's part is then the part's first token, and not
+    the first one of the next rank's.
+    """
+
+    why = (
+        "{function} in {place} rolls the rank's own part: what crosses one end of it comes in at the other end, and "
+        "not from the next rank's part"
+    )
+    how = "roll the whole tensor before it is cut, or send what crosses an end to the next rank"
+
+
 class ScaledLine(Cause):
     """A line returns the right result multiplied by a number.
 

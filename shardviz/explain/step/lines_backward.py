@@ -112,7 +112,7 @@ class UnreducedGather(Cause):
     how = (
         "{is_dtensor:?pass grad_placements=[Partial()] to full_tensor() or to_local() in {place}, with Partial() for "
         "{axis}|sum the gradients over {axis} in the backward of {place} before it takes the rank's part: a "
-        "reduce_scatter, or an all_reduce and a chunk}"
+        "reduce_scatter, or an all_reduce and a chunk; torch.distributed.nn.functional.all_gather has such a backward}"
     )
 
 

@@ -20,7 +20,7 @@ from shardviz.explain.step.lines_backward import (
 )
 from shardviz.layout.region import Region
 from shardviz.relate.factors import over
-from shardviz.relate.tolerance import SINGLE
+from shardviz.relate.tolerance import ELEMENT, SINGLE
 from shardviz.relate.values import error_of, part_of
 from shardviz.text import listed
 
@@ -46,10 +46,10 @@ def backward_fault(lines: Lines, states: States) -> Fault | None:
     """Return the line at which gradients first go wrong, of a module or a loss whose forward is right."""
     search = _Backward(lines, states)
     wrong = [value for value in lines.values if states.placed(value, gradient=True).is_wrong]
-    if not wrong or any(states.placed(value, gradient=True).is_wrong for value, _ in lines.returned):
-        return None
     if (gather := _gather_fault(lines, states, wrong)) is not None:
         return gather
+    if not wrong or any(states.placed(value, gradient=True).is_wrong for value, _ in lines.returned):
+        return None
     leaving = [value for value in wrong if not _is_contained(lines, states, value)]
     return search.blame(max(leaving, key=lines.order)) if leaving else None
 
@@ -88,6 +88,7 @@ def _lacks_gradients_of_others(lines: Lines, states: States, value: Value, made:
     dims = [dim for dim, chain in enumerate(layout.chains) if axis in chain] if layout is not None else []
     if whole is None or layout is None or whole.shape != layout.shape or len(dims) != 1 or not held or not came:
         return False
+    near = max(SINGLE, ELEMENT.get(states.held_dtype(value), SINGLE))
     sums, misses = over(axis, "sum", came, states.mesh), False
     for rank, region in layout.regions():
         shape = came[rank].shape if rank in sums else ()
@@ -95,9 +96,9 @@ def _lacks_gradients_of_others(lines: Lines, states: States, value: Value, made:
             return False
         along = Region(tuple(region.dims[at] if at == dims[0] else ((0, size),) for at, size in enumerate(shape)))
         lacking = part_of(sums[rank] - came[rank], along)
-        if lacking.shape != held[rank].shape or error_of(held[rank] + lacking, part_of(whole, region)) > SINGLE:
+        if lacking.shape != held[rank].shape or error_of(held[rank] + lacking, part_of(whole, region)) > near:
             return False
-        misses |= error_of(held[rank], part_of(whole, region)) > SINGLE
+        misses |= error_of(held[rank], part_of(whole, region)) > near
     return misses
 
 

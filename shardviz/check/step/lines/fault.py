@@ -22,6 +22,7 @@ from shardviz.explain.step.lines import (
     MislabeledPlacement,
     MisplacedLine,
     OtherNumber,
+    RolledPart,
     ScaledLine,
     ScaledTermLine,
     SegmentsOfPart,
@@ -196,8 +197,10 @@ def wrong_result(
         segments: The dim that it takes apart, and into how many segments; the rank has one stretch of it.
     """
     moved, place, function = act.held.moved, act.place, act.function
-    if moved:
-        cause: Cause = MisplacedLine(act.inner, function, is_of_rank=moved == "rank")
+    if moved == "order" and function == "roll":
+        cause: Cause = RolledPart(act.inner, function, is_of_rank=False)
+    elif moved:
+        cause = MisplacedLine(act.inner, function, is_of_rank=moved == "rank")
     elif unlike:
         cause = UnlikeOperands(place, function, act.given, int(unlike))
     elif segments is not None:
