@@ -35,7 +35,7 @@ MESHES = tuple(map(parse_mesh, ("tp=2", "dp=2,tp=2", "tp=4")))
 RETURNED: dict[tuple[str, str], str] = {
     (S0, R): "mlp residual_in_sum fused labels replaced branches hooked noise halves apart",
     (R, R): "attention vocabulary loop padding room ratio drawn selected",
-    (R, S0): "experts positions masked gathered heads_of_keys counted exchanged",
+    (R, S0): "experts positions masked gathered heads_of_keys counted exchanged rolled",
     (S0, S1): "norm softmax",
     (R, S1): "causal grouped biased",
 }

@@ -307,3 +307,20 @@ def counted(r: Tape) -> Held:
     every = out if r.is_whole else joined(r, out, 0)
     total = r.call("sum", lambda part: part.sum(0, keepdim=True), every, numbers="0 True")
     return r.call("div", torch.div, out, r.call("add", lambda part: part.abs() + 1, total, numbers="1"))
+
+
+def rolled(r: Tape) -> Held:
+    """Each token beside the one before it: what crosses the end of a rank's part comes from the rank before."""
+    x = r.call("mul", torch.mul, r.input(numbers(211, ROWS, WIDTH), R, S0), r.weight("gain", numbers(212, WIDTH), R, R))
+    size = ROWS // r.ways
+    every = x if r.is_whole or r.is_wrong("a part by itself") else joined(r, x, 0)
+    before = r.call("roll", lambda part: part.roll(1, 0), every, numbers="1 0")
+    if not r.is_whole and not r.is_wrong("a part by itself"):
+        before = r.call(
+            "narrow",
+            lambda place, part: part[place * size :][:size],
+            before,
+            numbers=lambda place: f"0 {place * size} {size}",
+            by_place=True,
+        )
+    return r.call("mul", torch.mul, x, before)
