@@ -129,7 +129,7 @@ def write_step(step: Step, folder: Path, command: tuple[str, ...], problem: str 
         capture.add_values(local, "step")
     add_points(capture, step.trace)
     capture.options, capture.clips = options_records(step.options), step.clips
-    capture.held_back = held_back_names(unwrapped(step.root))
+    capture.held_back = [] if problem else held_back_names(unwrapped(step.root))
     if step.lines is not None:
         quietly(WHAT, step.lines.add_to, capture)
     for name, ranks in groups_of(num_ranks):
@@ -429,10 +429,8 @@ class Follower:
     def _keep_options(self, step: Step) -> None:
         model = unwrapped(step.root)
         optimizers = [*self._optimizers, *self._taken]
-        inner = [getattr(optimizer, "optim", None) for optimizer in optimizers]
-        options = [
-            options_of(optimizer, model) for optimizer in optimizers if not any(optimizer is other for other in inner)
-        ]
+        inner = {id(getattr(optimizer, "optim", None)) for optimizer in optimizers}
+        options = [options_of(optimizer, model) for optimizer in optimizers if id(optimizer) not in inner]
         self._step = replace(step, options={name: values for of_each in options for name, values in of_each.items()})
 
     def _end_with_process(self) -> None:

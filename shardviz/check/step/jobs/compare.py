@@ -41,7 +41,7 @@ from shardviz.relate.tolerance import EPSILON, NEAR_STARTS
 from shardviz.text import counted, fold, listed, named_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -374,7 +374,10 @@ def options_of(job: WholeJob) -> Options:
 
 def different_options(options: tuple[Options, Options], jobs: tuple[WholeJob, WholeJob]) -> tuple[str, ...]:
     """Return the options that differ, the learning rate first: `lr (0.1 in the first run, 0.2 in the second run)`."""
-    different = {each for _, each in _different(options)}
+    return _texts({each for _, each in _different(options)}, jobs)
+
+
+def _texts(different: Iterable[tuple[str, str, str]], jobs: tuple[WholeJob, WholeJob]) -> tuple[str, ...]:
     ordered = sorted(different, key=lambda each: (OPTIONS.index(each[0]), each))
     texts = [f"{option} ({old} in {jobs[0].name}, {new} in {jobs[1].name})" for option, old, new in ordered]
     return tuple(texts[:MAX_LISTED])
@@ -391,9 +394,11 @@ def _different(options: tuple[Options, Options]) -> Iterator[tuple[str, tuple[st
 
 def different_settings(reference: WholeJob, job: WholeJob) -> Iterator[Finding]:
     """Yield weights that the optimizers of two jobs step with other settings."""
-    options = options_of(reference), options_of(job)
-    cause = DifferentSettings(different_options(options, (reference, job)))
-    for name in dict.fromkeys(name for name, _ in _different(options)):
+    of_names: dict[str, list[tuple[str, str, str]]] = {}
+    for name, each in _different((options_of(reference), options_of(job))):
+        of_names.setdefault(name, []).append(each)
+    for name, different in of_names.items():
+        cause = DifferentSettings(_texts(different, (reference, job)))
         text = "the optimizers of the two jobs step it with different settings"
         yield cause.finding(name, tuple(job.job.ranks), text)
 

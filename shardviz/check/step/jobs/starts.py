@@ -316,39 +316,41 @@ class Rows:
 def rows_of(whole_batch: list[Kept], batches: Mapping[int, list[Kept]], mesh: Mesh) -> Rows:
     """Compare what both models are given: each rank a split of it, or rows of it in any order.
 
-    Other inputs than the batch may have its rows along another dim, as the state of an LSTM has.
+    The first input that ranks have fewer rows of is the batch. The state of an LSTM has them along another dim.
     """
-    if not whole_batch or not batches:
+    inputs = list(zip(whole_batch, *batches.values(), strict=False)) if batches else []
+    if not inputs or _are_split(whole_batch, batches, mesh):
         return Rows()
-    if _are_split(whole_batch, batches, mesh):
-        return Rows()
-    of_inputs = [
-        {rank: _rows(whole, own[at]) if at < len(own) else None for rank, own in batches.items()}
-        for at, whole in enumerate(whole_batch)
-    ]
-    known = (at for at, rows in enumerate(of_inputs) if all(row is not None for row in rows.values()))
-    batch = next(known, 0)
-    rows, size = of_inputs[batch], next(iter(whole_batch[batch].shape), 0)
-    unknown = [rank for rank, at in rows.items() if at is None]
-    if unknown and _are_padded_parts(whole_batch[0], [batch[0] for batch in batches.values()]):
-        shapes = f"{list(batches[unknown[0]][0].shape)} of the other job's {list(whole_batch[0].shape)}"
+    whole, *of_ranks = next((each for each in inputs if _are_of_rows(*each)), inputs[0])
+    given = dict(zip(batches, of_ranks, strict=True))
+    rows = {rank: _rows(whole, own) for rank, own in given.items()}
+    unknown = [rank for rank, known in rows.items() if known is None]
+    size = next(iter(whole.shape), 0)
+    if unknown and _are_padded_parts(whole, of_ranks):
+        shapes = f"{list(given[unknown[0]].shape)} of the other job's {list(whole.shape)}"
         return Rows(not_joined=f"rank {unknown[0]} was given {shapes}, and the last ranks' parts are padded")
     if unknown:
-        shapes = f"{list(batches[unknown[0]][0].shape)} and {list(whole_batch[0].shape)}"
+        shapes = f"{list(given[unknown[0]].shape)} and {list(whole.shape)}"
         text = f"rank {unknown[0]} of it was given rows that are not in the other job's batch ({shapes})"
         return Rows(problem=text)
-    of_ranks = {rank: tuple(at.tolist()) for rank, at in rows.items() if at is not None}
-    parts = list(dict.fromkeys(of_ranks.values()))
+    shares = {rank: tuple(known.tolist()) for rank, known in rows.items() if known is not None}
+    parts = list(dict.fromkeys(shares.values()))
     every = [row for part in parts for row in part]
     if len(set(every)) < size:
-        return _incomplete(of_ranks, size, mesh)
+        return _incomplete(shares, size, mesh)
     if len(every) > size:
         again = {row for row, count in Counter(every).items() if count > 1}
-        text = f"rows {join_numbers(again)} of the other job's {size} were given to several ranks: {_shares(of_ranks)}"
+        text = f"rows {join_numbers(again)} of the other job's {size} were given to several ranks: {_shares(shares)}"
         return Rows(problem=text)
     if len({len(part) for part in parts}) > 1:
-        return Rows(not_joined=f"ranks were given unequal numbers of the other job's {size} rows: {_shares(of_ranks)}")
+        return Rows(not_joined=f"ranks were given unequal numbers of the other job's {size} rows: {_shares(shares)}")
     return Rows(np.array(every, np.int64))
+
+
+def _are_of_rows(whole: Kept, *parts: Kept) -> bool:
+    """Whether some ranks have fewer slices than a tensor along dim 0, and all the same sizes along the others."""
+    are_alike = all(part.shape and part.shape[1:] == whole.shape[1:] for part in parts)
+    return are_alike and any(part.shape[0] < whole.shape[0] for part in parts)
 
 
 def _are_padded_parts(whole: Kept, parts: Sequence[Kept]) -> bool:

@@ -111,7 +111,6 @@ HOOKS: dict[str, tuple[Hook, ...]] = {
             "FullyShardedDataParallel.clip_grad_norm_",
             None,
             lambda seen, call, result: seen.clipped(result, argument(call, 1, "max_norm")),
-            hides=False,
         ),
     ),
     "torch.distributed.tensor.parallel.api": (_shards("parallelize_module"),),
