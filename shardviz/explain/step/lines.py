@@ -328,9 +328,8 @@ class CarriedLine(Cause):
         "unsharded model's{right:?, although {right} {right:1?does|do}}"
     )
     how = (
-        "check in {place} that each round goes on from what the rounds before left{right:?, as {right} "
-        "{right:1?does|do}}: a sum is shrunk to the new maximum, and a maximum is taken with the earlier one. All that "
-        "a round reads, such as keys and values, must come from one rank"
+        "check in {place} how a round goes on from the round before: an earlier sum must be multiplied by exp(old "
+        "maximum - new maximum). Check also that all that a round reads, such as keys and values, comes from one rank"
     )
 
 

@@ -94,7 +94,7 @@ def _lacks_gradients_of_others(lines: Lines, states: States, value: Value, made:
         shape = came[rank].shape if rank in sums else ()
         if len(shape) != whole.ndim or shape[dims[0]] != whole.shape[dims[0]]:
             return False
-        along = Region(tuple(region.dims[at] if at == dims[0] else ((0, size),) for at, size in enumerate(shape)))
+        along = Region(tuple(region.dims[dim] if dim == dims[0] else ((0, size),) for dim, size in enumerate(shape)))
         lacking = part_of(sums[rank] - came[rank], along)
         if lacking.shape != held[rank].shape or error_of(held[rank] + lacking, part_of(whole, region)) > near:
             return False

@@ -313,12 +313,13 @@ class Lines:
     def _carries(self, calls: Sequence[Call], at: int, rounds: Mapping[Key, Sequence[Call]]) -> tuple[Call | None, int]:
         """Return the last call that makes a variable of which every round reads what the one before has left."""
         makers = [self.producer(call.inputs[at]) for call in calls]
-        first = makers[1]
-        if first is None or first.first.is_collective or first.first.ranks:
+        first, carried = makers[1], calls[1].inputs[at]
+        if first is None or first.first.is_collective or first.first.ranks or carried not in first.outputs:
             return None, 0
-        making, makes = rounds[self.key_of(first.first)], first.outputs.index(calls[1].inputs[at])
-        is_carried = len(making) == len(calls) and makers[0] not in making
-        is_carried &= all(call.inputs[at] == made.outputs[makes] for call, made in zip(calls[1:], making, strict=False))
+        making, makes = rounds[self.key_of(first.first)], first.outputs.index(carried)
+        if len(making) != len(calls) or makers[0] in making or len({len(made.outputs) for made in making}) > 1:
+            return None, 0
+        is_carried = all(call.inputs[at] == made.outputs[makes] for call, made in zip(calls[1:], making, strict=False))
         return (making[-1], makes) if is_carried else (None, 0)
 
     def _by_memory(self) -> None:

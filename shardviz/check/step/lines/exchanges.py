@@ -93,7 +93,9 @@ def _are_twice_sorted(lines: Lines, states: States, call: Call, rows: Value) -> 
     (made,), layout = call.outputs, states.forward(rows).layout
     whole = states.whole(lines.wanted[made]) if made in lines.wanted else None
     held, index = states.held(made), states.held(call.inputs[1])
-    if whole is None or layout is None or not whole.ndim or whole.shape[0] != layout.shape[0] or not held or not index:
+    if whole is None or layout is None or not whole.ndim or whole.shape[:1] != layout.shape[:1]:
+        return False
+    if not held or not index:
         return False
     due = Layout(states.mesh, whole.shape, (layout.chains[0], *((),) * (whole.ndim - 1)))
     for rank, region in due.regions():

@@ -193,7 +193,7 @@ def wrong_result(
         reads: The function that is given `given`, if the call is given what that makes: the collective among the calls
             between, or the first of them.
         unlike: The dim along which two inputs have different slices of one size on a rank; empty if there is none.
-        root: The axis that splits what it is given and whose size makes `times`, and whether the root of the size does.
+        root: The axes whose size may make `times`, as `dp or tp`, and whether the root of the size does.
         segments: The dim that it takes apart, and into how many segments; the rank has one stretch of it.
     """
     moved, place, function = act.held.moved, act.place, act.function

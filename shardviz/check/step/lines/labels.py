@@ -45,7 +45,7 @@ def means_fault(lines: Lines, states: States) -> Fault | None:
     axes, mesh, ranks = states.batch_axes, states.mesh, _ranks_of_batch(states)
     for key, calls in rounds.items():
         wanted = [states.whole(number) for number in whole[key].inputs] if key in whole and len(calls) > 1 else []
-        sums, counts = (_numbers(states, calls, at, ranks) for at in (0, 1))
+        sums, counts = (_numbers(states, calls, operand, ranks) for operand in (0, 1))
         if not wanted or len(set(counts)) < 2 or not (_adds_up(sums, wanted[0]) and _adds_up(counts, wanted[1])):
             continue
         shown = ", ".join(f"{count:.5g}" for count in counts[: len(calls)])
@@ -67,9 +67,9 @@ def _adds_up(numbers: Sequence[float], whole: NDArray[np.float64] | None) -> boo
     return is_number and whole is not None and math.isclose(sum(numbers), whole.item(), rel_tol=SINGLE)
 
 
-def _numbers(states: States, calls: Sequence[Call], at: int, ranks: Sequence[int]) -> list[float]:
+def _numbers(states: States, calls: Sequence[Call], operand: int, ranks: Sequence[int]) -> list[float]:
     """Return the one number that each call gets on each rank, rank after rank; none if one isn't there."""
-    held = [states.held(call.inputs[at]) for call in calls]
+    held = [states.held(call.inputs[operand]) for call in calls]
     if not all(rank in arrays and arrays[rank].size == 1 for arrays in held for rank in ranks):
         return []
     return [arrays[rank].item() for rank in ranks for arrays in held]

@@ -66,6 +66,8 @@ class ForwardSearch:
     def __init__(self, lines: Lines, states: States) -> None:
         """Take the calls and the states."""
         self.lines, self.states = lines, states
+        right = [value for value in lines.carried if states.placed(value).is_known]
+        self.carried = lines.carried if right else {}  # sums may be relative to another maximum
         self._own: dict[Value, bool] = {}
         self._leaves: list[Value] = []
 
@@ -85,7 +87,7 @@ class ForwardSearch:
 
     def _is_own(self, value: Value) -> bool:
         call = self.lines.producer(value)
-        if value in self.lines.carried:
+        if value in self.carried:
             return False
         if call is None or call.first.function.startswith("all_to_all"):
             return True
@@ -136,7 +138,7 @@ class ForwardSearch:
 
     def _fault_of(self, value: Value, call: Call, inputs: Sequence[Value], through: Sequence[Call]) -> Fault:
         """Return what is wrong with a call that is given right tensors and makes a wrong one."""
-        if value in self.lines.carried:
+        if value in self.carried:
             return self._fault_of_loop(value, call)
         places = {one.place: one for one in sorted((call, *through), key=lambda one: one.order)}
         if len(places) > 1:
@@ -159,15 +161,15 @@ class ForwardSearch:
 
     def _fault_of_loop(self, value: Value, call: Call) -> Fault:
         """Return what is wrong with a variable that a loop carries from round to round, and has left wrong."""
-        line, count = call.first.frames[-1], self.lines.carried[value]
-        right = [other for other in self.lines.carried if self.states.placed(other).is_known]
+        line, count = call.first.frames[-1], self.carried[value]
+        right = [other for other in self.carried if self.states.placed(other).is_known]
         makers = [maker.first.frames[-1] for other in right if (maker := self.lines.producer(other)) is not None]
         called = f", called in {at(call.line, line)}" if line != call.line else ""
         sentence = (
             f"{at(line)}{called} is the first wrong line: it runs {count} times on each rank, each time on what it has "
             f"left before, and leaves {self.states.forward(value).text}"
         )
-        cause = CarriedLine(place_of(line), count, tuple(sorted(map(place_of, makers))))
+        cause = CarriedLine(place_of(line), count, tuple(sorted({*map(place_of, makers)} - {place_of(line)})))
         return replace(fault_at(call, sentence, cause), is_forward=True)
 
     def _fault_of_mean(self, state: State, term: State, call: Call, inputs: Sequence[Value]) -> Fault | None:
@@ -258,15 +260,17 @@ class ForwardSearch:
         return "a seed or generator of each rank's own" if is_apart else "a generator in another state"
 
     def _split_by(self, given: Sequence[State], times: float) -> tuple[str, bool]:
-        """Return the axes whose size a number may be, or, with True, the root of that; of those that split anything.
+        """Return the axes whose size a number may be; with True if the number may be the root of the size.
 
-        Code counts what it is given, or what the module holds.
+        They split what the call is given or what the module holds: code counts either.
         """
+        if times <= 0:
+            return "", False
         weights = [value for value in self.lines.values if self.lines.origin(value).startswith("weight")]
         weights = [value for value in weights if not any(map(is_alike, self.states.held(value).values()))]
         states = [*given, *(self.states.placed(value) for value in weights)]
         splits = [axis for state in states if state.layout is not None for axis in state.layout.split_axes]
-        for is_root in (False, True) if times > 0 else ():
+        for is_root in (False, True):
             number = times**2 if is_root else times
             sizes = {axis: self.states.mesh.axis_size(axis) for axis in splits}
             alike = [
@@ -428,7 +432,7 @@ def _is_of_sizes(call: Call) -> bool:
     """Whether both sides multiply by different numbers that are small ratios, or roots of such, as no norm is."""
     pairs = zip(call.first.numbers.split(), call.whole.numbers.split() if call.whole is not None else (), strict=False)
     different = [number for pair in pairs if pair[0] != pair[1] for number in pair]
-    with suppress(ValueError):
+    with suppress(ValueError, OverflowError):
         squares = [float(number) ** 2 for number in different]
         return bool(squares) and all(
             math.isclose(square, Fraction(square).limit_denominator(MAX_RATIO), rel_tol=EXACT) for square in squares

@@ -39,7 +39,6 @@ MOVED: Mapping[Moved, str] = {
     "order": "a reordered part of",
     "rank": "a different rank's part of",
 }
-MEAN = {"avg": "mean"}
 Kind = Literal["right", "terms", "other", "none", "missing", "unknown"]
 COLLECTIVES_OF_TERMS = ("all_reduce", "reduce")
 INTEGERS = ("int", "uint")
@@ -99,10 +98,10 @@ class State:
         if self.kind == "right":
             return f"its part of {self.split_layout}" if self.split_layout else "the whole"
         if self.kind == "terms":
-            return f"one term of a {MEAN.get(self.op, 'sum')}{over}"
+            return f"one term of a {'mean' if self.op == 'avg' else 'sum'}{over}"
         if self.kind == "other":
             if self.op:
-                return f"one term of a {MEAN.get(self.op, self.op)}{over}"
+                return f"one term of a {'mean' if self.op == 'avg' else self.op}{over}"
             what = f"{self.factor:.5g} times" if self.factor != 1 else MOVED[self.moved]
             return f"{what} the unsharded model's result{f', in terms of a sum{over}' if over else ''}"
         if self.kind == "none" and self.axes:
