@@ -142,7 +142,7 @@ class Activations:
         """Return the whole with the features alone whose rows the module's plain weight has on a rank."""
         weight = self.dump.stamped.get(f"{name}.weight")
         held = weight.shards[rank].held if weight is not None and rank in weight.shards else None
-        if weight is None or held is None or weight.shape[0] != whole.shape[-1]:
+        if weight is None or held is None or weight.shape[:1] != whole.shape[-1:] or not whole.ndim:
             return whole
         columns = indices(held.dims[0])
         return whole[..., columns] if len(columns) < whole.shape[-1] else whole

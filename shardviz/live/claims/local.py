@@ -60,9 +60,15 @@ class Local:
         return bool(self.values.numel() and (self.values == self.values.flatten()[0]).all())
 
 
+MAX_DENSE = 1 << 26
+"""Elements of a sparse gradient that is made dense; of a larger one, whose table fits only so, nothing is kept."""
+
+
 def plain(name: str, role: Role, tensor: torch.Tensor) -> Local:
     """Return a tensor that claims nothing; a sparse gradient, as of an embedding, is made dense."""
     grad = tensor.grad if tensor.is_leaf else None
+    if grad is not None and grad.is_sparse and grad.numel() > MAX_DENSE:
+        grad = None
     dense = None if grad is None else grad.detach().to_dense()
     return Local(name, role, tuple(tensor.shape), tensor.detach(), grad=dense)
 

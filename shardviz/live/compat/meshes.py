@@ -139,9 +139,13 @@ def whole_of(tensor: torch.Tensor) -> torch.Tensor:
 def norms_reduced_first() -> Iterator[None]:
     """Make `clip_grad_norm_` reduce a DTensor's norm before it adds its small constant, as a step of one rank does.
 
-    Torch 2.6.0 adds it on every rank, so that what it clips is off by a millionth. `_clip_grads_with_norm_`, whose norm
-    torch 2.13.0 and 2.15.0 reduce themselves.
+    Torch before 2.13.0 adds it on every rank, so that what it clips is off by a millionth. `_clip_grads_with_norm_`,
+    tried on torch 2.6.0; torch 2.13.0 and 2.15.0 reduce the norm themselves.
     """
+    version: Any = torch.__version__
+    if version >= (2, 13):
+        yield
+        return
     clip_grad: Any = sys.modules["torch.nn.utils.clip_grad"]
     before = clip_grad._clip_grads_with_norm_
 
@@ -150,8 +154,7 @@ def norms_reduced_first() -> Iterator[None]:
             norm = norm.redistribute(placements=[Replicate()] * norm.device_mesh.ndim)
         before(parameters, max_norm, norm, *how)
 
-    version: Any = torch.__version__
-    with nullcontext() if version >= (2, 13) else replaced(clip_grad, "_clip_grads_with_norm_", clip):
+    with replaced(clip_grad, "_clip_grads_with_norm_", clip):
         yield
 
 

@@ -298,7 +298,7 @@ def check_started_again(evidence: Evidence, comparison: Compared) -> Reason | No
         return None
     places = odd.slices.places
     first = next(iter(places.values()))
-    parts = odd.slices.size / len(first)
+    parts = odd.slices.size / len(first) if len(first) else 0
     axes = [axis for axis in comparison.mesh.axes if comparison.mesh.axis_size(axis) == parts > 1]
     fitting = [axis for axis in axes if all(_are_alike(places, group) for group in comparison.mesh.groups(axis))]
     if not fitting:

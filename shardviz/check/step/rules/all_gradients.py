@@ -339,7 +339,11 @@ class Parts:
 
     def part_with(self, comparison: Compared) -> Part:
         """Return the gradients that have the factor that one of them has."""
-        return self._by_ratio.get(self.ratios.get(comparison.name)) or self._part([comparison])
+        part = self._by_ratio.get(self.ratios.get(comparison.name))
+        if part is not None:
+            return part
+        at = self._positions.get(comparison.name, len(self._known))
+        return Part((comparison,), (*self._known[:at], *self._known[at + 1 :]))
 
     def _part(self, have: Sequence[Compared]) -> Part:
         names = {gradient.name for gradient in have}
@@ -348,6 +352,10 @@ class Parts:
     @cached_property
     def _known(self) -> list[Compared]:
         return [gradient for gradient in self.gradients if np.any(gradient.wanted)]
+
+    @cached_property
+    def _positions(self) -> Mapping[str, int]:
+        return {gradient.name: position for position, gradient in enumerate(self._known)}
 
     @cached_property
     def _by_ratio(self) -> Mapping[Fraction | None, Part]:

@@ -249,12 +249,14 @@ def _own_count(comparison: Compared) -> OwnCountOfScalar | None:
     """Return the cause if ranks divide the whole's sum by their own shares of a count, which add up to it."""
     wanted, mesh = float(comparison.wanted.sum()), comparison.mesh
     values = {rank: float(held.sum()) for rank, held in comparison.reduced.items()}
-    if len(values) < mesh.size or not all(value and wanted / value > 0 for value in values.values()):
+    if not set(mesh.ranks) <= values.keys() or not all(value and wanted / value > 0 for value in values.values()):
         return None
-    for axis, power in product(comparison.copies_differ_along, (1, 2)):
-        shares = [sum((wanted / values[rank]) ** power for rank in group) for group in mesh.groups(axis)]
-        if all(math.isclose(share, 1, rel_tol=SINGLE) for share in shares):
-            return OwnCountOfScalar(axis, power == 2)
+    for axis, is_root in product(comparison.copies_differ_along, (False, True)):
+        ratios = {rank: wanted / value for rank, value in values.items()}
+        shares = {rank: ratio * ratio if is_root else ratio for rank, ratio in ratios.items()}
+        sums = [sum(shares[rank] for rank in group) for group in mesh.groups(axis)]
+        if all(math.isclose(share, 1, rel_tol=SINGLE) for share in sums):
+            return OwnCountOfScalar(axis, is_root)
     return None
 
 
