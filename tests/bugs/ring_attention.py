@@ -73,6 +73,47 @@ def batch():
 )
 BESIDE = ("although", "does|do")
 
+GATHERED = (
+    RING.replace(
+        "            scores = q @ k.mT\n",
+        """            block = (self.rank - turn) % rounds
+            k, v = keys[block], values[block]
+            scores = q @ k.mT
+""",
+    )
+    .replace(
+        """            if turn < rounds - 1:
+                k, v = PassOn.apply(k, self.group), PassOn.apply(v, self.group)
+""",
+        "",
+    )
+    .replace(
+        "        rounds = 1 if",
+        """        if self.group is not None:
+            k, v = (torch.cat(functional_gather(part, self.group), 1) for part in (k, v))
+        rounds = 1 if""",
+    )
+    .replace(
+        "        for turn in range(rounds):\n",
+        "        keys, values = k.chunk(rounds, 1), v.chunk(rounds, 1)\n        for turn in range(rounds):\n",
+    )
+    .replace("    group = None\n", "    group, rank = None, 0\n")
+    .replace(
+        """    model.group = mesh.get_group("cp")
+""",
+        """    model.group, model.rank = mesh.get_group("cp"), mesh.get_local_rank("cp")
+""",
+    )
+    .replace(
+        "class Attention",
+        """def functional_gather(part, group):
+    return distributed.nn.functional.all_gather(part.contiguous(), group=group)
+
+
+class Attention""",
+    )
+)
+
 CASES = (
     Bug(
         "a ring that does not shrink its sum to the new maximum",
@@ -81,6 +122,15 @@ CASES = (
         (("above = above * shrink + weights @ v", "above = above + weights @ v"),),
         ("wrong-value",),
         ("runs 3 times on each rank", "above = above", *BESIDE),
+        with_lines=True,
+    ),
+    Bug(
+        "a loop over gathered blocks that does not shrink its sum",
+        "cp=2",
+        GATHERED,
+        (("above = above * shrink + weights @ v", "above = above + weights @ v"),),
+        ("wrong-value",),
+        ("above = above",),
         with_lines=True,
     ),
     Bug(

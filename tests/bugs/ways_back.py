@@ -350,6 +350,37 @@ def log(model, batch, loss):
 """
 )
 
+ZEROS = (
+    """
+BATCH_AXES = {"sp": 0}
+
+
+class Positions(nn.Module):
+    factor = 1.0
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.table = nn.Parameter(torch.tensor(2.0)), nn.Parameter(torch.randn(6))
+
+    def forward(self, x):
+        return self.factor * self.weight * x * self.table
+
+
+def build():
+    return nn.Sequential(Positions(), nn.Linear(6, 6))
+
+
+def parallelize(model, mesh):
+    model[0].factor = 1.0
+
+
+def batch():
+    return torch.randn(8, 6)
+
+"""
+    + AVERAGED
+)
+
 CASES = (
     Bug(
         "gathered texts whose gradients are not summed",
@@ -427,6 +458,15 @@ CASES = (
         (("count += weight.numel()", "count += local.numel()"),),
         ("unreduced-scalar", "wrong-value", "wrong-scale"),
         ("own elements", "numel()"),
+    ),
+    Bug(
+        "a module with a weight of one number that returns zeros on one rank",
+        "sp=2",
+        ZEROS,
+        (("model[0].factor = 1.0", "model[0].factor = float(mesh.get_local_rank())"),),
+        ("wrong-value",),
+        ("0 in every element",),
+        with_lines=True,
     ),
     Healthy("tied weights under DDP", "dp=2", TIED),
     Healthy("gathered texts whose gradients are summed", "dp=2", TOWERS),
