@@ -48,3 +48,23 @@ def test_a_constant_matrix_is_no_other_transposed(tmp_path):
     ones = np.ones((6, 10), "f4")
     comparison = compared(tmp_path, a={**LAYERS, "proj": ones}, b={**LAYERS, "head": ones.T})
     assert comparison.counts == {"equal": 8, "missing": 1, "added": 1}
+
+
+SHAPES = {"attn.in.weight": (24, 8), "attn.out.weight": (8, 8), "mlp.up.weight": (32, 8), "norm.weight": (8,)}
+
+
+@pytest.mark.parametrize(
+    ("kept", "is_noted"),
+    [
+        ((), False),
+        (("attn.out.weight",), True),
+        (("attn.out.weight", "mlp.up.weight"), False),  # some matrices are transposed, others aren't
+        (tuple(SHAPES), False),
+    ],
+)
+def test_a_square_matrix_that_is_not_transposed_with_the_others_is_noted(tmp_path, kept, is_noted):
+    before = {f"h.{layer}.{name}": RANDOM.normal(size=shape) for layer in (0, 1) for name, shape in SHAPES.items()}
+    turned = [name for name in before if name.split(".", 2)[2] not in kept]
+    after = {name: array.T if name in turned else array for name, array in before.items()}
+    notes = compared(tmp_path, a=before, b=after).notes
+    assert any("not transposed, although" in note for note in notes) == is_noted

@@ -26,7 +26,7 @@ from shardviz.checkpoint.comparing.rows import with_rows_placed
 from shardviz.checkpoint.comparing.scales import judge_scaled, judge_unscaled
 from shardviz.checkpoint.comparing.states import with_lost_states, with_masters
 from shardviz.checkpoint.comparing.steps import with_left_over
-from shardviz.checkpoint.comparing.transposes import with_transposes
+from shardviz.checkpoint.comparing.transposes import untransposed_notes, with_transposes
 from shardviz.checkpoint.formats.archive import read_object
 from shardviz.checkpoint.formats.torch_file import BY_ITSELF
 from shardviz.checkpoint.maps.families import family_of, find_map, numbers_beside
@@ -121,6 +121,7 @@ def compare_checkpoints(
     padded = {pair.name for outcome, pair in results if outcome.verdict == "padded"}
     is_told = pairs.is_mapped or any(note.startswith(NAMES) for note in pairs.notes)
     names = [] if rules or is_told else rename_notes(pairs.both)
+    notes = [*untransposed_notes(results), *notes]
     notes = [*pairs.notes, *names, *padding_notes(pairs.both, padded), *notes, *more]
     second = (second_set_outcome(checkpoint, side) for checkpoint, side in zip((before, after), SIDES, strict=True))
     return Comparison((*outcomes, *objects, *filter(None, second)), tuple(notes), pairs.lines, pairs.guessed)

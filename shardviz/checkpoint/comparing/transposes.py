@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from shardviz.checkpoint.comparing.undo import cause_of_order
 from shardviz.checkpoint.records import StoredTensor
 from shardviz.errors import DumpError
 from shardviz.relate.values import is_alike
+from shardviz.text import folded_names
 
 if TYPE_CHECKING:
     from shardviz.checkpoint.comparing.common import Outcomes
@@ -23,6 +25,12 @@ if TYPE_CHECKING:
 
 MATRIX = 2
 """Dims of a matrix."""
+
+MAX_NAMED = 3
+"""Names that a note has at most."""
+
+LAYER = re.compile(r".*\.[0-9]+\.")
+"""What stands before the name of a tensor in its layer."""
 
 
 def with_transposes(outcomes: Outcomes) -> Outcomes:
@@ -41,6 +49,30 @@ def with_transposes(outcomes: Outcomes) -> Outcomes:
             joined[id(pair)] = _turned(outcome, replace(pair, second=matching[0].second))
     kept = ((outcome, pair) for outcome, pair in outcomes if id(pair) not in taken)
     return [joined.get(id(pair), (outcome, pair)) for outcome, pair in kept]
+
+
+def untransposed_notes(outcomes: Outcomes) -> list[str]:
+    """Name the square matrices that keep their dims, while all other matrices of their layer are transposed."""
+    layers: dict[str, list[tuple[str, bool, bool]]] = defaultdict(list)
+    for outcome, pair in outcomes:
+        layer = LAYER.match(pair.name)
+        if layer is None or pair.first is None or pair.second is None or len(pair.first.shape) != MATRIX:
+            continue
+        shapes = tuple(pair.first.shape), tuple(pair.second.shape)
+        is_square = shapes[0][0] == shapes[0][1]
+        is_turned = outcome.verdict == "permuted" if is_square else shapes[0] == shapes[1][::-1]
+        layers[layer[0]].append((pair.name, is_square, is_turned))
+    kept = [
+        name
+        for matrices in layers.values()
+        if sum(not is_square for _, is_square, _ in matrices) > 1
+        and all(is_turned for _, is_square, is_turned in matrices if not is_square)
+        for name, is_square, is_turned in matrices
+        if is_square and not is_turned
+    ]
+    are = "it is square" if len(kept) == 1 else "they are square"
+    also = f"not transposed, although all other matrices of the layer are: {are}, so that no shape shows it"
+    return [f"{folded_names(kept, MAX_NAMED)}: {also}"] if kept else []
 
 
 def _key(tensor: Tensor | None, *, turned: bool = False) -> object:

@@ -349,7 +349,7 @@ class MergedWithAnotherScale(Cause):
         "The merge multiplied the product of the matrices in {adapter} by {factor}, and its adapter_config.json makes "
         "it {due}: {how_made}"
     )
-    how = "merge it with {due}"
+    how = "merge it with the scale {due}"
 
 
 class AdapterMergedAgain(Cause):

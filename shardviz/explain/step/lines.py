@@ -307,7 +307,7 @@ class WrongLines(Cause):
 
 
 class CarriedLine(Cause):
-    """A loop carries a variable from round to round, and has left it wrong.
+    """A variable that a loop carries from round to round is wrong after the last one.
 
     Ring attention takes the keys of one rank after the other, and adds to sums that are relative to the largest score
     until then. Every round must shrink the sums before it to the new maximum, and take the keys and values of the same
@@ -324,8 +324,8 @@ class CarriedLine(Cause):
     right: tuple[str, ...]
     kinds = WRONG
     why = (
-        "{place} runs {count} times on each rank, and what it has left after the last time doesn't match the "
-        "unsharded model's{right:?, although {right} {right:1?does|do}}"
+        "{place} runs {count} times on each rank, and its result after the last time doesn't match the unsharded "
+        "model's{right:?, although {right} {right:1?does|do}}"
     )
     how = (
         "check in {place} how a round goes on from the round before: an earlier sum must be multiplied by exp(old "

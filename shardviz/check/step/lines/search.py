@@ -166,8 +166,8 @@ class ForwardSearch:
         makers = [maker.first.frames[-1] for other in right if (maker := self.lines.producer(other)) is not None]
         called = f", called in {at(call.line, line)}" if line != call.line else ""
         sentence = (
-            f"{at(line)}{called} is the first wrong line: it runs {count} times on each rank, each time on what it has "
-            f"left before, and leaves {self.states.forward(value).text}"
+            f"{at(line)}{called} is the first wrong line: it runs {count} times on each rank, each time on its own "
+            f"result, and ends with {self.states.forward(value).text}"
         )
         cause = CarriedLine(place_of(line), count, tuple(sorted({*map(place_of, makers)} - {place_of(line)})))
         return replace(fault_at(call, sentence, cause), is_forward=True)
