@@ -20,6 +20,7 @@ from shardviz.check.step.lines.calls import Lines
 from shardviz.check.step.lines.fault import Fault, at, called, fault_at, place_of, reached
 from shardviz.check.step.lines.faults import fault_of, fault_of_mean
 from shardviz.check.step.lines.labels import labels_fault, means_fault
+from shardviz.check.step.lines.search import DIVISIONS
 from shardviz.check.step.lines.states import States
 from shardviz.dump.records.lines import TO_LOCAL
 from shardviz.explain.step.factors import UndividedShardGradient
@@ -340,10 +341,6 @@ def _is_too_little(cause: Cause, ratio: Fraction | None) -> bool:
     return isinstance(cause, ScaledTermLine) and not math.isclose(ratio or 0, cause.times, rel_tol=SINGLE)
 
 
-DIVISIONS_BY_NUMBER = ("div", "div_", "truediv", "itruediv", "true_divide", "true_divide_", "divide", "divide_")
-"""Functions by which a step divides a gradient by a number."""
-
-
 def unreduced_fault(lines: Lines, states: States, cause: GradientNotReduced, name: str) -> Fault | None:
     """Return the line at which a gradient misses its reduction: its own reduction, or that of other gradients."""
     if len(cause.axes) != 1 or cause.is_by_wrapper or cause.is_captured:
@@ -375,7 +372,7 @@ def unreduced_fault(lines: Lines, states: States, cause: GradientNotReduced, nam
 def undivided_fault(lines: Lines, cause: UndividedShardGradient, name: str) -> Fault | None:
     """Return the line that divides other gradients by the factor that this gradient is too large by."""
     names, divided = _names_by_value(lines), []
-    for call in (call for call in lines.calls if call.first.function in DIVISIONS_BY_NUMBER):
+    for call in (call for call in lines.calls if call.first.function in DIVISIONS):
         given = set().union(*(names.get(value, set()) for value in call.inputs))
         if name in given:
             return None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.lines.fault import Fault, at, fault_at, place_of
+from shardviz.check.step.lines.search import DIVISIONS
 from shardviz.explain.step.losses import MeanOfMeans
 from shardviz.explain.step.own_rows import LabelsOfOtherRows, RowsLeftOut
 from shardviz.relate.tolerance import SINGLE, STEP
@@ -29,10 +30,6 @@ LOSSES = ("cross_entropy", "nll_loss", "mse_loss", "binary_cross_entropy_with_lo
 
 MAX_COMPARED = 1 << 24
 """Numbers that are compared at most to find rows in others."""
-
-
-DIVISIONS = ("div", "truediv", "true_divide", "divide")
-"""Functions that make a mean of a sum and a count."""
 
 
 def means_fault(lines: Lines, states: States) -> Fault | None:

@@ -54,7 +54,7 @@ EXTREMES = ("max", "amax", "min", "amin", "aminmax", "any", "all", "topk", "norm
 """Functions of which a part's result needs a maximum, a minimum or a logsumexp over ranks."""
 
 DIVISIONS = ("div", "div_", "truediv", "itruediv", "true_divide", "true_divide_", "divide", "divide_")
-"""Functions of two tensors: a rank may divide its own term of a sum, but by the whole number."""
+"""Functions that divide: a rank may divide its own term of a sum, but by the whole number."""
 
 ARITHMETIC = ("add", "sub", "rsub", "mul", "div", "truediv", "rtruediv", "pow", "rpow", "remainder", "clamp")
 """Functions of a tensor and a number that is no size of their result."""
