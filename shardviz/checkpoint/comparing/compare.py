@@ -121,8 +121,8 @@ def compare_checkpoints(
     padded = {pair.name for outcome, pair in results if outcome.verdict == "padded"}
     is_told = pairs.is_mapped or any(note.startswith(NAMES) for note in pairs.notes)
     names = [] if rules or is_told else rename_notes(pairs.both)
-    notes = [*untransposed_notes(results), *notes]
-    notes = [*pairs.notes, *names, *padding_notes(pairs.both, padded), *notes, *more]
+    notes = [*padding_notes(pairs.both, padded), *untransposed_notes(results), *notes]
+    notes = [*pairs.notes, *names, *notes, *more]
     second = (second_set_outcome(checkpoint, side) for checkpoint, side in zip((before, after), SIDES, strict=True))
     return Comparison((*outcomes, *objects, *filter(None, second)), tuple(notes), pairs.lines, pairs.guessed)
 

@@ -331,8 +331,7 @@ class AdapterScaled(Cause):
 class MergedWithAnotherScale(Cause):
     """An adapter was merged with a scale that its settings don't have.
 
-    The product of a LoRA's matrices is multiplied by alpha / r, or by alpha / sqrt(r) if it is rank-stabilized. A merge
-    that takes the other one, or none, gives weights of the right shape, near the right values.
+    A merge with alpha / r in place of alpha / sqrt(r), or without a scale, gives weights near the right values.
 
     Attributes:
         adapter: The adapter's name.
