@@ -70,8 +70,8 @@ ELEMENT = {"bfloat16": 3e-2, "float16": 5e-3, "float32": 1e-4}
 """How far one element of a right step may be off, relative to the largest, if nothing was measured; else `EXACT`. About
 four roundings of a narrow dtype; in float32, what sums of some thousand terms lose."""
 
-TENSOR_FLOAT = ELEMENT["float16"]
-"""The same for float32 on a GPU, which may multiply in TF32: that has float16's ten digits."""
+TENSOR_FLOAT = "float16"
+"""What float32 on a GPU is taken for, which may multiply in TF32: that has float16's ten digits."""
 
 NORM = {"float64": EXACT, "float32": STEP, "float16": 4e-3, "bfloat16": 3e-2}
 """How far the norm of the difference may be off, relative to the norm, if nothing was measured."""
@@ -91,6 +91,10 @@ CANCELED = 1e-2
 
 SKETCH_NOISE = 6.0
 """`NOISE` for sketches, which know a distance to a third."""
+
+NARROW_TERMS = 0.125
+"""Which part of a rounding of the largest gradient any gradient may be off, as its terms may cancel. Of gradients of
+right steps in bfloat16 that cancel to nothing, as that of a key's bias, the farthest was off by a hundredth of one."""
 
 MOST_NOISE = 0.25
 """More noise than this, relative to the largest element, hides everything: what is farther off is wrong."""
@@ -238,6 +242,21 @@ def above_noise(noise: float, least: float, most: float = math.inf, times: float
         times: How many times the noise is allowed.
     """
     return min(most, max(times * noise, least))
+
+
+def allowed_in_narrow(epsilon: float, largest: float, of_all: float) -> float:
+    """Return how far a gradient's element may be off in a step in narrow numbers of which nothing was measured.
+
+    Of 2,000 gradients of right steps in bfloat16 the farthest was off by 2.2 roundings of the largest gradient, and by
+    17 % of its own largest element if that is small beside it.
+
+    Args:
+        epsilon: The distance from 1 to the next number of the dtype.
+        largest: The gradient's largest element.
+        of_all: The largest element of any gradient.
+    """
+    rounding = epsilon * of_all
+    return min(NOISE * rounding, max(MOST_NOISE * largest, NARROW_TERMS * rounding))
 
 
 def least_factor(epsilon: float) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
@@ -12,11 +13,13 @@ from shardviz.dump.records.step import WrapperRecord
 from shardviz.live.compat import (
     averages_flat_gradients,
     clean_name,
+    comm_hooks,
     flat_params,
     lacks_parameters,
     params_of_ddp,
     params_of_fsdp,
     ran_without_sync,
+    reduce_dtypes,
 )
 
 if TYPE_CHECKING:
@@ -82,6 +85,23 @@ def reducing(model: nn.Module, prefix: str = "") -> list[WrapperRecord]:
         WrapperRecord(kind, ranks, tuple(filter(None, params)), by, keeps and kind != "fsdp")
         for (kind, ranks, by), params in wrapped.items()
     ]
+
+
+COMPRESSED = {"bf16_compress": torch.bfloat16, "fp16_compress": torch.float16}
+APPROXIMATE = ("powerSGD", "quantization_")
+"""What names of torch's hooks have that compress gradients: to a dtype, and to an approximation."""
+
+
+def reduced_in(model: nn.Module) -> set[torch.dtype]:
+    """Return the dtypes that FSDP, or a hook of DDP, reduces gradients in, as far as it was told to."""
+    hooks = comm_hooks(model)
+    of_hooks = {dtype for part, dtype in COMPRESSED.items() if any(part in name for name in hooks)}
+    return reduce_dtypes(model) | of_hooks
+
+
+def approximated_by(model: nn.Module) -> str:
+    """Return the name of a hook by which DDP sends an approximation of gradients; empty if there is none."""
+    return next((name for name in comm_hooks(model) if any(part in name for part in APPROXIMATE)), "")
 
 
 def _innermost(model: nn.Module) -> nn.Module:

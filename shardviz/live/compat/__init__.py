@@ -5,6 +5,7 @@ Each function's docstring names the torch versions it was tried on.
 
 from __future__ import annotations
 
+from shardviz.live.compat.ddp import comm_hooks as comm_hooks
 from shardviz.live.compat.ddp import ddp_alone as ddp_alone
 from shardviz.live.compat.ddp import ddp_buckets as ddp_buckets
 from shardviz.live.compat.ddp import has_ddp as has_ddp
@@ -35,6 +36,7 @@ from shardviz.live.compat.fsdp import held_back as held_back
 from shardviz.live.compat.fsdp import parameters_are_held as parameters_are_held
 from shardviz.live.compat.fsdp import params_of_fsdp as params_of_fsdp
 from shardviz.live.compat.fsdp import unit_calling as unit_calling
+from shardviz.live.compat.fsdp import reduce_dtypes as reduce_dtypes
 from shardviz.live.compat.fsdp import wide_reductions as wide_reductions
 from shardviz.live.compat.fsdp import without_pinned_memory as without_pinned_memory
 from shardviz.live.compat.fsdp import writes_to_gathered as writes_to_gathered

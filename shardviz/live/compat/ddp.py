@@ -127,6 +127,15 @@ def params_of_ddp(model: nn.Module) -> Iterator[tuple[torch.Tensor, tuple[int, .
             yield param, ranks
 
 
+def comm_hooks(model: nn.Module) -> list[str]:
+    """Return the names of functions that reduce gradients in place of DDP: `bf16_compress_hook`.
+
+    `_comm_hooks`, in torch 2.6.0 to 2.15.0.
+    """
+    hooks = (hook for ddp in _ddps(model) for hook, _ in ddp._comm_hooks)
+    return [getattr(hook, "__name__", type(hook).__name__) for hook in hooks]
+
+
 def running_ddp() -> Any:
     """Return the DDP whose forward runs now; None outside of one.
 

@@ -31,7 +31,7 @@ from shardviz.dump.write import write_rank, write_run
 from shardviz.layout.mesh import AXIS_NAME
 from shardviz.live.capture.capture import Capture
 from shardviz.live.capture.locals import Local, held_back_names, local_tensors, unwrapped
-from shardviz.live.claims.wrappers import reducing
+from shardviz.live.claims.wrappers import approximated_by, reduced_in, reducing
 from shardviz.live.compat import (
     asks_for_shapes,
     default_store,
@@ -125,7 +125,9 @@ def write_step(step: Step, folder: Path, command: tuple[str, ...], problem: str 
             structs.replace(wrapper, kind="bypassed") if wrapper.kind != "fsdp" else wrapper
             for wrapper in capture.wrappers
         ]
-    for local in (*step.weights, *(() if step.broke_off else _gradients(step))):
+    capture.narrowed_to |= reduced_in(step.root)
+    hook = approximated_by(step.root)
+    for local in (*step.weights, *(() if step.broke_off or hook else _gradients(step))):
         capture.add_values(local, "step")
     add_points(capture, step.trace)
     capture.options, capture.clips = options_records(step.options), step.clips
@@ -137,6 +139,8 @@ def write_step(step: Step, folder: Path, command: tuple[str, ...], problem: str 
     if problem:
         unseen = "the end of the step and the gradients of weights" if step.broke_off else "the end of the step"
         capture.not_checked.append(("", f"{unseen}: {problem}"))
+    if hook:
+        capture.not_checked.append(("", f"the gradients of weights: {hook} sends an approximation of them"))
     if step.trace.left_out:
         capture.not_checked.append(("", step.trace.left_out))
     if step.is_compiled:

@@ -24,11 +24,12 @@ from shardviz.check.step.run import explained, seen_in
 from shardviz.check.step.trace.calls import is_within
 from shardviz.check.step.trace.divergence import blamed_by_weights, first_in_backward, first_in_forward
 from shardviz.check.step.trace.naming import of_output, placed, with_cut
-from shardviz.check.step.trace.traces import float_of
+from shardviz.check.step.trace.traces import float_of, rounded_to
 from shardviz.dump.dump import Dump, dump_of
 from shardviz.dump.read import DumpFiles
 from shardviz.dump.records.files import RankRecord
 from shardviz.dump.records.lines import of_value
+from shardviz.dump.records.step import NoiseRecord
 from shardviz.dump.records.tensors import Body, FlatRecord, LayoutRecord, MeshRecord, TensorRecord
 from shardviz.dump.records.trace import Place
 from shardviz.explain.finding import Finding
@@ -38,8 +39,8 @@ from shardviz.explain.step.two_jobs import UnexplainedJobStep
 from shardviz.explain.step.whole_step import DifferentMasks, IdenticalMasks
 from shardviz.explain.templates import number
 from shardviz.layout.placements import Replicate, Shard
-from shardviz.relate.tolerance import POINT_EPSILON, TENSOR_FLOAT
-from shardviz.relate.values import farthest
+from shardviz.relate.tolerance import EPSILON, NOISE, POINT_EPSILON, allowed_in_narrow
+from shardviz.relate.values import farthest, magnitude
 from shardviz.text import listed
 
 if TYPE_CHECKING:
@@ -94,7 +95,8 @@ class Assembling:
         mesh: Its mesh.
         ranks: What is known of each rank.
         arrays: Values, by rank and name.
-        narrowed_to: What rounds as much as the multiplications of a GPU may.
+        narrowed_to: The coarsest dtype that either job computes in, if it is narrow.
+        noise: How far rounding to it may take each gradient.
         runs: How many micro-batches the job runs for each of the other job's; 0 if it has no more than that.
         lines: The calls of lines that each rank recorded; the first rank also has those of the other job.
     """
@@ -104,6 +106,7 @@ class Assembling:
     ranks: dict[int, _Rank] = field(default_factory=dict)
     arrays: dict[tuple[int, str], NDArray[np.float64]] = field(default_factory=dict)
     narrowed_to: tuple[str, ...] = ()
+    noise: tuple[NoiseRecord, ...] = ()
     runs: int = 0
     lines: dict[int, tuple[LinesRecord, ...]] = field(default_factory=dict)
 
@@ -149,6 +152,7 @@ class Assembling:
                 tensors=tuple(tables.tensors),
                 trace=tuple(judging.records(rank)),
                 narrowed_to=self.narrowed_to,
+                noise=self.noise,
                 runs=self.runs,
                 wrappers=record.wrappers,
                 tied=record.tied,
@@ -219,6 +223,7 @@ def assembled(job: JobTrace, judging: Judging, weights: Weights, reference: JobT
     assembling = Assembling(job, judging.mesh)
     assembling.runs = _micro_batches(job, reference)
     sampled = _add_gradients(assembling, job, weights)
+    _allow_for_rounding(assembling, (job, reference))
     _add_vectors(assembling, weights.params)
     for place in judging.wrong:
         _add_place(assembling, judging, place)
@@ -294,6 +299,28 @@ def _add_gradients(assembling: Assembling, job: JobTrace, weights: Weights) -> t
     return tuple(sampled)
 
 
+COMPUTED = ("activation", "grad")
+WANTED = "reference/grad/"
+"""What the keys of arrays with the other job's gradients begin with."""
+
+
+def _allow_for_rounding(assembling: Assembling, jobs: Iterable[JobTrace]) -> None:
+    """Note the coarsest dtype that either job computes in, and how far it may take gradients, if it is narrow."""
+    records = [record for job in jobs for record in job.dump.files.ranks.values()]
+    bodies = (body for record in records for body in record.bodies if body.role in COMPUTED)
+    dtypes = {rounded_to(body.dtype, body.device) for body in bodies}
+    dtypes |= {dtype for record in records for dtype in record.narrowed_to}
+    coarsest = max(dtypes, key=lambda dtype: EPSILON.get(dtype, 0.0), default="float32")
+    epsilon = EPSILON.get(coarsest, 0.0)
+    if epsilon <= EPSILON["float32"]:
+        return
+    wanted = {name: magnitude(values) for (_, name), values in assembling.arrays.items() if name.startswith(WANTED)}
+    of_all = max(wanted.values(), default=0.0)
+    allowed = ((name.removeprefix(WANTED), allowed_in_narrow(epsilon, own, of_all)) for name, own in wanted.items())
+    assembling.narrowed_to = (coarsest,)
+    assembling.noise = tuple(NoiseRecord("grad", name, far / NOISE, 0.0) for name, far in allowed)
+
+
 def _add_vectors(assembling: Assembling, params: Mapping[str, Weight]) -> None:
     """Add the weights that may be added to what a module returns: biases."""
     for name, whole in params.items():
@@ -308,8 +335,6 @@ def _add_weight(
     assembling: Assembling, rank: int, name: str, moment: Moment, weight: Weight, layout: Layout | None
 ) -> None:
     assert weight.values is not None
-    if weight.values.tolerance == TENSOR_FLOAT:
-        assembling.narrowed_to = ("float16",)
     shape = weight.shape if layout is None or layout.flat else layout.shape
     assembling.add(rank, name, (moment, "grad"), shape, weight.values.values, weight.values.dtype, layout)
 

@@ -19,7 +19,7 @@ from shardviz.dump.records.step import ClipRecord
 from shardviz.explain.step.scales import ClippedByOwnNorms, ClippedByParts
 from shardviz.explain.step.whole_step import UnexplainedBackward
 from shardviz.explain.templates import number
-from shardviz.relate.tolerance import STEP
+from shardviz.relate.tolerance import EPSILON, STEP, least_factor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -90,9 +90,11 @@ def of_size_before(evidence: Evidence, clips: Clips | None) -> Finding | None:
     if clips is None or not gradients or (all_alike is None and any(gradient.wrong for gradient in gradients)):
         return None
     factor = all_alike.factor if all_alike is not None else 1.0
-    if math.isclose(clips.after, 1, rel_tol=STEP) or math.isclose(clips.before, 1, rel_tol=STEP):
+    epsilon = gradients[0].rounding.epsilon
+    near = STEP if epsilon <= EPSILON["float32"] else least_factor(epsilon)
+    if math.isclose(clips.after, 1, rel_tol=near) or math.isclose(clips.before, 1, rel_tol=near):
         return None
-    if not math.isclose(factor, clips.before * clips.after, rel_tol=STEP):
+    if not math.isclose(factor, clips.before * clips.after, rel_tol=near):
         return None
     return of_factor(
         evidence,

@@ -29,6 +29,7 @@ from shardviz.relate.factors import placements_of_sum, scale_between, whole_mult
 from shardviz.relate.orders import Slices
 from shardviz.relate.tolerance import (
     DRIFT,
+    ELEMENT,
     EPSILON,
     EXACT,
     FEW,
@@ -171,7 +172,7 @@ class Judging:
         if moved is not None and self.noise is not None and not is_double:
             return above_noise(float_of(moved), self.noise.precision * size, MOST_NOISE * size)
         base = max((max(whole.tolerance, part.tolerance) for part in parts.values()), default=EXACT)
-        base = max(base, min(DRIFT * drift, MOST_NOISE)) if base >= TENSOR_FLOAT else base
+        base = max(base, min(DRIFT * drift, MOST_NOISE)) if base >= ELEMENT[TENSOR_FLOAT] else base
         return above_noise(float_of(moved), base * size)
 
     def _moved(self, place: Place, whole: Kept) -> Kept | None:

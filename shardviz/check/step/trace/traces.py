@@ -70,8 +70,7 @@ class Kept:
     @property
     def tolerance(self) -> float:
         """How far rounding may take an element that is computed, relative to the largest one."""
-        is_rounded = self.dtype == "float32" and not self.device.startswith("cpu")
-        return TENSOR_FLOAT if is_rounded else ELEMENT.get(self.dtype, EXACT)
+        return ELEMENT.get(rounded_to(self.dtype, self.device), EXACT)
 
     @property
     def is_whole(self) -> bool:
@@ -88,6 +87,11 @@ class Kept:
         at = inverse[self.at[0]]
         by = np.argsort(at)
         return replace(self, at=(at[by], *self.at[1:]), values=self.values[by])
+
+
+def rounded_to(dtype: str, device: str) -> str:
+    """Return the dtype that numbers count as that were computed on a device: a GPU may multiply float32 in TF32."""
+    return TENSOR_FLOAT if dtype == "float32" and not device.startswith("cpu") else dtype
 
 
 def joined(parts: Sequence[Kept | None], dim: int = 0) -> Kept | None:
