@@ -35,8 +35,8 @@ from shardviz.live.compat.fsdp import give_cpu_streams_events as give_cpu_stream
 from shardviz.live.compat.fsdp import held_back as held_back
 from shardviz.live.compat.fsdp import parameters_are_held as parameters_are_held
 from shardviz.live.compat.fsdp import params_of_fsdp as params_of_fsdp
-from shardviz.live.compat.fsdp import unit_calling as unit_calling
 from shardviz.live.compat.fsdp import reduce_dtypes as reduce_dtypes
+from shardviz.live.compat.fsdp import unit_calling as unit_calling
 from shardviz.live.compat.fsdp import wide_reductions as wide_reductions
 from shardviz.live.compat.fsdp import without_pinned_memory as without_pinned_memory
 from shardviz.live.compat.fsdp import writes_to_gathered as writes_to_gathered

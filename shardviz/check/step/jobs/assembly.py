@@ -44,7 +44,7 @@ from shardviz.relate.values import farthest, magnitude
 from shardviz.text import listed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
