@@ -67,7 +67,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--launch", choices=("fork", "spawn"), default="fork", help="how ranks are started; default: fork"
     )
-    parser.add_argument("--backend", help="gloo, nccl, mpi; default: nccl if every rank has a GPU, else gloo")
+    parser.add_argument("--backend", help="gloo (the default), nccl, which takes a GPU for each rank, or mpi")
     parser.add_argument(
         "--timeout",
         type=seconds,

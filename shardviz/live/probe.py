@@ -184,7 +184,9 @@ class ProbeOnRank:
         return model
 
     def parallelized(self, model: nn.Module, mesh: DeviceMesh | None = None) -> nn.Module:
-        """Shard a model as the probe does, on the probe's mesh or on another one."""
+        """Shard a model as the probe does, on the probe's mesh or on another one, once it is on the mesh's device."""
+        if self.device_mesh.device_type != "cpu" and not any(one.values.is_meta for one in local_tensors(model)):
+            model.to(self.device_mesh.device_type)
         returned = self.probe.parallelize(model, mesh or self.device_mesh)
         return model if returned is None else returned
 

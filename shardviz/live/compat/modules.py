@@ -96,6 +96,13 @@ def innermost_modes() -> tuple[Any, Any]:
     return (None if isinstance(mode, DeviceContext) else mode), _get_current_dispatch_mode()
 
 
+set_frame_compiler: Any = torch._C._dynamo.eval_frame.set_eval_frame
+"""Say what compiles frames that start from now on, None for nothing, and return what did. It has no frame itself.
+
+`set_eval_frame`, in torch 2.6.0 to 2.15.0.
+"""
+
+
 def is_compiled(module: nn.Module) -> bool:
     """Whether a module came from `torch.compile` or was compiled by `Module.compile`.
 

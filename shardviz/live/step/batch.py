@@ -168,14 +168,17 @@ def _are_equal(norms: Sequence[Sequence[float]]) -> bool:
 
 
 def own_batch(batch: Batch, axes: Mapping[str, int], mesh: DeviceMesh) -> Batch:
-    """Return this rank's part of the batch: in each dim that of its coordinate on the dim's axes, outermost first."""
+    """Return this rank's part of the batch: in each dim that of its coordinate on the dim's axes, outermost first.
+
+    It is on the device of the mesh.
+    """
     for dim in dict.fromkeys(axes.values()):
         parts, position = 1, 0
         for axis in (axis for axis in axes if axes[axis] == dim):
             size = mesh[axis].size()
             parts, position = parts * size, position * size + mesh.get_local_rank(axis)
         batch = part_of(batch, position, parts, dim)
-    return batch
+    return tuple(each(element, lambda tensor: tensor.to(mesh.device_type)) for element in batch)
 
 
 def part_of(batch: Batch, number: int, parts: int, dim: int = 0) -> Batch:

@@ -70,21 +70,19 @@ def joined(world: World, timeout: float) -> Iterator[None]:
 
 
 def make_world(rank: int, num_ranks: int, backend: str | None, *, num_local: int, local_rank: int) -> World:
-    """Choose or check the backend, and take this rank's GPU if it needs one; let a CPU stand in for one.
+    """Check the backend, and take this rank's GPU if it needs one; let a CPU stand in for one.
 
     Args:
         rank: The global rank.
         num_ranks: The number of ranks.
-        backend: The backend asked for; None is nccl if every rank has a GPU, else gloo.
+        backend: The backend asked for; None is gloo, with or without GPUs.
         num_local: The number of ranks on this machine.
         local_rank: This rank's place among them, and the number of its GPU.
 
     Raises:
         ShardvizError: This build of torch lacks the backend, or the machine the GPUs for it.
     """
-    if backend is None:
-        has_nccl = dist.is_nccl_available() and torch.cuda.is_available()
-        backend = "nccl" if has_nccl and torch.cuda.device_count() >= num_local else "gloo"
+    backend = backend or "gloo"
     _check_backend(backend, num_local)
     device_type = "cuda" if "nccl" in backend else "cpu"
     if device_type == "cuda":

@@ -26,7 +26,7 @@ class SpmdMark:
         mesh: The mesh whose ranks run it.
         timeout: Seconds that it may take; None for `--shardviz-timeout`.
         launch: How ranks are started; None for `--shardviz-launch`.
-        backend: A process group backend; None for nccl if each rank has a GPU, else gloo.
+        backend: A process group backend; None for gloo.
     """
 
     mesh: Mesh
@@ -52,7 +52,7 @@ def spmd(
             called `dim0` and `dim1`.
         timeout: Seconds that the test may take on the ranks.
         launch: "fork" or "spawn".
-        backend: "gloo", "nccl", ...
+        backend: "gloo", the default, or "nccl", which takes a GPU for each rank, ...
 
     Raises:
         MeshError: That is not a mesh.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from shardviz.live.compat import set_frame_compiler
 from shardviz.live.run.hooks.observing import quietly
 
 if TYPE_CHECKING:
@@ -41,8 +42,12 @@ def _with_visit(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
         if _VISITS and not torch.compiler.is_compiling():
-            for visit in list(_VISITS):
-                quietly("Module.__call__", visit, self)
+            compiler = set_frame_compiler(None)  # a compiled model's first call compiles all frames, these too
+            try:
+                for visit in list(_VISITS):
+                    quietly("Module.__call__", visit, self)
+            finally:
+                set_frame_compiler(compiler)
         return original(self, *args, **kwargs)
 
     return __call__
