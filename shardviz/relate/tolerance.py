@@ -96,6 +96,10 @@ NARROW_TERMS = 0.125
 """Which part of a rounding of the largest gradient any gradient may be off, as its terms may cancel. Of gradients of
 right steps in bfloat16 that cancel to nothing, as that of a key's bias, the farthest was off by a hundredth of one."""
 
+KINKS = 1 / 16
+"""Of a gradient in narrow numbers of which nothing was measured, this part of the elements may be farther off: where a
+function has a kink, as ReLU at 0, rounding its input turns the gradient of an element on or off."""
+
 MOST_NOISE = 0.25
 """More noise than this, relative to the largest element, hides everything: what is farther off is wrong."""
 
@@ -244,7 +248,7 @@ def above_noise(noise: float, least: float, most: float = math.inf, times: float
     return min(most, max(times * noise, least))
 
 
-def allowed_in_narrow(epsilon: float, largest: float, of_all: float) -> float:
+def allowed_in_narrow(epsilon: float, largest: float, of_all: float, drift: float) -> float:
     """Return how far a gradient's element may be off in a step in narrow numbers of which nothing was measured.
 
     Of 2,000 gradients of right steps in bfloat16 the farthest was off by 2.2 roundings of the largest gradient, and by
@@ -254,9 +258,10 @@ def allowed_in_narrow(epsilon: float, largest: float, of_all: float) -> float:
         epsilon: The distance from 1 to the next number of the dtype.
         largest: The gradient's largest element.
         of_all: The largest element of any gradient.
+        drift: How far what modules send back is off at most, relative to its largest element.
     """
-    rounding = epsilon * of_all
-    return min(NOISE * rounding, max(MOST_NOISE * largest, NARROW_TERMS * rounding))
+    most = max(NOISE * epsilon, DRIFT * drift) * of_all
+    return min(most, max(MOST_NOISE * largest, NARROW_TERMS * epsilon * of_all))
 
 
 def least_factor(epsilon: float) -> float:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.relate.tolerance import LEAST_SLICE
+from shardviz.relate.tolerance import KINKS, LEAST_SLICE, MOST_NOISE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -91,6 +91,18 @@ def magnitude(values: NDArray[Any]) -> float:
 def root_mean_square(values: NDArray[Any]) -> float:
     """Return the root of the mean of all squares; 0 of no elements."""
     return math.sqrt(float(np.mean(np.square(values)))) if values.size else 0.0
+
+
+def is_near_but_for_kinks(off: NDArray[np.float64], near: float, expected: NDArray[np.float64]) -> bool:
+    """Whether few elements of a gradient are farther off than allowed, and all together by no more than noise.
+
+    Args:
+        off: How far each is off.
+        near: How far it may be.
+        expected: What is wanted.
+    """
+    are_few = np.count_nonzero(off > near) <= KINKS * off.size
+    return bool(are_few) and root_mean_square(off) <= MOST_NOISE * root_mean_square(expected)
 
 
 def slices_of(array: NDArray[Any], dim: int) -> NDArray[Any]:

@@ -24,7 +24,7 @@ from shardviz.check.step.run import explained, seen_in
 from shardviz.check.step.trace.calls import is_within
 from shardviz.check.step.trace.divergence import blamed_by_weights, first_in_backward, first_in_forward
 from shardviz.check.step.trace.naming import of_output, placed, with_cut
-from shardviz.check.step.trace.traces import float_of, rounded_to
+from shardviz.check.step.trace.traces import coarsest_of, float_of
 from shardviz.dump.dump import Dump, dump_of
 from shardviz.dump.read import DumpFiles
 from shardviz.dump.records.files import RankRecord
@@ -223,10 +223,10 @@ def assembled(job: JobTrace, judging: Judging, weights: Weights, reference: JobT
     assembling = Assembling(job, judging.mesh)
     assembling.runs = _micro_batches(job, reference)
     sampled = _add_gradients(assembling, job, weights)
-    _allow_for_rounding(assembling, (job, reference))
     _add_vectors(assembling, weights.params)
     for place in judging.wrong:
         _add_place(assembling, judging, place)
+    _allow_for_rounding(assembling, (job, reference), judging.drift)
     if reference.is_of_one and weights.order is None:
         _add_lines(assembling, reference, job)
     return assembling.dump(judging), sampled
@@ -299,26 +299,23 @@ def _add_gradients(assembling: Assembling, job: JobTrace, weights: Weights) -> t
     return tuple(sampled)
 
 
-COMPUTED = ("activation", "grad")
 WANTED = "reference/grad/"
 """What the keys of arrays with the other job's gradients begin with."""
 
 
-def _allow_for_rounding(assembling: Assembling, jobs: Iterable[JobTrace]) -> None:
+def _allow_for_rounding(assembling: Assembling, jobs: Iterable[JobTrace], drift: float) -> None:
     """Note the coarsest dtype that either job computes in, and how far it may take gradients, if it is narrow."""
-    records = [record for job in jobs for record in job.dump.files.ranks.values()]
-    bodies = (body for record in records for body in record.bodies if body.role in COMPUTED)
-    dtypes = {rounded_to(body.dtype, body.device) for body in bodies}
-    dtypes |= {dtype for record in records for dtype in record.narrowed_to}
-    coarsest = max(dtypes, key=lambda dtype: EPSILON.get(dtype, 0.0), default="float32")
-    epsilon = EPSILON.get(coarsest, 0.0)
+    coarsest = coarsest_of(jobs)
+    epsilon = EPSILON[coarsest]
     if epsilon <= EPSILON["float32"]:
         return
     wanted = {name: magnitude(values) for (_, name), values in assembling.arrays.items() if name.startswith(WANTED)}
     of_all = max(wanted.values(), default=0.0)
-    allowed = ((name.removeprefix(WANTED), allowed_in_narrow(epsilon, own, of_all)) for name, own in wanted.items())
+    allowed = {name: allowed_in_narrow(epsilon, own, of_all, drift) for name, own in wanted.items()}
     assembling.narrowed_to = (coarsest,)
-    assembling.noise = tuple(NoiseRecord("grad", name, far / NOISE, 0.0) for name, far in allowed)
+    assembling.noise = tuple(
+        NoiseRecord("grad", name.removeprefix(WANTED), far / NOISE, 0.0) for name, far in allowed.items()
+    )
 
 
 def _add_vectors(assembling: Assembling, params: Mapping[str, Weight]) -> None:

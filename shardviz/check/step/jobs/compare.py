@@ -22,7 +22,13 @@ from shardviz.check.step.jobs.whole_job import WholeJob, chosen, mesh_of_job
 from shardviz.check.step.lines.naming import module_to_open, with_lines
 from shardviz.check.step.runs.departure import Beside, Departure, StepDifference, departure_for
 from shardviz.check.step.trace.judging import Judging
-from shardviz.check.step.trace.traces import counts_per_forward, float_of, trace_of, with_first_module
+from shardviz.check.step.trace.traces import (
+    coarsest_of,
+    counts_per_forward,
+    float_of,
+    trace_of,
+    with_first_module,
+)
 from shardviz.dump.records.lines import STEP
 from shardviz.explain.checkpoints.conversion import NarrowedOnTheWay
 from shardviz.explain.finding import Finding
@@ -211,7 +217,8 @@ def _judging(reference: WholeJob, job: WholeJob, order: NDArray[np.int64] | None
             place: [(way, _reordered(point, place, of_ranks, order)) for way, point in ways]
             for place, ways in choices.items()
         }
-    return Judging(chosen(choices, of_ranks, job.mesh), of_ranks, job.mesh)
+    whole = chosen(choices, of_ranks, job.mesh)
+    return Judging(whole, of_ranks, job.mesh, coarsest=coarsest_of((reference.job, job.job)))
 
 
 def _reordered(

@@ -39,7 +39,7 @@ from shardviz.relate.tolerance import (
     TYPICAL_POINT,
     above_noise,
 )
-from shardviz.relate.values import root_mean_square
+from shardviz.relate.values import is_near_but_for_kinks, root_mean_square
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -104,6 +104,8 @@ class Judging:
         ranks: What each rank has.
         mesh: The ranks' mesh.
         noise: How far rounding alone takes the whole; None if that was not measured.
+        coarsest: The coarsest dtype that either step computes in, if rounding to it was not measured: what is wider
+            may be computed of it.
         drift: How far apart places are that are right, at most, relative to their size.
         num_not_finite: Places at which the whole has NaN or infinity, so that nothing can be judged.
     """
@@ -112,6 +114,7 @@ class Judging:
     ranks: Mapping[int, Mapping[Place, Point]]
     mesh: Mesh
     noise: Noise | None = None
+    coarsest: str = ""
     drift: float = field(default=0.0)
     num_not_finite: int = field(default=0)
 
@@ -172,6 +175,7 @@ class Judging:
         if moved is not None and self.noise is not None and not is_double:
             return above_noise(float_of(moved), self.noise.precision * size, MOST_NOISE * size)
         base = max((max(whole.tolerance, part.tolerance) for part in parts.values()), default=EXACT)
+        base = max(base, ELEMENT.get(self.coarsest, 0.0))
         base = max(base, min(DRIFT * drift, MOST_NOISE)) if base >= ELEMENT[TENSOR_FLOAT] else base
         return above_noise(float_of(moved), base * size)
 
@@ -394,8 +398,15 @@ class _Place:
         off = np.abs(pair[1] - pair[0] * scale)
         apart = float(np.max(off, initial=0.0)) / max(1.0, abs(scale))
         if not apart <= self.near:
-            return None
+            return self._apart_but_for_kinks(off, pair[0] * scale)
         return apart if is_sum or self._is_typical(off, pair[0], shard, region, scale) else None
+
+    def _apart_but_for_kinks(self, off: NDArray[np.float64], expected: NDArray[np.float64]) -> float | None:
+        """Return how far a gradient in narrow numbers is off on the whole, if few elements are too far; else None."""
+        is_narrow = self.judging.noise is None and ELEMENT.get(self.judging.coarsest, 0.0) >= ELEMENT[TENSOR_FLOAT]
+        if not (is_narrow and self.place.is_gradient and is_near_but_for_kinks(off, self.near, expected)):
+            return None
+        return root_mean_square(off) / (root_mean_square(expected) or 1.0) * float_of(self.whole)
 
     def _is_typical(
         self, off: NDArray[np.float64], expected: NDArray[np.float64], shard: Kept, region: Region, scale: float

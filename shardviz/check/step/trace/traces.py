@@ -19,7 +19,7 @@ from shardviz.dump.dump import dump_of
 from shardviz.dump.read import arrays_of, read_files
 from shardviz.dump.records.trace import Place, of_point
 from shardviz.dump.write import TRACE_FOLDER
-from shardviz.relate.tolerance import ELEMENT, EXACT, TENSOR_FLOAT
+from shardviz.relate.tolerance import ELEMENT, EPSILON, EXACT, TENSOR_FLOAT
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -366,6 +366,18 @@ class JobTrace:
     def is_of_one(self) -> bool:
         """Whether the job is one process: its values are whole."""
         return self.dump.files.run.num_ranks == 1
+
+
+COMPUTED = ("activation", "grad")
+
+
+def coarsest_of(jobs: Iterable[JobTrace]) -> str:
+    """Return the coarsest dtype that any of some jobs' steps compute or reduce in."""
+    records = [record for job in jobs for record in job.dump.files.ranks.values()]
+    bodies = (body for record in records for body in record.bodies if body.role in COMPUTED)
+    dtypes = {rounded_to(body.dtype, body.device) for body in bodies}
+    dtypes |= {dtype for record in records for dtype in record.narrowed_to}
+    return max(("float64", *dtypes), key=lambda dtype: EPSILON.get(dtype, 0.0))
 
 
 def trace_of(dump: Dump) -> JobTrace | None:
