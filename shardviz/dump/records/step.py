@@ -163,13 +163,13 @@ class ClipRecord(Record, frozen=True):
         norm: The norm that it clips by, or this rank's part of it.
         limit: The most that it leaves.
         ranks: The ranks whose norms make the whole norm, if this is a part.
-        order: The order of that norm of norms: 2, 1, or inf.
+        order: The order of that norm of norms: 2 or 1; None for the largest.
     """
 
     norm: float
     limit: float
     ranks: tuple[int, ...] = ()
-    order: float = 2
+    order: float | None = 2
 
 
 class CallRecord(Record, frozen=True):

@@ -8,6 +8,7 @@ somebody's job or be compiled into what runs. Ranks do not talk to each other he
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import secrets
 import sys
@@ -322,16 +323,18 @@ class Follower:
     def clipped(self, norm: Any, limit: Any) -> None:
         """Keep the norm by which gradients of the step are clipped, and what it was given as the most.
 
-        Of a DTensor it is this rank's part: to read the whole takes a collective.
+        Of a DTensor it is this rank's part: to read the whole takes a collective. No limit clips nothing: Trainer has
+        none if it only logs the norm. A norm that is not finite leaves nothing to compare.
         """
         if self._step is None or os.getpid() != self._process:
             return
-        if isinstance(norm, DTensor):
-            parts = parts_of_norm(norm)
-            records = [ClipRecord(float(norm.to_local()), float(limit), *parts)] if parts is not None else []
-            self._step.clips.extend(records)
-        elif type(norm) is torch.Tensor:
-            self._step.clips.append(ClipRecord(float(norm), float(limit)))
+        is_dtensor = isinstance(norm, DTensor)
+        parts = parts_of_norm(norm) if is_dtensor else ((), 2.0)
+        if parts is None or not (is_dtensor or type(norm) is torch.Tensor):
+            return
+        (ranks, order), own = parts, float(norm.to_local() if is_dtensor else norm)
+        if math.isfinite(own) and math.isfinite(limit):
+            self._step.clips.append(ClipRecord(own, float(limit), ranks, order if math.isfinite(order) else None))
 
     def _begin_lines(self, num_taken: int) -> None:
         """Record the script's lines from the end of the step before on."""

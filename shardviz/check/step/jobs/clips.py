@@ -80,7 +80,7 @@ def _whole(clip: ClipRecord, call: Mapping[int, ClipRecord]) -> ClipRecord:
     if not clip.ranks:
         return clip
     norms = [call[rank].norm if rank in call else math.nan for rank in clip.ranks]
-    return ClipRecord(float(np.linalg.norm(norms, clip.order)), clip.limit)
+    return ClipRecord(float(np.linalg.norm(norms, math.inf if clip.order is None else clip.order)), clip.limit)
 
 
 def of_size_before(evidence: Evidence, clips: Clips | None) -> Finding | None:

@@ -11,6 +11,7 @@ from tests.live.run.traced.test_traced import diff, run
 
 PROGRAM = """
 import os
+from math import inf
 
 import torch
 import torch.distributed as dist
@@ -118,6 +119,13 @@ def test_micro_batches_are_put_together_and_clipping_is_taken_back(tmp_path, alo
     first = step["departures"][0]
     assert (first["module"] or "the model itself") == place
     assert words in first["sentence"]
+
+
+def test_a_norm_that_is_only_logged_clips_nothing(tmp_path, alone):
+    (tmp_path / "train.py").write_text(program(loss="loss / parts", limit="inf"))
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "train.py")
+    step, _ = diff(alone("inf"), run(tmp_path, "many", *torchrun))
+    assert step["departures"] == []
 
 
 @nightly
