@@ -63,6 +63,10 @@ LEAST_SINGULAR = 0.5
 """The smallest singular value of a matrix that an iteration made orthogonal, relative to the largest: Muon's five steps
 leave 0.7 to 1.2."""
 
+UPDATE_OF_JOB = 2e-2
+"""How far the updates of two jobs may be apart, relative to the largest element of one: Muon rounds what it makes
+orthogonal to bfloat16. An update of a part by itself is off by tenths; other settings are compared as numbers."""
+
 EXPLAINED_UPDATE = 1e-4
 """How far an update may be from what explains it, relative to the largest of both."""
 

@@ -77,7 +77,8 @@ class Observer:
     def optimizing(self, optimizer: Any) -> None:
         """Follow a step of the model that an optimizer steps. Called under `--trace` only."""
         if self._follower is None:
-            from shardviz.live.run.tracing import Follower, write_step
+            from shardviz.live.run.step_files import write_step
+            from shardviz.live.run.tracing import Follower
 
             folder, command = Path(self.session.options.session) / TRACE_FOLDER, self.session.options.command
             self._follower = Follower(self.session.options, lambda step, why: write_step(step, folder, command, why))

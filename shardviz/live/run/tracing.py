@@ -10,35 +10,22 @@ from __future__ import annotations
 import atexit
 import math
 import os
-import secrets
 import sys
 from collections import defaultdict
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
-from msgspec import structs
 from torch import distributed, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from shardviz.dump.arrays.sample import kept_indices, strides_for
-from shardviz.dump.records.base import SCHEMA
-from shardviz.dump.records.files import RunRecord
 from shardviz.dump.records.step import ClipRecord
-from shardviz.dump.write import write_rank, write_run
-from shardviz.layout.mesh import AXIS_NAME
-from shardviz.live.capture.capture import Capture
-from shardviz.live.capture.locals import Local, held_back_names, local_tensors, unwrapped
-from shardviz.live.claims.wrappers import approximated_by, reduced_in, reducing
+from shardviz.live.capture.locals import Local, local_tensors, unwrapped
 from shardviz.live.compat import (
     asks_for_shapes,
-    default_store,
-    groups_here,
     in_backward,
-    is_compiled,
     parts_of_norm,
 )
 from shardviz.live.lines.job_lines import JobLines
@@ -47,157 +34,27 @@ from shardviz.live.run.hooks.arming import arm, disarm
 from shardviz.live.run.hooks.observing import nested, quietly, report
 from shardviz.live.run.outside import outside
 from shardviz.live.run.references.values import outermost, parameters_of
-from shardviz.live.run.references.writing import is_first_here, rank_here
-from shardviz.live.step.optimizer_settings import options_of, options_records
+from shardviz.live.run.step_files import WHAT, Step, most_of, sampled, weights_of
+from shardviz.live.step.optimizer_settings import options_of
 from shardviz.live.step.running import tensors_in
-from shardviz.live.step.trace.recorder import MAX_ELEMENTS, Trace, add_points
+from shardviz.live.step.trace.recorder import Trace
 from shardviz.live.trace_modules import Followed
-from shardviz.versions import package_version
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Iterable
 
     from torch.optim import Optimizer
 
     from shardviz.live.run.options import Options
-    from shardviz.live.run.outside import Outside
-    from shardviz.live.step.optimizer_settings import Options as Settings
+    from shardviz.live.run.step_files import Written
     from shardviz.live.step.trace.recorder import Seen
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A step that is being followed.
-
-    Attributes:
-        root: The model as the job calls it.
-        trace: What its modules were given and returned.
-        number: Which optimizer step it is, counted from 1.
-        most: Of each weight and its gradient no more elements are kept.
-        weights: This rank's part of the weights before the step.
-        outside: What is stepped with the model and is not in it.
-        broke_off: Whether the job raised in it: what backward left in gradients may not be reduced yet.
-        lines: What was recorded line by line; None if nothing was asked for.
-        options: The numbers with which optimizers step its parameters.
-        clips: The norms by which its gradients were clipped.
-    """
-
-    root: nn.Module
-    trace: JobTrace
-    number: int
-    most: int
-    weights: Sequence[Local]
-    outside: Outside
-    broke_off: bool = False
-    lines: JobLines | None = None
-    options: Settings = field(default_factory=dict)
-    clips: list[ClipRecord] = field(default_factory=list)
-
-    @property
-    def is_compiled(self) -> bool:
-        """Whether modules of it are in a compiled graph, which calls no hook."""
-        return any(map(is_compiled, self.root.modules()))
-
-
-def weights_of(tensors: Iterable[Local], most: int) -> list[Local]:
-    """Return copies of a model's parameters, of large ones a sample."""
-    return [
-        replace(local, values=sampled(local.values, most), grad=None)
-        for local in tensors
-        if local.role == "param" and not local.values.is_meta
-    ]
-
-
-def write_step(step: Step, folder: Path, command: tuple[str, ...], problem: str = "") -> None:
-    """Write this rank's file, and on the first rank of each disk that of the run.
-
-    Args:
-        step: What was seen.
-        folder: Where to; it is made.
-        command: The job's, for the record.
-        problem: Why the step has no end; empty if it has one.
-    """
-    rank, num_ranks = rank_here(), distributed.get_world_size() if distributed.is_initialized() else 1
-    capture = Capture(rank, num_ranks, run_id=_run_id(), steps_before=step.number - 1)
-    capture.wrappers = [*reducing(step.root), *step.outside.wrappers()]
-    if step.trace.uncalled:
-        capture.wrappers = [
-            structs.replace(wrapper, kind="bypassed") if wrapper.kind != "fsdp" else wrapper
-            for wrapper in capture.wrappers
-        ]
-    capture.narrowed_to |= reduced_in(step.root)
-    hook = approximated_by(step.root)
-    for local in (*step.weights, *(() if step.broke_off or hook else _gradients(step))):
-        capture.add_values(local, "step")
-    add_points(capture, step.trace)
-    capture.options, capture.clips = options_records(step.options), step.clips
-    capture.held_back = [] if problem else held_back_names(unwrapped(step.root))
-    if step.lines is not None:
-        quietly(WHAT, step.lines.add_to, capture)
-    for name, ranks in groups_of(num_ranks):
-        capture.add_group(name, ranks)
-    if problem:
-        unseen = "the end of the step and the gradients of weights" if step.broke_off else "the end of the step"
-        capture.not_checked.append(("", f"{unseen}: {problem}"))
-    if hook:
-        capture.not_checked.append(("", f"the gradients of weights: {hook} sends an approximation of them"))
-    if step.trace.left_out:
-        capture.not_checked.append(("", step.trace.left_out))
-    if step.is_compiled:
-        capture.not_checked.append(("", COMPILED))
-    folder.mkdir(exist_ok=True)
-    if is_first_here(folder, "trace folder"):
-        write_run(
-            folder,
-            RunRecord(
-                SCHEMA, package_version("shardviz"), package_version("torch"), num_ranks, command, run_id=capture.run_id
-            ),
-        )
-    write_rank(folder, capture.record(), capture.dense)
-
-
-def groups_of(num_ranks: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield this rank's groups that are smaller than the job, each with an axis's name."""
-    for name, ranks in groups_here() if distributed.is_initialized() else ():
-        axis = name.removeprefix("mesh_")
-        if len(ranks) < num_ranks:
-            yield axis if AXIS_NAME.fullmatch(axis) and axis != "undefined" else f"groups_of_{len(ranks)}", ranks
-
-
-def _run_id() -> str:
-    """Return the run's id, which the first rank to ask puts into the job's store."""
-    run_id = secrets.token_hex(8)
-    if distributed.is_initialized():
-        with suppress(RuntimeError):
-            return str(default_store().compare_set("shardviz/trace", "", run_id).decode())
-    return run_id
-
-
-def _gradients(step: Step) -> Iterator[Local]:
-    for local in (*local_tensors(unwrapped(step.root)), *step.outside.tensors()):
-        if local.role == "param" and local.grad is not None:
-            claim = local.grad_claim or local.claim
-            values = sampled(local.grad.detach(), step.most)
-            yield replace(local, role="grad", values=values, grad=None, claim=claim)
 
 
 SIDES = 4
 """Inputs, outputs and the gradients of both; many are the same tensors."""
 
-FEWEST, MOST = 1 << 10, 1 << 18
-"""Of a tensor at least and at most so many elements are kept, as many as leaves room for every module."""
-
 MAX_GIVEN = 64
 """Of whole numbers that the model is given, such as tokens, so many tensors are kept."""
-
-
-WHAT = "the trace of a step"
-
-COMPILED = (
-    "what modules take and return inside torch.compile, whose graph has no modules; run the job with "
-    "TORCH_COMPILE_DISABLE=1 to record them"
-)
 
 
 class JobTrace(Trace):
@@ -272,32 +129,19 @@ def _without_errors(hook: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-def most_of(num_tensors: int) -> int:
-    """Return the elements kept of each of several tensors: a power of 2 that bounds the total."""
-    room = MAX_ELEMENTS // max(num_tensors, 1)
-    return min(max(1 << max(room.bit_length() - 1, 0), FEWEST), MOST)
-
-
-def sampled(tensor: torch.Tensor, most: int) -> torch.Tensor:
-    """Return a copy of a tensor, or of a sample of a larger one."""
-    strides = strides_for(tensor.shape, most)
-    parts = tuple(
-        slice(kept_indices(size, stride).start, None, stride)
-        for size, stride in zip(tensor.shape, strides, strict=True)
-    )
-    return tensor[parts].clone() if parts else tensor.clone()
-
-
 class Follower:
     """Follows one step of a model.
 
     Attributes:
         options: What is asked for.
-        write: Writes what was seen of the step; given also why the step has no end, if it has none.
+        write: Writes what was seen of the step; given also why the step has no end, if it has none. Returns a function
+            that adds the weights after the optimizer's step.
         model: The model; by default the first that an optimizer steps whose making is seen.
     """
 
-    def __init__(self, options: Options, write: Callable[[Step, str], None], model: nn.Module | None = None) -> None:
+    def __init__(
+        self, options: Options, write: Callable[[Step, str], Written | None], model: nn.Module | None = None
+    ) -> None:
         self.options = options
         self.write = write
         self.model = model
@@ -308,6 +152,9 @@ class Follower:
         self._handles: list[Any] = []
         self._step: Step | None = None
         self._is_over = False
+        self._stepped: Step | None = None
+        self._after: list[Local] = []
+        self._written: Written | None = None
         self._is_of_many = False
         self._process = os.getpid()
 
@@ -355,6 +202,7 @@ class Follower:
 
         def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             quietly(WHAT, self._end_with, optimizer)  # it may have called no closure
+            quietly(WHAT, self._keep_after, optimizer)
             self._taken[optimizer] = self._taken.get(optimizer, 0) + 1
             quietly(WHAT, self._begin_lines, self._taken[optimizer])
 
@@ -364,6 +212,7 @@ class Follower:
 
     def visit(self, module: nn.Module) -> None:
         """Begin if the called module is the trained model or part of it, and its step has come."""
+        self._write_after()
         if self._step is not None or self._is_over or os.getpid() != self._process:
             return
         with nested() as is_outermost:
@@ -440,7 +289,24 @@ class Follower:
         options = [options_of(optimizer, model) for optimizer in optimizers if id(optimizer) not in inner]
         self._step = replace(step, options={name: values for of_each in options for name, values in of_each.items()})
 
+    def _keep_after(self, optimizer: Optimizer) -> None:
+        """Keep the weights that optimizers leave after the step, until the next call of a module."""
+        step = self._stepped
+        if step is None or os.getpid() != self._process:
+            return
+        if not {id(parameter) for parameter in step.root.parameters()}.isdisjoint(map(id, parameters_of(optimizer))):
+            with nested(), torch.no_grad():
+                self._after = weights_of([*local_tensors(unwrapped(step.root)), *step.outside.tensors()], step.most)
+            arm(self.visit)
+
+    def _write_after(self) -> None:
+        after, written, self._stepped, self._after = self._after, self._written, None, []
+        if after and written is not None and os.getpid() == self._process:
+            disarm(self.visit)
+            written(after)
+
     def _end_with_process(self) -> None:
+        self._write_after()
         if self._is_of_many and not distributed.is_initialized():
             return  # the process groups that would say whose part this is were destroyed
         # Python keeps here what it printed a traceback of.
@@ -460,7 +326,8 @@ class Follower:
         if self._lines is not None:
             self._lines.end()
         with nested(), torch.no_grad():
-            self.write(replace(step, broke_off=broke_off), problem)
+            self._written = self.write(replace(step, broke_off=broke_off), problem)
+        self._stepped = None if problem else step
 
 
 def _contains(modules: Iterable[nn.Module], module: nn.Module) -> bool:

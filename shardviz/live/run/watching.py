@@ -24,14 +24,15 @@ from shardviz.live.run.hooks.observing import nested, say
 from shardviz.live.run.meeting import meet_again
 from shardviz.live.run.options import PATIENCE, Options, session_beside
 from shardviz.live.run.session import Session
+from shardviz.live.run.step_files import write_step
 from shardviz.live.run.taking import take
-from shardviz.live.run.tracing import Follower, runs, write_step
+from shardviz.live.run.tracing import Follower, runs
 from shardviz.live.trace_modules import NONE, Followed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shardviz.live.run.tracing import Step
+    from shardviz.live.run.step_files import Step, Written
 
 
 def watch(
@@ -123,16 +124,17 @@ class Watch:
         options = replace(self.session.options, trace=trace, trace_step=number)
         Follower(options, self._write, model).begin()
 
-    def _write(self, step: Step, problem: str) -> None:
+    def _write(self, step: Step, problem: str) -> Written | None:
         """Write a step into the dump; into one without weights if there is one process."""
         if not distributed.is_initialized():
             prepare_folder(self._folder, force=self.session.options.force)
         elif not self._folder.is_dir():
-            return  # it could not be captured, as was reported
+            return None  # it could not be captured, as was reported
         trace = self._folder / TRACE_FOLDER
-        write_step(step, trace, self.session.options.command, problem)
+        written = write_step(step, trace, self.session.options.command, problem)
         if not distributed.is_initialized():
             write_around(trace, self._folder)
+        return written
 
     def end(self) -> None:
         """Wait no longer, and remove what was kept."""

@@ -32,7 +32,7 @@ from shardviz.live.capture.agreement import attempted, of_all_ranks
 from shardviz.live.capture.capture import Capture
 from shardviz.live.capture.locals import Local, local_tensors
 from shardviz.live.capture.stamp import dtype_name
-from shardviz.live.run.tracing import groups_of
+from shardviz.live.run.step_files import groups_of
 from shardviz.live.step.step import gradients
 from shardviz.live.step.trace.recorder import add_points
 from shardviz.versions import package_version

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from shardviz.text import Fold
 
 JOBS_AGREE = "the jobs agree up to this step's gradients; to compare its update, trace the next step too"
+UPDATES_AGREE = "the jobs agree in this step and in what the optimizer made of the weights; later steps: --trace-step"
 MOST_NAMES = 8
 """Places of one cause whose names are written out, identical layers counted as one."""
 
@@ -150,7 +151,8 @@ def _verdict(difference: Difference, terminal: Terminal) -> Text:
     if not difference and but:
         return line((f"{terminal.glyphs.unknown} no changes found; {but}", WARNING))
     if not difference:
-        text = JOBS_AGREE if difference.step.is_of_jobs else "nothing changed"
+        of_jobs = UPDATES_AGREE if difference.step.has_update else JOBS_AGREE
+        text = of_jobs if difference.step.is_of_jobs else "nothing changed"
         return line((f"{terminal.glyphs.good} {text}", GOOD))
     changes = (
         (len(difference.changes), "change", ""),

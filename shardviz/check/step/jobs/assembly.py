@@ -136,8 +136,8 @@ class Assembling:
         tables.tensors.append(TensorRecord(name, len(tables.bodies)))
         tables.bodies.append(Body("param", "stamped", shape, region.shape, dtype, held=region.dims))
 
-    def dump(self, judging: Judging) -> Dump:
-        """Return the dump, with every rank's values at every place."""
+    def dump(self, judging: Judging | None = None) -> Dump:
+        """Return the dump, with every rank's values at every place if these were judged."""
         records = {}
         for rank, record in self.job.dump.files.ranks.items():
             tables = self.ranks.get(rank, _Rank())
@@ -150,7 +150,7 @@ class Assembling:
                 layouts=tuple(tables.layouts),
                 bodies=tuple(tables.bodies),
                 tensors=tuple(tables.tensors),
-                trace=tuple(judging.records(rank)),
+                trace=tuple(judging.records(rank)) if judging is not None else (),
                 narrowed_to=self.narrowed_to,
                 noise=self.noise,
                 runs=self.runs,
@@ -208,12 +208,14 @@ class Weights:
     Attributes:
         params: Those of the job that the other is compared with, whole.
         grads: Their gradients.
+        updated: The weights after the optimizer's step.
         belongings: Where those of the other job's belong that claim nothing.
         order: The order in which the other job's ranks have the batch's rows; None if it is the same.
     """
 
     params: Mapping[str, Weight]
     grads: Mapping[str, Weight]
+    updated: Mapping[str, Weight]
     belongings: Mapping[str, Belonging]
     order: NDArray[np.int64] | None = None
 
@@ -222,7 +224,7 @@ def assembled(job: JobTrace, judging: Judging, weights: Weights, reference: JobT
     """Return a dump that compares two jobs, and the gradients that are incomplete."""
     assembling = Assembling(job, judging.mesh)
     assembling.runs = _micro_batches(job, reference)
-    sampled = _add_gradients(assembling, job, weights)
+    sampled = add_gradients(assembling, weights)
     _add_vectors(assembling, weights.params)
     for place in judging.wrong:
         _add_place(assembling, judging, place)
@@ -278,25 +280,27 @@ def _add_values(
             assembling.add(rank, name, (moment, "activation"), kept.shape, kept.values, kept.dtype)
 
 
-def _add_gradients(assembling: Assembling, job: JobTrace, weights: Weights) -> tuple[str, ...]:
-    """Add the gradients of weights that are there whole."""
-    first = min(job.ranks)
-    parts = by_name(job.ranks, "grad")
+def add_gradients(assembling: Assembling, weights: Weights) -> tuple[str, ...]:
+    """Add the gradients of weights that are there whole; return the names of the others."""
+    parts = by_name(assembling.job.ranks, "grad")
     sampled = []
     for name, whole in weights.grads.items():
         by_rank = parts.get(name, {})
-        all_values = [weight.values for weight in (whole, *by_rank.values())]
-        if any(values is None or not values.is_whole for values in all_values):
+        if not are_whole(whole, *by_rank.values()):
             sampled.append(name)
             continue
-        _add_weight(assembling, first, name, "reference", whole, None)
+        add_weight(assembling, min(assembling.job.ranks), name, ("reference", "grad"), whole)
+        belonging = weights.belongings.get(name)
         for rank, weight in by_rank.items():
-            belonging = weights.belongings.get(name)
-            layout = weight.layout or (belonging.layout if belonging is not None else None)
-            _add_weight(assembling, rank, name, "step", weight, layout)
-            if layout is None and belonging is not None:
+            add_weight(assembling, rank, name, ("step", "grad"), weight, belonging)
+            if weight.layout is None and belonging is not None and belonging.layout is None:
                 assembling.add_region(rank, name, whole.shape, belonging.regions[rank], weight)
     return tuple(sampled)
+
+
+def are_whole(*weights: Weight) -> bool:
+    """Whether all elements of some weights are there."""
+    return all(weight.values is not None and weight.values.is_whole for weight in weights)
 
 
 WANTED = "reference/grad/"
@@ -328,12 +332,19 @@ def _add_vectors(assembling: Assembling, params: Mapping[str, Weight]) -> None:
             )
 
 
-def _add_weight(
-    assembling: Assembling, rank: int, name: str, moment: Moment, weight: Weight, layout: Layout | None
+def add_weight(
+    assembling: Assembling,
+    rank: int,
+    name: str,
+    place: tuple[Moment, Role],
+    weight: Weight,
+    belonging: Belonging | None = None,
 ) -> None:
+    """Add a rank's part of a weight, or of what belongs to it; if it claims nothing, where it was found to belong."""
     assert weight.values is not None
+    layout = weight.layout or (belonging.layout if belonging is not None else None)
     shape = weight.shape if layout is None or layout.flat else layout.shape
-    assembling.add(rank, name, (moment, "grad"), shape, weight.values.values, weight.values.dtype, layout)
+    assembling.add(rank, name, place, shape, weight.values.values, weight.values.dtype, layout)
 
 
 def _add_place(assembling: Assembling, judging: Judging, place: Place) -> None:

@@ -18,6 +18,7 @@ from shardviz.check.step.jobs.assembly import JobEvidence, Weights, assembled, f
 from shardviz.check.step.jobs.clips import clips_of, with_own_clips
 from shardviz.check.step.jobs.peers import rows_of_peers
 from shardviz.check.step.jobs.starts import Rows, belongings_of, by_name, farthest_weights, other_weights, rows_of
+from shardviz.check.step.jobs.updates import Updates, updates_of
 from shardviz.check.step.jobs.whole_job import WholeJob, chosen, mesh_of_job
 from shardviz.check.step.lines.naming import module_to_open, with_lines
 from shardviz.check.step.runs.departure import Beside, Departure, StepDifference, departure_for
@@ -129,7 +130,7 @@ def _not_compared(why: str) -> StepDifference:
 
 def _compare(reference: WholeJob, job: WholeJob) -> Attempt:
     """Compare a job, rank by rank, with what the ranks of another job have together."""
-    params, grads = reference.weights(job.job.ranks, job.mesh)
+    params, grads, updated = reference.weights(job.job.ranks, job.mesh)
     parts = by_name(job.job.ranks, "param")
     belongings = belongings_of(params, parts, job.mesh)
     others, num_weights = other_weights(params, parts, belongings)
@@ -151,7 +152,7 @@ def _compare(reference: WholeJob, job: WholeJob) -> Attempt:
     if rows.not_joined:  # gradients are of the whole batch, however ranks share it
         left_out.append(NotChecked("", f"the step, module by module: {rows.not_joined}", "step"))
     judging = Judging({}, {}, job.mesh) if rows.not_joined else _judging(reference, job, rows.order)
-    attempt = _step_of(reference, job, judging, Weights(params, grads, belongings, rows.order), left_out)
+    attempt = _step_of(reference, job, judging, Weights(params, grads, updated, belongings, rows.order), left_out)
     first = next(iter(attempt.difference.departures), None)
     if first is not None and isinstance(first.explanation, UnexplainedModule):  # a sum of different rows, as a lookup's
         peers = rows_of_peers(reference, job, parts, belongings)
@@ -250,6 +251,9 @@ def _step_of(
     placed = [result for result in with_lines(dump, findings) if isinstance(result, Finding)]
     findings = with_own_clips(sorted(placed, key=lambda finding: not finding.module), job)
     look = _look_at_lines(findings, dump, reference, job)
+    updates = Updates() if findings else updates_of(job, weights)
+    results += updates.results
+    findings += grouped([result for result in updates.results if isinstance(result, Finding)], ranks_by_name(dump))
     not_compared = [result for result in results if isinstance(result, NotChecked)]
     not_compared += [NotChecked(name, WITHOUT_GRADIENT, "step") for name in sampled]
     not_compared += [*_without_numbers(judging, reference), *_apart(judging, reference), *left_out]
@@ -263,7 +267,7 @@ def _step_of(
         tuple(
             _departure(finding, num_odd, reference, job, look if finding is findings[0] else "") for finding in findings
         ),
-        len(weights.params) + len(right),
+        len(weights.params) + len(right) + updates.num_right,
         judging.drift,
         max((judging.judgments[place].near / sizes[place] for place in right), default=0.0),
         dtypes,
@@ -271,6 +275,7 @@ def _step_of(
         "the jobs agree",
         Beside(evidence, tuple(findings), reference_name),
         is_of_jobs=True,
+        has_update=bool(updates.num_right),
     )
     return Attempt(difference, bool(findings) and not findings[0].generic, not not_compared)
 

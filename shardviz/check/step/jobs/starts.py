@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.check.step.trace.traces import OfRank, Weight
+    from shardviz.dump.records.base import Moment
     from shardviz.explain.cause import Cause
     from shardviz.layout.candidates import Placements
     from shardviz.layout.mesh import Mesh
@@ -287,11 +288,11 @@ def _allowed(whole: Kept, part: Kept) -> float:
     return 0.0 if is_exact else _near(whole, part)
 
 
-def by_name(ranks: Mapping[int, OfRank], role: str) -> dict[str, dict[int, Weight]]:
-    """Return ranks' weights, or their gradients, by name."""
+def by_name(ranks: Mapping[int, OfRank], role: str, moment: Moment = "step") -> dict[str, dict[int, Weight]]:
+    """Return ranks' weights before the step, "updated" ones, or gradients, by name."""
     parts: dict[str, dict[int, Weight]] = {}
     for rank, of_rank in ranks.items():
-        for name, weight in of_rank.weights(role):
+        for name, weight in of_rank.weights(role, moment):
             parts.setdefault(name, {})[rank] = weight
     return parts
 

@@ -317,17 +317,21 @@ class WholeJob:
             return [((), replace(point, values=None))]
         return [(one.way, replace(point, values=one.values)) for one in together(parts, self.mesh)]
 
-    def weights(self, others: Mapping[int, OfRank], mesh: Mesh) -> tuple[dict[str, Weight], dict[str, Weight]]:
-        """Return its weights, plain ones put together as the other job's, and their gradients."""
+    def weights(
+        self, others: Mapping[int, OfRank], mesh: Mesh
+    ) -> tuple[dict[str, Weight], dict[str, Weight], dict[str, Weight]]:
+        """Return its weights, plain ones put together as the other job's, their gradients, and updated weights."""
         other_params = by_name(others, "param")
-        gradients = by_name(self.job.ranks, "grad")
-        params, grads = {}, {}
+        gradients, after = by_name(self.job.ranks, "grad"), by_name(self.job.ranks, "param", "updated")
+        params, grads, updated = {}, {}, {}
         for name, parts in by_name(self.job.ranks, "param").items():
             way = self._weight(parts, other_params.get(name, {}), mesh)
             params[name] = way.weight
             if name in gradients:
-                grads[name] = self._gradient(gradients[name], way)
-        return params, grads
+                grads[name] = self._put_alike(gradients[name], way)
+            if name in after:
+                updated[name] = self._put_alike(after[name], way)
+        return params, grads, updated
 
     def _weight(self, parts: Mapping[int, Weight], others: Mapping[int, Weight], mesh: Mesh) -> Way:
         first, values = next(iter(parts.values())), _values(parts)
@@ -337,7 +341,8 @@ class WholeJob:
         ways = [Way(one.way, Weight(one.values.shape, None, one.values)) for one in assembled]
         return chosen_weight(ways, others, mesh) if ways else Way((), Weight(first.shape, None, None))
 
-    def _gradient(self, parts: Mapping[int, Weight], way: Way) -> Weight:
+    def _put_alike(self, parts: Mapping[int, Weight], way: Way) -> Weight:
+        """Put what belongs to a weight together as the weight is."""
         values, shape = _values(parts), way.weight.shape
         if values is None or all(part.layout is not None for part in parts.values()):
             return Weight(shape, None, _as_claimed(parts))

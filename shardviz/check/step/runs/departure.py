@@ -94,6 +94,7 @@ class StepDifference:
         agreement: Who agrees at the places that were compared.
         sides: One job's step beside the other's; None if probes' steps, or nothing, was compared.
         is_of_jobs: Whether the steps are two jobs', which may lay tensors out differently.
+        has_update: Whether weights after the optimizer's step agree.
     """
 
     departures: tuple[Departure, ...] = ()
@@ -105,6 +106,7 @@ class StepDifference:
     agreement: str = "the unsharded models agree"
     sides: Beside | None = field(default=None, compare=False, repr=False)
     is_of_jobs: bool = False
+    has_update: bool = False
 
     def __bool__(self) -> bool:
         return any(not departure.is_expected for departure in self.departures)

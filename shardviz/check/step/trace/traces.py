@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.dump.dump import Dump, Shard
+    from shardviz.dump.records.base import Moment
     from shardviz.dump.records.trace import KeptRecord
     from shardviz.layout.layout import Layout
     from shardviz.layout.region import Ranges, Region
@@ -302,9 +303,9 @@ class OfRank:
             return self.dump.values(shard, name)
         return np.asarray(self._arrays[f"{body.moment}/{body.role}/{name}"], np.float64)
 
-    def weights(self, role: str) -> Iterator[tuple[str, Weight]]:
-        """Yield its parts of the weights before the step, or of their gradients, by name."""
-        for name, tensor in self.dump.by_name("step", role).items():
+    def weights(self, role: str, moment: Moment = "step") -> Iterator[tuple[str, Weight]]:
+        """Yield its parts of the weights before the step, "updated" ones, or gradients, by name."""
+        for name, tensor in self.dump.by_name(moment, role).items():
             shard = tensor.shards.get(self.rank)
             if shard is not None:
                 yield name, self._weight(name, shard)

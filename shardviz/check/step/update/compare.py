@@ -154,7 +154,7 @@ def _check(evidence: Evidence, comparison: Compared, splitting: tuple[str, ...])
         why = parts if is_saved else f"{parts}, and no checkpoint has it"
         yield NotChecked(comparison.name, f"{what} after the step: {why}", "step")
         return
-    yield _finding(evidence, comparison, wrong)
+    yield finding_of(evidence, comparison, wrong)
 
 
 def _of_copies(comparison: Compared, cause: Cause, sentence: str, along: str, **others: Any) -> Finding:
@@ -294,7 +294,14 @@ def _is_touched(gradient: Compared) -> NDArray[np.bool_]:
     return touched
 
 
-def _finding(evidence: Evidence, comparison: Compared, wrong: Mapping[int, tuple[float, float]]) -> Finding:
+def finding_of(evidence: Evidence, comparison: Compared, wrong: Mapping[int, tuple[float, float]]) -> Finding:
+    """Return the finding that a weight, state or buffer differs after the step.
+
+    Args:
+        evidence: The step.
+        comparison: The tensor.
+        wrong: By rank, the element that is farthest off, and what it should be.
+    """
     ranks = tuple(sorted(wrong))
     held, expected = wrong[ranks[0]]
     texts = (number(held), number(expected)) if number(held) != number(expected) else (f"{held:.9g}", f"{expected:.9g}")

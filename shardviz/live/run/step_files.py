@@ -1,0 +1,191 @@
+"""What a rank writes of a step of a job: weights before and after it, gradients, what modules took and returned."""
+
+from __future__ import annotations
+
+import secrets
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import torch
+from msgspec import structs
+from torch import distributed, nn
+
+from shardviz.dump.arrays.sample import kept_indices, strides_for
+from shardviz.dump.records.base import SCHEMA
+from shardviz.dump.records.files import RunRecord
+from shardviz.dump.write import write_rank, write_run
+from shardviz.layout.mesh import AXIS_NAME
+from shardviz.live.capture.capture import Capture
+from shardviz.live.capture.locals import Local, held_back_names, local_tensors, unwrapped
+from shardviz.live.claims.wrappers import approximated_by, reduced_in, reducing
+from shardviz.live.compat import default_store, groups_here, is_compiled
+from shardviz.live.run.hooks.observing import quietly
+from shardviz.live.run.references.writing import is_first_here, rank_here
+from shardviz.live.step.optimizer_settings import options_records
+from shardviz.live.step.trace.recorder import MAX_ELEMENTS, add_points
+from shardviz.versions import package_version
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from pathlib import Path
+
+    from shardviz.dump.records.step import ClipRecord
+    from shardviz.live.lines.job_lines import JobLines
+    from shardviz.live.run.outside import Outside
+    from shardviz.live.run.tracing import JobTrace
+    from shardviz.live.step.optimizer_settings import Options as Settings
+
+    Written = Callable[[Iterable[Local]], None]
+
+WHAT = "the trace of a step"
+
+FEWEST, MOST = 1 << 10, 1 << 18
+"""Of a tensor at least and at most so many elements are kept, as many as leaves room for every module."""
+
+COMPILED = (
+    "what modules take and return inside torch.compile, whose graph has no modules; run the job with "
+    "TORCH_COMPILE_DISABLE=1 to record them"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step that is being followed.
+
+    Attributes:
+        root: The model as the job calls it.
+        trace: What its modules were given and returned.
+        number: Which optimizer step it is, counted from 1.
+        most: Of each weight and its gradient no more elements are kept.
+        weights: This rank's part of the weights before the step.
+        outside: What is stepped with the model and is not in it.
+        broke_off: Whether the job raised in it: what backward left in gradients may not be reduced yet.
+        lines: What was recorded line by line; None if nothing was asked for.
+        options: The numbers with which optimizers step its parameters.
+        clips: The norms by which its gradients were clipped.
+    """
+
+    root: nn.Module
+    trace: JobTrace
+    number: int
+    most: int
+    weights: Sequence[Local]
+    outside: Outside
+    broke_off: bool = False
+    lines: JobLines | None = None
+    options: Settings = field(default_factory=dict)
+    clips: list[ClipRecord] = field(default_factory=list)
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether modules of it are in a compiled graph, which calls no hook."""
+        return any(map(is_compiled, self.root.modules()))
+
+
+def weights_of(tensors: Iterable[Local], most: int) -> list[Local]:
+    """Return copies of a model's parameters, of large ones a sample."""
+    return [
+        replace(local, values=sampled(local.values, most), grad=None)
+        for local in tensors
+        if local.role == "param" and not local.values.is_meta
+    ]
+
+
+def write_step(step: Step, folder: Path, command: tuple[str, ...], problem: str = "") -> Written:
+    """Write this rank's file, and on the first rank of each disk that of the run.
+
+    Args:
+        step: What was seen.
+        folder: Where to; it is made.
+        command: The job's, for the record.
+        problem: Why the step has no end; empty if it has one.
+
+    Returns:
+        A function that writes this rank's file again, with weights after the optimizer's step.
+    """
+    rank, num_ranks = rank_here(), distributed.get_world_size() if distributed.is_initialized() else 1
+    capture = Capture(rank, num_ranks, run_id=_run_id(), steps_before=step.number - 1)
+    capture.wrappers = [*reducing(step.root), *step.outside.wrappers()]
+    if step.trace.uncalled:
+        capture.wrappers = [
+            structs.replace(wrapper, kind="bypassed") if wrapper.kind != "fsdp" else wrapper
+            for wrapper in capture.wrappers
+        ]
+    capture.narrowed_to |= reduced_in(step.root)
+    hook = approximated_by(step.root)
+    for local in (*step.weights, *(() if step.broke_off or hook else _gradients(step))):
+        capture.add_values(local, "step")
+    add_points(capture, step.trace)
+    capture.options, capture.clips = options_records(step.options), step.clips
+    capture.held_back = [] if problem else held_back_names(unwrapped(step.root))
+    if step.lines is not None:
+        quietly(WHAT, step.lines.add_to, capture)
+    for name, ranks in groups_of(num_ranks):
+        capture.add_group(name, ranks)
+    if problem:
+        unseen = "the end of the step and the gradients of weights" if step.broke_off else "the end of the step"
+        capture.not_checked.append(("", f"{unseen}: {problem}"))
+    if hook:
+        capture.not_checked.append(("", f"the gradients of weights: {hook} sends an approximation of them"))
+    if step.trace.left_out:
+        capture.not_checked.append(("", step.trace.left_out))
+    if step.is_compiled:
+        capture.not_checked.append(("", COMPILED))
+    folder.mkdir(exist_ok=True)
+    if is_first_here(folder, "trace folder"):
+        write_run(
+            folder,
+            RunRecord(
+                SCHEMA, package_version("shardviz"), package_version("torch"), num_ranks, command, run_id=capture.run_id
+            ),
+        )
+    write_rank(folder, capture.record(), capture.dense)
+
+    def written_again(after: Iterable[Local]) -> None:
+        for local in after:
+            capture.add_values(local, "updated")
+        write_rank(folder, capture.record(), capture.dense)
+
+    return written_again
+
+
+def groups_of(num_ranks: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield this rank's groups that are smaller than the job, each with an axis's name."""
+    for name, ranks in groups_here() if distributed.is_initialized() else ():
+        axis = name.removeprefix("mesh_")
+        if len(ranks) < num_ranks:
+            yield axis if AXIS_NAME.fullmatch(axis) and axis != "undefined" else f"groups_of_{len(ranks)}", ranks
+
+
+def _run_id() -> str:
+    """Return the run's id, which the first rank to ask puts into the job's store."""
+    run_id = secrets.token_hex(8)
+    if distributed.is_initialized():
+        with suppress(RuntimeError):
+            return str(default_store().compare_set("shardviz/trace", "", run_id).decode())
+    return run_id
+
+
+def _gradients(step: Step) -> Iterator[Local]:
+    for local in (*local_tensors(unwrapped(step.root)), *step.outside.tensors()):
+        if local.role == "param" and local.grad is not None:
+            claim = local.grad_claim or local.claim
+            values = sampled(local.grad.detach(), step.most)
+            yield replace(local, role="grad", values=values, grad=None, claim=claim)
+
+
+def most_of(num_tensors: int) -> int:
+    """Return the elements kept of each of several tensors: a power of 2 that bounds the total."""
+    room = MAX_ELEMENTS // max(num_tensors, 1)
+    return min(max(1 << max(room.bit_length() - 1, 0), FEWEST), MOST)
+
+
+def sampled(tensor: torch.Tensor, most: int) -> torch.Tensor:
+    """Return a copy of a tensor, or of a sample of a larger one."""
+    strides = strides_for(tensor.shape, most)
+    parts = tuple(
+        slice(kept_indices(size, stride).start, None, stride)
+        for size, stride in zip(tensor.shape, strides, strict=True)
+    )
+    return tensor[parts].clone() if parts else tensor.clone()
