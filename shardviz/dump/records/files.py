@@ -13,6 +13,7 @@ from shardviz.dump.records.step import (
     CastRecord,
     ClipRecord,
     CollectiveRecord,
+    GivenRecord,
     MaskRecord,
     MoveRecord,
     NoiseRecord,
@@ -86,6 +87,7 @@ class RankRecord(Record, frozen=True):
             `(parameter, option, value, the unsharded model's value)`.
         options: With which numbers the optimizers of a job step its parameters, at the end of the traced step.
         clips: By which norms `clip_grad_norm_` clipped gradients of a job's step.
+        given: With what the traced step of a job, and those after it, began, and with what they were stepped.
         as_built: Tensors of which parts were equal before sharding, and whose part here is as it was built.
         filled: Parameters whose elements are one number here, and differ in the model that was sharded.
         unwritten: Parameters that still hold what their memory held when `to_empty` allocated it.
@@ -145,6 +147,7 @@ class RankRecord(Record, frozen=True):
     other_options: tuple[tuple[str, str, str, str], ...] = ()
     options: tuple[OptionsRecord, ...] = ()
     clips: tuple[ClipRecord, ...] = ()
+    given: tuple[GivenRecord, ...] = ()
     as_built: tuple[str, ...] = ()
     filled: tuple[str, ...] = ()
     unwritten: tuple[str, ...] = ()

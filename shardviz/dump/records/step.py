@@ -172,6 +172,20 @@ class ClipRecord(Record, frozen=True):
     order: float | None = 2
 
 
+class GivenRecord(Record, frozen=True):
+    """What a step of a job begins with and is stepped with; the first is the traced one.
+
+    Attributes:
+        shapes: The shape of each tensor that the model was given, in all of its calls.
+        rows: The CRC-32 of each of its rows.
+        options: With which numbers the optimizers step the model's parameters.
+    """
+
+    shapes: tuple[tuple[Count, ...], ...]
+    rows: tuple[tuple[Count, ...], ...]
+    options: tuple[OptionsRecord, ...] = ()
+
+
 class CallRecord(Record, frozen=True):
     """A collective that a module called once, to be compared with its definition.
 

@@ -64,11 +64,16 @@ class DifferentSettings(Cause):
     Parameter groups that are chosen by a parameter's shape or name differ once it is sharded or wrapped.
 
     Attributes:
-        settings: Each setting with its number in either job, at the traced step.
+        settings: Each setting with its number in either job.
+        step: The step at which they have it; 0 if that is the traced one.
     """
 
     settings: tuple[str, ...]
-    why = "The optimizers of the two jobs step with different settings at the traced step: {settings:3}"
+    step: int = 0
+    why = (
+        "The optimizers of the two jobs step with different settings at {step:?step {step}|the traced step}: "
+        "{settings:3}"
+    )
     how = (
         "make them equal: count a schedule's length and its steps in batches of all ranks, and choose parameter groups "
         "before the model is sharded; if weights still differ then, trace the first step (--trace-step 1)"

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         CastRecord,
         ClipRecord,
         CollectiveRecord,
+        GivenRecord,
         MaskRecord,
         MoveRecord,
         NoiseRecord,
@@ -67,6 +68,7 @@ LISTS = (
     "not_due",
     "options",
     "clips",
+    "given",
     "written_gathered",
     "replaced",
 )
@@ -114,6 +116,7 @@ class Capture:
     wrappers: list[WrapperRecord] | None = None
     masks: list[MaskRecord] = field(default_factory=list)
     noise: list[NoiseRecord] = field(default_factory=list)
+    given: list[GivenRecord] = field(default_factory=list)
     trace: list[PointRecord] = field(default_factory=list)
     sketches: list[SketchRecord] = field(default_factory=list)
     kept: list[KeptRecord] = field(default_factory=list)

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from shardviz.dump.records.step import ClipRecord
+    from shardviz.dump.records.step import ClipRecord, GivenRecord
     from shardviz.live.lines.job_lines import JobLines
     from shardviz.live.run.outside import Outside
     from shardviz.live.run.tracing import JobTrace
     from shardviz.live.step.optimizer_settings import Options as Settings
 
-    Written = Callable[[Iterable[Local]], None]
+    Written = Callable[[Iterable[Local], Iterable[GivenRecord]], None]
 
 WHAT = "the trace of a step"
 
@@ -102,7 +102,8 @@ def write_step(step: Step, folder: Path, command: tuple[str, ...], problem: str 
         problem: Why the step has no end; empty if it has one.
 
     Returns:
-        A function that writes this rank's file again, with weights after the optimizer's step.
+        A function that writes this rank's file again, with weights after the optimizer's step, and what that step and
+        those after it were given.
     """
     rank, num_ranks = rank_here(), distributed.get_world_size() if distributed.is_initialized() else 1
     capture = Capture(rank, num_ranks, run_id=_run_id(), steps_before=step.number - 1)
@@ -142,9 +143,10 @@ def write_step(step: Step, folder: Path, command: tuple[str, ...], problem: str 
         )
     write_rank(folder, capture.record(), capture.dense)
 
-    def written_again(after: Iterable[Local]) -> None:
+    def written_again(after: Iterable[Local], given: Iterable[GivenRecord]) -> None:
         for local in after:
             capture.add_values(local, "updated")
+        capture.given = list(given)
         write_rank(folder, capture.record(), capture.dense)
 
     return written_again

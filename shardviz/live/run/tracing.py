@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from shardviz.dump.records.step import ClipRecord
-from shardviz.live.capture.locals import Local, local_tensors, unwrapped
+from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.compat import (
     asks_for_shapes,
     in_backward,
@@ -32,6 +32,7 @@ from shardviz.live.lines.job_lines import JobLines
 from shardviz.live.randomness import random_states
 from shardviz.live.run.hooks.arming import arm, disarm
 from shardviz.live.run.hooks.observing import nested, quietly, report
+from shardviz.live.run.later_steps import LaterSteps
 from shardviz.live.run.outside import outside
 from shardviz.live.run.references.values import outermost, parameters_of
 from shardviz.live.run.step_files import WHAT, Step, most_of, sampled, weights_of
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
     from shardviz.live.run.options import Options
     from shardviz.live.run.step_files import Written
+    from shardviz.live.step.optimizer_settings import Options as Settings
     from shardviz.live.step.trace.recorder import Seen
 
 
@@ -152,9 +154,7 @@ class Follower:
         self._handles: list[Any] = []
         self._step: Step | None = None
         self._is_over = False
-        self._stepped: Step | None = None
-        self._after: list[Local] = []
-        self._written: Written | None = None
+        self._later: LaterSteps | None = None
         self._is_of_many = False
         self._process = os.getpid()
 
@@ -202,7 +202,7 @@ class Follower:
 
         def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             quietly(WHAT, self._end_with, optimizer)  # it may have called no closure
-            quietly(WHAT, self._keep_after, optimizer)
+            quietly(WHAT, self._after_step, optimizer)
             self._taken[optimizer] = self._taken.get(optimizer, 0) + 1
             quietly(WHAT, self._begin_lines, self._taken[optimizer])
 
@@ -212,7 +212,6 @@ class Follower:
 
     def visit(self, module: nn.Module) -> None:
         """Begin if the called module is the trained model or part of it, and its step has come."""
-        self._write_after()
         if self._step is not None or self._is_over or os.getpid() != self._process:
             return
         with nested() as is_outermost:
@@ -240,6 +239,7 @@ class Follower:
         outsiders = outside(root, [*self._optimizers, *self._taken])
         before = [*local_tensors(model), *outsiders.tensors()]
         most = most_of(len(before))
+        self._later = LaterSteps(called, _without_errors)
         self._step = Step(root, trace, self.options.trace_step, most, weights_of(before, most), outsiders)
         self._handles = list(trace.follow(model, self.followed))
         if self._lines is not None:
@@ -257,7 +257,7 @@ class Follower:
         Returns:
             The optimizer's arguments, with a closure that ends the step; None if they stay as they are.
         """
-        if self._is_over or os.getpid() != self._process:
+        if os.getpid() != self._process or (self._is_over and self._later is None):
             return None
         if callable(kwargs.get("closure")):
             return args, kwargs | {"closure": self._ending(optimizer, kwargs["closure"])}
@@ -276,37 +276,30 @@ class Follower:
 
     def _end_with(self, optimizer: Optimizer) -> None:
         """End the step if this optimizer steps the model, and something of the model was called."""
-        if self._step is not None and (self._step.trace.order or self._step.is_compiled):
+        if self._is_over and self._later is not None:
+            self._later.stepping(optimizer, self._options_of)
+        elif self._step is not None and (self._step.trace.order or self._step.is_compiled):
             parameter_ids = {id(parameter) for parameter in self._step.root.parameters()}
             if not parameter_ids.isdisjoint(map(id, parameters_of(optimizer))):
-                quietly(WHAT, self._keep_options, self._step)
+                options = quietly(WHAT, self._options_of, self._step.root)
+                self._step = replace(self._step, options=options or {})
                 self._finish("")
 
-    def _keep_options(self, step: Step) -> None:
-        model = unwrapped(step.root)
+    def _options_of(self, root: nn.Module) -> Settings:
+        """Return the numbers with which optimizers step a model's parameters."""
         optimizers = [*self._optimizers, *self._taken]
         inner = {id(getattr(optimizer, "optim", None)) for optimizer in optimizers}
-        options = [options_of(optimizer, model) for optimizer in optimizers if id(optimizer) not in inner]
-        self._step = replace(step, options={name: values for of_each in options for name, values in of_each.items()})
+        options = [options_of(optimizer, unwrapped(root)) for optimizer in optimizers if id(optimizer) not in inner]
+        return {name: values for of_each in options for name, values in of_each.items()}
 
-    def _keep_after(self, optimizer: Optimizer) -> None:
-        """Keep the weights that optimizers leave after the step, until the next call of a module."""
-        step = self._stepped
-        if step is None or os.getpid() != self._process:
-            return
-        if not {id(parameter) for parameter in step.root.parameters()}.isdisjoint(map(id, parameters_of(optimizer))):
+    def _after_step(self, optimizer: Optimizer) -> None:
+        if self._is_over and self._later is not None and os.getpid() == self._process:
             with nested(), torch.no_grad():
-                self._after = weights_of([*local_tensors(unwrapped(step.root)), *step.outside.tensors()], step.most)
-            arm(self.visit)
-
-    def _write_after(self) -> None:
-        after, written, self._stepped, self._after = self._after, self._written, None, []
-        if after and written is not None and os.getpid() == self._process:
-            disarm(self.visit)
-            written(after)
+                self._later.stepped(optimizer)
 
     def _end_with_process(self) -> None:
-        self._write_after()
+        if self._is_over and self._later is not None and os.getpid() == self._process:
+            self._later.end()
         if self._is_of_many and not distributed.is_initialized():
             return  # the process groups that would say whose part this is were destroyed
         # Python keeps here what it printed a traceback of.
@@ -326,8 +319,9 @@ class Follower:
         if self._lines is not None:
             self._lines.end()
         with nested(), torch.no_grad():
-            self._written = self.write(replace(step, broke_off=broke_off), problem)
-        self._stepped = None if problem else step
+            written = self.write(replace(step, broke_off=broke_off), problem)
+            if self._later is not None and not problem:
+                self._later.begin(step, written)
 
 
 def _contains(modules: Iterable[nn.Module], module: nn.Module) -> bool:

@@ -16,7 +16,9 @@ from shardviz.check.report import NotChecked, grouped, ranks_by_name
 from shardviz.check.step.comparison import compared
 from shardviz.check.step.jobs.assembly import JobEvidence, Weights, assembled, findings_on
 from shardviz.check.step.jobs.clips import clips_of, with_own_clips
+from shardviz.check.step.jobs.later import later_difference
 from shardviz.check.step.jobs.peers import rows_of_peers
+from shardviz.check.step.jobs.settings import RATE, different_options, different_settings, options_of
 from shardviz.check.step.jobs.starts import Rows, belongings_of, by_name, farthest_weights, other_weights, rows_of
 from shardviz.check.step.jobs.updates import Updates, updates_of
 from shardviz.check.step.jobs.whole_job import WholeJob, chosen, mesh_of_job
@@ -48,10 +50,11 @@ from shardviz.relate.tolerance import EPSILON, NEAR_STARTS
 from shardviz.text import counted, fold, listed, named_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from shardviz.check.step.jobs.settings import Options
     from shardviz.check.step.jobs.starts import OtherWeight
     from shardviz.check.step.trace.traces import Point, Weight
     from shardviz.dump.dump import Dump
@@ -254,6 +257,7 @@ def _step_of(
     updates = Updates() if findings else updates_of(job, weights)
     results += updates.results
     findings += grouped([result for result in updates.results if isinstance(result, Finding)], ranks_by_name(dump))
+    later = later_difference(reference, job) if not findings else None
     not_compared = [result for result in results if isinstance(result, NotChecked)]
     not_compared += [NotChecked(name, WITHOUT_GRADIENT, "step") for name in sampled]
     not_compared += [*_without_numbers(judging, reference), *_apart(judging, reference), *left_out]
@@ -266,7 +270,8 @@ def _step_of(
     difference = StepDifference(
         tuple(
             _departure(finding, num_odd, reference, job, look if finding is findings[0] else "") for finding in findings
-        ),
+        )
+        + ((later,) if later is not None else ()),
         len(weights.params) + len(right) + updates.num_right,
         judging.drift,
         max((judging.judgments[place].near / sizes[place] for place in right), default=0.0),
@@ -343,12 +348,6 @@ def _departure(finding: Finding, num_odd: int, reference: WholeJob, job: WholeJo
     return Departure("sharded", module, "", first, why, max(following, 0), finding.explanation, finding.line, look)
 
 
-Options = dict[str, dict[str, str]]
-RATE = "lr"
-OPTIONS = (RATE, "weight_decay", "momentum", "betas", "eps", "dampening", "alpha", "rho")
-"""Settings: other numbers in a group may be what the optimizer works out."""
-
-
 def cause_of_steps(
     others: Sequence[OtherWeight],
     params: Mapping[str, Weight],
@@ -376,43 +375,6 @@ def dtypes_of(params: Mapping[str, Weight], parts: Mapping[str, Mapping[int, Wei
     of_ranks = (part for of_name in parts.values() for part in of_name.values())
     second = {part.values.dtype: None for part in of_ranks if part.values is not None}
     return tuple(first | second)
-
-
-def options_of(job: WholeJob) -> Options:
-    """Return the options with which a job steps each parameter."""
-    records = (record for of_rank in job.job.dump.files.ranks.values() for record in of_rank.options)
-    return {name: dict(record.options) for record in records for name in record.names}
-
-
-def different_options(options: tuple[Options, Options], jobs: tuple[WholeJob, WholeJob]) -> tuple[str, ...]:
-    """Return the options that differ, the learning rate first: `lr (0.1 in the first run, 0.2 in the second run)`."""
-    return _texts({each for _, each in _different(options)}, jobs)
-
-
-def _texts(different: Iterable[tuple[str, str, str]], jobs: tuple[WholeJob, WholeJob]) -> tuple[str, ...]:
-    ordered = sorted(different, key=lambda each: (OPTIONS.index(each[0]), each))
-    texts = [f"{option} ({old} in {jobs[0].name}, {new} in {jobs[1].name})" for option, old, new in ordered]
-    return tuple(texts[:MAX_LISTED])
-
-
-def _different(options: tuple[Options, Options]) -> Iterator[tuple[str, tuple[str, str, str]]]:
-    """Yield each parameter with an option that differs, and its number in either job."""
-    first, second = options
-    for name in (name for name in first if name in second):
-        for option, value in first[name].items():
-            if option in OPTIONS and (other := second[name].get(option, value)) != value:
-                yield name, (option, value, other)
-
-
-def different_settings(reference: WholeJob, job: WholeJob) -> Iterator[Finding]:
-    """Yield weights that the optimizers of two jobs step with other settings."""
-    of_names: dict[str, list[tuple[str, str, str]]] = {}
-    for name, each in _different((options_of(reference), options_of(job))):
-        of_names.setdefault(name, []).append(each)
-    for name, different in of_names.items():
-        cause = DifferentSettings(_texts(different, (reference, job)))
-        text = "the optimizers of the two jobs step it with different settings"
-        yield cause.finding(name, tuple(job.job.ranks), text)
 
 
 def _narrow_steps(

@@ -1,0 +1,79 @@
+"""Steps after the traced one: the first in which two jobs are given different rows, or step with other settings.
+
+Rows are known by checksums, and compared if all that are of their shape agree in the traced step: what ranks pad, crop
+or split in ways of their own has other checksums.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardviz.check.step.jobs.settings import different_options, options_in
+from shardviz.check.step.runs.departure import Departure, departure_for
+from shardviz.explain.step.two_jobs import DifferentSettings
+from shardviz.explain.step.whole_step import DifferentBatch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from shardviz.check.step.jobs.whole_job import WholeJob
+    from shardviz.dump.records.step import GivenRecord
+
+    Rows = Mapping[tuple[int, ...], set[int]]
+    Steps = list[dict[int, GivenRecord]]
+
+
+def later_difference(reference: WholeJob, job: WholeJob) -> Departure | None:
+    """Return what differs in the first later step in which something does; None if nothing does, or none was seen."""
+    wanted, given = _steps_of(reference), _steps_of(job)
+    if not wanted or not given:
+        return None
+    traced = 1 + max(record.steps_before for record in job.job.dump.files.ranks.values())
+    rows, rows_there = ([_rows_of(step.values()) for step in steps] for steps in (given, wanted))
+    alike = {shape for shape, ours in rows_there[0].items() if ours == rows[0].get(shape)}
+    for at in range(1, min(len(given), len(wanted))):
+        number = traced + at
+        before = "in the step before" if at == 1 else f"in the {at} steps before"
+        if (different := _different_settings(wanted[at], given[at], (reference, job))) is not None:
+            rank, texts = different
+            sentence = (
+                f"optimizers step with equal settings {before}, and with different ones on rank {rank} in step {number}"
+            )
+            return departure_for(DifferentSettings(texts, number), "sharded", "", sentence)
+        for shape in sorted(alike & rows_there[at].keys() & rows[at].keys()):
+            ours, theirs = rows_there[at][shape], rows[at][shape]
+            is_rest = len(ours) < len(rows_there[0][shape])  # the last rows, which samplers fill up or leave out
+            if ours != theirs and not is_rest:
+                again = [traced + step for step, others in enumerate(rows_there) if theirs <= others.get(shape, set())]
+                has = f"has, in step {again[0]}" if again else "does not have in it"
+                text = f"{job.name}: in step {number} ranks are given rows that the other job {has}; all are equal "
+                return departure_for(DifferentBatch(of_jobs=True), "batch", "", text + before)
+    return None
+
+
+def _steps_of(job: WholeJob) -> Steps:
+    """Return what each rank was given in every step that all of them followed."""
+    given = {rank: record.given for rank, record in job.job.dump.files.ranks.items()}
+    return [dict(zip(given, step, strict=True)) for step in zip(*given.values(), strict=False)]
+
+
+def _rows_of(records: Iterable[GivenRecord]) -> dict[tuple[int, ...], set[int]]:
+    """Return the rows of a step on all ranks by the shape of a row; none of a shape of which some were not kept."""
+    rows: dict[tuple[int, ...], set[int]] = {}
+    incomplete = set()
+    for record in records:
+        for shape, checksums in zip(record.shapes, record.rows, strict=True):
+            rows.setdefault(shape[1:], set()).update(checksums)
+            incomplete |= {shape[1:]} if len(checksums) < shape[0] else set()
+    return {shape: of_shape for shape, of_shape in rows.items() if shape not in incomplete}
+
+
+def _different_settings(
+    wanted: Mapping[int, GivenRecord], given: Mapping[int, GivenRecord], jobs: tuple[WholeJob, WholeJob]
+) -> tuple[int, tuple[str, ...]] | None:
+    """Return the first rank whose optimizers step with other settings, and these; None if there is none."""
+    first = options_in(record for of_rank in wanted.values() for record in of_rank.options)
+    for rank, of_rank in given.items():
+        if texts := different_options((first, options_in(of_rank.options)), jobs):
+            return rank, texts
+    return None

@@ -1,0 +1,114 @@
+"""What comes of a traced step of a job: the weights after it, and what the steps that follow it are given.
+
+A job that goes wrong in an optimizer, by a schedule or by its data, agrees with another one in the step that is traced.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+import torch
+
+from shardviz.dump.records.step import GivenRecord
+from shardviz.live.capture.locals import local_tensors, unwrapped
+from shardviz.live.run.references.values import parameters_of
+from shardviz.live.run.step_files import weights_of
+from shardviz.live.step.optimizer_settings import options_records
+from shardviz.live.step.running import tensors_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from shardviz.live.capture.locals import Local
+    from shardviz.live.run.step_files import Step, Written
+    from shardviz.live.step.optimizer_settings import Options
+
+MAX_STEPS = 16
+"""So many steps are followed, the traced one among them."""
+
+MAX_TENSORS, MAX_ROWS = 16, 1 << 12
+"""Of so many tensors of a step, and so many rows of each, the checksums are kept."""
+
+
+class LaterSteps:
+    """Follows a model's calls and its optimizers from the traced step on."""
+
+    def __init__(self, module: nn.Module, hook: Callable[[Callable[..., None]], Callable[..., None]]) -> None:
+        """Follow a module's calls.
+
+        Args:
+            module: What the job calls.
+            hook: Makes a hook of a function.
+        """
+        self._step: Step | None = None
+        self._written: Written | None = None
+        self._after: list[Local] = []
+        self._given: list[GivenRecord] = []
+        self._shapes: list[tuple[int, ...]] = []
+        self._rows: list[tuple[int, ...]] = []
+        self._is_stepped = False
+        self._has_after = False
+        self._handle = module.register_forward_pre_hook(hook(self._called), with_kwargs=True, prepend=True)
+
+    def begin(self, step: Step, written: Written | None) -> None:
+        """Begin with the traced step, which ends as its optimizer's step begins."""
+        self._step, self._written = step, written
+        self._add(step.options)
+
+    def stepping(self, optimizer: Optimizer, options_of: Callable[[nn.Module], Options]) -> None:
+        """Note that an optimizer begins a step, and with what."""
+        if self._step is not None and _steps(optimizer, self._step.root):
+            self._add(options_of(self._step.root))
+
+    def stepped(self, optimizer: Optimizer) -> None:
+        """Keep the weights that the optimizers of the traced step leave."""
+        if self._step is not None and not self._has_after and _steps(optimizer, self._step.root):
+            tensors = [*local_tensors(unwrapped(self._step.root)), *self._step.outside.tensors()]
+            self._after = weights_of(tensors, self._step.most)
+
+    def end(self) -> None:
+        """Follow the module no longer, and write what was seen."""
+        self._handle.remove()
+        if self._step is not None:
+            self._step = None
+            self._write()
+
+    def _called(self, _: nn.Module, args: Any, kwargs: Any) -> None:
+        if not torch.is_grad_enabled():
+            return
+        if self._is_stepped:
+            if not self._has_after:
+                self._write()
+            self._shapes, self._rows, self._is_stepped = [], [], False
+        tensors = (tensor for tensor in tensors_in((args, kwargs)) if tensor.ndim and tensor.numel())
+        for tensor in islice(tensors, MAX_TENSORS - len(self._rows)):
+            self._shapes.append(tuple(tensor.shape))
+            self._rows.append(tuple(map(_checksum, tensor.detach()[:MAX_ROWS].cpu())))
+
+    def _add(self, options: Options) -> None:
+        """Add a step, or what a further optimizer steps in it."""
+        if self._is_stepped:
+            self._given.pop()
+        self._is_stepped = True
+        self._given.append(GivenRecord(tuple(self._shapes), tuple(self._rows), tuple(options_records(options))))
+        if len(self._given) == MAX_STEPS:
+            self.end()
+
+    def _write(self) -> None:
+        if self._written is not None:
+            self._written(self._after, self._given)
+        self._after, self._has_after = [], True
+
+
+def _steps(optimizer: Optimizer, root: nn.Module) -> bool:
+    """Whether an optimizer steps parameters of a model."""
+    return not {id(parameter) for parameter in root.parameters()}.isdisjoint(map(id, parameters_of(optimizer)))
+
+
+def _checksum(row: torch.Tensor) -> int:
+    return crc32(row.contiguous().view(torch.uint8).numpy().tobytes())
