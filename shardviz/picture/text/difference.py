@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from shardviz.text import Fold
 
 JOBS_AGREE = "the jobs agree up to this step's gradients; to compare its update, trace the next step too"
-UPDATES_AGREE = "the jobs agree in this step and in what the optimizer made of the weights; later steps: --trace-step"
+UPDATES_AGREE = "the jobs agree in this step and in the weights after it"
 MOST_NAMES = 8
 """Places of one cause whose names are written out, identical layers counted as one."""
 
@@ -143,6 +143,15 @@ def _relaid_text(changes: Sequence[Change]) -> str:
     return f"layouts differ, as two jobs' may: {name} {first.before} and {first.after}{others_too}"
 
 
+def _of_jobs(step: StepDifference) -> str:
+    if not step.has_update:
+        return JOBS_AGREE
+    if not step.num_later:
+        return f"{UPDATES_AGREE}; to compare a later step, use --trace-step"
+    later = f"in the rows and settings of {counted(step.num_later, 'later step')}"
+    return f"{UPDATES_AGREE}, and {later}; to compare all of a later step, use --trace-step"
+
+
 def _verdict(difference: Difference, terminal: Terminal) -> Text:
     but = counted(len(difference.not_compared), "comparison") + " not made" if difference.not_compared else ""
     if not difference and difference.unread:
@@ -151,8 +160,7 @@ def _verdict(difference: Difference, terminal: Terminal) -> Text:
     if not difference and but:
         return line((f"{terminal.glyphs.unknown} no changes found; {but}", WARNING))
     if not difference:
-        of_jobs = UPDATES_AGREE if difference.step.has_update else JOBS_AGREE
-        text = of_jobs if difference.step.is_of_jobs else "nothing changed"
+        text = _of_jobs(difference.step) if difference.step.is_of_jobs else "nothing changed"
         return line((f"{terminal.glyphs.good} {text}", GOOD))
     changes = (
         (len(difference.changes), "change", ""),

@@ -16,7 +16,7 @@ from shardviz.check.report import NotChecked, grouped, ranks_by_name
 from shardviz.check.step.comparison import compared
 from shardviz.check.step.jobs.assembly import JobEvidence, Weights, assembled, findings_on
 from shardviz.check.step.jobs.clips import clips_of, with_own_clips
-from shardviz.check.step.jobs.later import later_difference
+from shardviz.check.step.jobs.later import LaterSteps, later_steps_of
 from shardviz.check.step.jobs.peers import rows_of_peers
 from shardviz.check.step.jobs.settings import RATE, different_options, different_settings, options_of
 from shardviz.check.step.jobs.starts import Rows, belongings_of, by_name, farthest_weights, other_weights, rows_of
@@ -257,7 +257,7 @@ def _step_of(
     updates = Updates() if findings else updates_of(job, weights)
     results += updates.results
     findings += grouped([result for result in updates.results if isinstance(result, Finding)], ranks_by_name(dump))
-    later = later_difference(reference, job) if not findings else None
+    later = LaterSteps() if findings else later_steps_of(reference, job)
     not_compared = [result for result in results if isinstance(result, NotChecked)]
     not_compared += [NotChecked(name, WITHOUT_GRADIENT, "step") for name in sampled]
     not_compared += [*_without_numbers(judging, reference), *_apart(judging, reference), *left_out]
@@ -271,7 +271,7 @@ def _step_of(
         tuple(
             _departure(finding, num_odd, reference, job, look if finding is findings[0] else "") for finding in findings
         )
-        + ((later,) if later is not None else ()),
+        + ((later.departure,) if later.departure is not None else ()),
         len(weights.params) + len(right) + updates.num_right,
         judging.drift,
         max((judging.judgments[place].near / sizes[place] for place in right), default=0.0),
@@ -281,6 +281,7 @@ def _step_of(
         Beside(evidence, tuple(findings), reference_name),
         is_of_jobs=True,
         has_update=bool(updates.num_right),
+        num_later=later.count,
     )
     return Attempt(difference, bool(findings) and not findings[0].generic, not not_compared)
 

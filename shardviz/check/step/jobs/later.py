@@ -6,6 +6,7 @@ or split in ways of their own has other checksums.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardviz.check.step.jobs.settings import different_options, options_in
@@ -23,11 +24,24 @@ if TYPE_CHECKING:
     Steps = list[dict[int, GivenRecord]]
 
 
-def later_difference(reference: WholeJob, job: WholeJob) -> Departure | None:
-    """Return what differs in the first later step in which something does; None if nothing does, or none was seen."""
+@dataclass(frozen=True, slots=True)
+class LaterSteps:
+    """Steps after the traced one.
+
+    Attributes:
+        departure: What differs in the first of them in which something does; None if nothing does.
+        count: How many were compared.
+    """
+
+    departure: Departure | None = None
+    count: int = 0
+
+
+def later_steps_of(reference: WholeJob, job: WholeJob) -> LaterSteps:
+    """Compare what both jobs were given in the steps that both followed."""
     wanted, given = _steps_of(reference), _steps_of(job)
     if not wanted or not given:
-        return None
+        return LaterSteps()
     traced = 1 + max(record.steps_before for record in job.job.dump.files.ranks.values())
     rows, rows_there = ([_rows_of(step.values()) for step in steps] for steps in (given, wanted))
     alike = {shape for shape, ours in rows_there[0].items() if ours == rows[0].get(shape)}
@@ -37,9 +51,10 @@ def later_difference(reference: WholeJob, job: WholeJob) -> Departure | None:
         if (different := _different_settings(wanted[at], given[at], (reference, job))) is not None:
             rank, texts = different
             sentence = (
-                f"optimizers step with equal settings {before}, and with different ones on rank {rank} in step {number}"
+                f"{job.name}: in step {number} the optimizers on rank {rank} step with settings that are not the other "
+                f"job's; all are equal {before}"
             )
-            return departure_for(DifferentSettings(texts, number), "sharded", "", sentence)
+            return LaterSteps(departure_for(DifferentSettings(texts, number), "sharded", "", sentence))
         for shape in sorted(alike & rows_there[at].keys() & rows[at].keys()):
             ours, theirs = rows_there[at][shape], rows[at][shape]
             is_rest = len(ours) < len(rows_there[0][shape])  # the last rows, which samplers fill up or leave out
@@ -47,8 +62,8 @@ def later_difference(reference: WholeJob, job: WholeJob) -> Departure | None:
                 again = [traced + step for step, others in enumerate(rows_there) if theirs <= others.get(shape, set())]
                 has = f"has, in step {again[0]}" if again else "does not have in it"
                 text = f"{job.name}: in step {number} ranks are given rows that the other job {has}; all are equal "
-                return departure_for(DifferentBatch(of_jobs=True), "batch", "", text + before)
-    return None
+                return LaterSteps(departure_for(DifferentBatch(of_jobs=True), "batch", "", text + before))
+    return LaterSteps(count=min(len(given), len(wanted)) - 1)
 
 
 def _steps_of(job: WholeJob) -> Steps:

@@ -95,6 +95,7 @@ class StepDifference:
         sides: One job's step beside the other's; None if probes' steps, or nothing, was compared.
         is_of_jobs: Whether the steps are two jobs', which may lay tensors out differently.
         has_update: Whether weights after the optimizer's step agree.
+        num_later: In how many later steps the jobs were given the same rows, as far as they show, and settings.
     """
 
     departures: tuple[Departure, ...] = ()
@@ -107,6 +108,7 @@ class StepDifference:
     sides: Beside | None = field(default=None, compare=False, repr=False)
     is_of_jobs: bool = False
     has_update: bool = False
+    num_later: int = 0
 
     def __bool__(self) -> bool:
         return any(not departure.is_expected for departure in self.departures)
