@@ -1,0 +1,136 @@
+"""What comes of a traced step: the weights after it, and what later steps are given; and steps in mixed precision."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from tests.lanes import at_night
+from tests.live.run.traced.test_traced import diff, run
+
+PROGRAM = """
+import os
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+WORLD, RANK = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
+
+
+class Normed(torch.optim.Optimizer):
+    def __init__(self, parameters, of_whole=True):
+        super().__init__(parameters, {"lr": 0.1, "of_whole": of_whole})
+
+    @torch.no_grad()
+    def step(self):
+        for parameter in self.param_groups[0]["params"]:
+            part = getattr(parameter.grad, "_local_tensor", parameter.grad)
+            square = part.square().sum()
+            if self.param_groups[0]["of_whole"] and part is not parameter.grad:
+                dist.all_reduce(square)
+            getattr(parameter, "_local_tensor", parameter).sub_(0.1 * part / square.sqrt())
+
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
+called = model
+if WORLD > 1:
+    dist.init_process_group("gloo")
+    WRAP
+optimizer = OPTIMIZER
+scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9 ** step)
+x = torch.randn(5, 8, 6, generator=torch.Generator().manual_seed(1))
+for step in range(4):
+    rows = x[STEP, RANK::WORLD]
+    with torch.autocast("cpu", torch.bfloat16, enabled=WORLD > 1 and HALF):
+        loss = called(rows).float().square().mean()
+    (LOSS).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    for _ in range(TIMES):
+        scheduler.step()
+"""
+DDP = "called = DistributedDataParallel(model)"
+FSDP = "fully_shard(model, mesh=init_device_mesh('cpu', (WORLD,)))"
+NARROW = FSDP[:-1] + ", mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))"
+REDUCED = FSDP[:-1] + ", mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.bfloat16))"
+USUAL = {
+    "WRAP": DDP,
+    "OPTIMIZER": "torch.optim.AdamW(model.parameters(), 0.01)",
+    "STEP": "step",
+    "HALF": "False",
+    "LOSS": "loss",
+    "TIMES": "1",
+}
+MUON = "Normed(model.parameters())"
+
+
+def program(**others):
+    text = PROGRAM
+    for word, code in (USUAL | others).items():
+        text = text.replace(word, code)
+    return text
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    folder, traces = tmp_path_factory.mktemp("alone"), {}
+
+    def of(optimizer):
+        if optimizer not in traces:
+            script = folder / f"train{len(traces)}.py"
+            script.write_text(program(OPTIMIZER=optimizer))
+            traces[optimizer] = run(folder, f"one{len(traces)}", sys.executable, str(script))
+        return traces[optimizer]
+
+    return of
+
+
+RIGHT = [
+    {},
+    {"WRAP": FSDP},
+    {"WRAP": FSDP, "OPTIMIZER": MUON},
+    {"WRAP": NARROW},
+    {"WRAP": REDUCED},
+    {"HALF": "True"},
+]
+WRONG = [
+    ({"WRAP": FSDP, "OPTIMIZER": "Normed(model.parameters(), False)"}, "step-of-part", "each rank's step has the norm"),
+    ({"TIMES": "WORLD"}, "different-settings", "in step 2 the optimizers on rank 0 step with settings that are not"),
+    (
+        {"STEP": "step + (step > 1 < WORLD)"},
+        "different-batch",
+        "rows that the other job has, in step 4",
+    ),
+    ({"STEP": "step if step < 3 else 4 * (WORLD > 1) + 3 * (WORLD == 1)"}, "different-batch", "does not have in it"),
+    ({"HALF": "True", "LOSS": "loss / WORLD"}, "ddp-averages-shares", "1/2 of the unsharded model's"),
+    ({"WRAP": NARROW, "LOSS": "loss * WORLD"}, "", "2 times the unsharded model's"),
+]
+
+
+def compared(tmp_path, alone, changed):
+    (tmp_path / "train.py").write_text(program(**changed))
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "train.py")
+    optimizer = MUON if "Normed" in changed.get("OPTIMIZER", "") else USUAL["OPTIMIZER"]
+    step, _ = diff(alone(optimizer), run(tmp_path, "two", *torchrun))
+    return step
+
+
+@pytest.mark.parametrize("changed", [RIGHT[1], *at_night([RIGHT[0], *RIGHT[2:]])], ids=str)
+def test_a_right_job_agrees_in_the_weights_after_the_step_and_in_later_steps(tmp_path, alone, changed):
+    step = compared(tmp_path, alone, changed)
+    assert step["departures"] == []
+    assert step["has_update"]
+    assert step["num_later"] == 3
+
+
+@pytest.mark.parametrize(("changed", "cause", "words"), [WRONG[1], *at_night([WRONG[0], *WRONG[2:]])], ids=str)
+def test_what_comes_of_a_step_is_named(tmp_path, alone, changed, cause, words):
+    first = compared(tmp_path, alone, changed)["departures"][0]
+    assert words in first["sentence"]
+    assert cause in ("", first["cause_id"])
