@@ -9,6 +9,7 @@ that reaches all wrong ones is computed otherwise.
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -26,6 +27,7 @@ from shardviz.explain.step.gradients import (
 )
 from shardviz.explain.step.losses import MiscountedTerm, TermOfPart
 from shardviz.explain.templates import number, times_text
+from shardviz.layout.dtypes import itemsize
 from shardviz.relate.factors import ratio_near
 from shardviz.relate.measures import columns_of, weights_between
 from shardviz.relate.tolerance import TELLING, near_ratio
@@ -48,6 +50,10 @@ if TYPE_CHECKING:
 
 DIGITS = 3
 """Weights of micro-batches are rounded to this many digits after the point."""
+
+SUMS = ("all_reduce", "reduce_scatter", "reduce")
+ONCE = 1.5
+"""Gradients of which ranks sum fewer times their bytes are summed once."""
 
 MAX_LISTED = 8
 MAX_TERMS = 4
@@ -147,11 +153,22 @@ def _cause(evidence: Evidence, names: list[str], weights: Weights) -> Cause:
     if len(counted) < len(weights):
         return LostMicroBatches(tuple(index for index in range(len(weights)) if index not in counted))
     axes = _summed_again(evidence, names, weights)
-    if weights == tuple(range(len(weights), 0, -1)):
-        return UnclearedGradients(axes)
+    times = _times_reduced(evidence, names)
+    if weights == tuple(range(len(weights), 0, -1)) and (not axes or times < len(weights)):
+        return UnclearedGradients("" if 0 < times <= ONCE else axes)
     if axes:
         return MicroBatchesReducedAgain(axes, weights[0] / weights[1])
     return UnequalMicroBatches()
+
+
+def _times_reduced(evidence: Evidence, names: list[str]) -> float:
+    """Return how often a rank sums over others as many bytes as its gradients have."""
+    gradients = evidence.dump.by_name("step", "grad")
+    bodies = [gradients[name].first.body for name in names if name in gradients]
+    size = sum(math.prod(body.local_shape) * itemsize(body.dtype) for body in bodies)
+    collectives = next(iter(evidence.dump.files.ranks.values())).collectives
+    reduced = sum(record.bytes for record in collectives if record.op in SUMS and record.axes)
+    return reduced / max(size, 1)
 
 
 def _summed_again(evidence: Evidence, names: list[str], weights: Weights) -> str:
