@@ -19,6 +19,7 @@ from shardviz.check.step.contradictions import check_no_gradient
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.jobs.clips import of_size_before
 from shardviz.check.step.jobs.starts import by_name
+from shardviz.check.step.jobs.ties import broken_ties
 from shardviz.check.step.rules.all_gradients import of_all_gradients
 from shardviz.check.step.run import explained, seen_in
 from shardviz.check.step.trace.calls import is_within
@@ -378,6 +379,10 @@ def findings_on(evidence: JobEvidence, judging: Judging, reference_name: str) ->
     )
     if (clipped := of_size_before(evidence, evidence.clips)) is not None:
         pairs, of_all = [(result, finding) for result, finding in pairs if result.role != "grad"], [clipped]
+    ties = list(broken_ties(evidence.gradients))
+    yield from ties
+    of_ties = {name for finding in ties for name in finding.tensors}
+    pairs = [(result, finding) for result, finding in pairs if result.name not in of_ties]
     unequal = _of_unequal_losses(judging) if first is None and (pairs or of_all) else None
     if unequal is not None:
         yield unequal
