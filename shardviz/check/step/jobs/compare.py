@@ -236,7 +236,8 @@ def _step_of(
         return Attempt(_not_compared(why), is_complete=False)
     dump, sampled = assembled(job.job, judging, weights, reference.job)
     reference_name = "one process" if reference.is_of_one else reference.name
-    evidence = JobEvidence(dump, tuple(compared(dump)), clips_of(reference, job))
+    micro_batches = max(rank.counts.get("", 1) for rank in job.job.ranks.values())
+    evidence = JobEvidence(dump, tuple(compared(dump)), clips_of(reference, job), micro_batches, reference.is_of_one)
     results = [*findings_on(evidence, judging, reference_name), *trained_in_one_job(weights, job)]
     results += [*held_back_gradients(weights, job), *different_settings(reference, job)]
     findings = grouped([result for result in results if isinstance(result, Finding)], ranks_by_name(dump))
