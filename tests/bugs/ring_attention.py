@@ -130,7 +130,7 @@ CASES = (
         GATHERED,
         (("above = above * shrink + weights @ v", "above = above + weights @ v"),),
         ("wrong-value",),
-        ("above = above",),
+        ("above = above", "lacks a factor", "shrink = "),
         with_lines=True,
     ),
     Bug(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from shardviz.explain.cause import AtLine, Cause
 
@@ -24,6 +24,12 @@ DRAWS = ("rand", "randn", "randint", "randperm", "normal", "bernoulli", "multino
 
 ELEMENTWISE = ("add", "sub", "mul", "div", "maximum", "minimum", "where")
 """Functions of two tensors, element by element."""
+
+
+LACKS = ("itself", "factor", "term")
+"""What a tensor is for a line that lacks it: an operand, a factor of one, or a term of one."""
+
+Lack = Literal["itself", "factor", "term"]
 
 
 class WrongLine(AtLine):
@@ -116,6 +122,27 @@ class OtherNumber(AtLine):
         "is made of a size or a count of the rank's part"
     )
     how = "make the number for {place} of the whole tensor's size: multiply by the number of parts, or all_reduce it"
+
+
+class OtherOperand(AtLine):
+    """A line combines its right operand with something else than its result needs, and the rank has what it needs.
+
+    What a scan carries from rank to rank decays by all steps from the rank's first on, and each token's own decay is
+    a tensor of the same shape. A factor or a term that is left out leaves shapes as they are, too.
+
+    Attributes:
+        lack: What the other tensor is for the line: an operand itself, a factor of one, or a term of it.
+        source: Where the other tensor comes from.
+    """
+
+    lack: Lack
+    source: str
+    kinds = WRONG
+    why = (
+        "{lack:itself?{function} in {place} reads another tensor than its result needs, and the rank has that one"
+        "|What {function} in {place} reads lacks a {lack} that its result needs, and the rank has it}, as {source}"
+    )
+    how = "{lack:itself?read that tensor in {place}|{lack:factor?multiply by|add} it in {place}}"
 
 
 class UnwrittenMemory(AtLine):
