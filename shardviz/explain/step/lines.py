@@ -125,7 +125,7 @@ class OtherNumber(AtLine):
 
 
 class OtherOperand(AtLine):
-    """A line combines its right operand with something else than its result needs, and the rank has what it needs.
+    """A line reads another tensor than the one that its result needs, which the rank has, too.
 
     What a scan carries from rank to rank decays by all steps from the rank's first on, and each token's own decay is
     a tensor of the same shape. A factor or a term that is left out leaves shapes as they are, too.
