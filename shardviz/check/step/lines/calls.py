@@ -210,6 +210,11 @@ class Lines:
                 waiting += call.inputs
                 yield call
 
+    def is_of_positions(self, value: Value) -> bool:
+        """Whether a tensor is made without what the module holds or is given: of numbers that its lines count."""
+        sources = {source for call in self.makers(value) for source in call.inputs}
+        return not any(self.producer(source) is None for source in sources)
+
     def order(self, value: Value) -> int:
         """Return when a tensor was made; -1 if it comes from outside."""
         call = self.producer(value)

@@ -67,7 +67,8 @@ class ForwardSearch:
         """Take the calls and the states."""
         self.lines, self.states = lines, states
         right = [value for value in lines.carried if states.placed(value).is_known]
-        self.carried = lines.carried if right else {}  # sums may be relative to another maximum
+        carried = lines.carried if right else {}  # sums may be relative to another maximum
+        self.carried = {value: count for value, count in carried.items() if not lines.is_of_positions(value)}
         self._own: dict[Value, bool] = {}
         self._leaves: list[Value] = []
 
