@@ -50,6 +50,34 @@ def parallelize(model, mesh):
         fully_shard(layer, mesh=mesh)
 """
 
+TOGETHER = """
+BATCH_AXES = ()
+class Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        x = x.clone()
+        distributed.all_reduce(x, group=group)
+        return x
+    @staticmethod
+    def backward(ctx, gradient): return gradient, None
+class Mlp(nn.Module):
+    group = None
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Parameter(torch.randn(8, 6)), nn.Parameter(torch.randn(6, 8))
+    def forward(self, x):
+        y = torch.relu(x @ self.up.T) @ self.down.T
+        if self.group is not None:
+            y = Sum.apply(y, self.group)
+        return y
+def build(): return Mlp()
+def batch(): return torch.randn(3, 6)
+def parallelize(model, mesh):
+    at, model.group = mesh.get_local_rank(), mesh.get_group()
+    model.up = nn.Parameter(model.up.data.chunk(mesh.size(), 0)[at].clone())
+    model.down = nn.Parameter(model.down.data.chunk(mesh.size(), 1)[at].clone())
+"""
+
 OWN_EXPERTS = """
 BATCH_AXES = ("fsdp",)
 class Experts(nn.Module):
@@ -183,6 +211,31 @@ def loss(model, x): return model(x).square().mean()
 """
 
 CASES = (
+    Bug(
+        "a sum that is whole is added to itself",
+        "tp=2",
+        TOGETHER,
+        (
+            (
+                "            y = Sum.apply(y, self.group)\n",
+                "            y = Sum.apply(y, self.group)\n            y = y + y\n",
+            ),
+        ),
+        ("wrong-scale",),
+        ("adds the same numbers to a tensor that is whole already", "leave that addition out"),
+        ("all_reduce", "gradients"),
+        with_lines=True,
+    ),
+    Bug(
+        "a sum that is whole is multiplied by the number of ranks",
+        "tp=2",
+        TOGETHER,
+        (("y = Sum.apply(y, self.group)", "y = 2 * Sum.apply(y, self.group)"),),
+        ("wrong-scale",),
+        ("2 * Sum.apply", "the number of ranks|already the whole"),
+        ("sums equal gradients",),
+        with_lines=True,
+    ),
     Bug(
         "memory that nothing was written to",
         "dp=2",

@@ -255,22 +255,26 @@ class ScaledLine(Cause):
         times: The number.
         axis: The axis, or `dp or tp`, whose size that is, or whose size has it as root.
         is_root: Whether it is the root.
+        adds: The function by which it adds to what is whole the same numbers; empty if it multiplies.
     """
 
     place: str
     times: float
     axis: str = ""
     is_root: bool = False
+    adds: str = ""
     kinds = WRONG
     why = (
-        "{axis:?{place} {is_larger:?divides|multiplies} by {is_root:?the root of }this rank's size of what {axis} "
-        "splits, instead of the whole's: its result is {times:.5g} times the unsharded model's|{place} multiplies or "
-        "divides by a wrong number, most likely a size or count of the rank's own part: its result is {times:.5g} "
-        "times the unsharded model's}",
+        "{adds:?{adds} in {place} adds the same numbers to a tensor that is whole already: its result is {times:.5g} "
+        "times the unsharded model's|{axis:?{place} {is_larger:?divides|multiplies} by {is_root:?the root of }this "
+        "rank's size of what {axis} splits, instead of the whole's: its result is {times:.5g} times the unsharded "
+        "model's|{place} multiplies or divides by a wrong number, most likely a size or count of the rank's own part: "
+        "its result is {times:.5g} times the unsharded model's}}",
         "{is_size:?{place} {is_larger:?multiplies|divides} by the number of ranks along {axis}}",
     )
     how = (
-        "take the number in {place} from the whole: the whole size, or counts summed over ranks",
+        "{adds:?leave that addition out of {place}|take the number in {place} from the whole: the whole size, or "
+        "counts summed over ranks}",
         "{is_size:?leave the number of ranks out of {place}}",
     )
 
@@ -282,7 +286,7 @@ class ScaledLine(Cause):
     @property
     def is_size(self) -> bool:
         """Whether the number is the axis's size, or one over it."""
-        return bool(self.axis) and not self.is_root
+        return bool(self.axis) and not (self.is_root or self.adds)
 
 
 class ScaledTermLine(Cause):

@@ -33,6 +33,9 @@ CONVERSIONS = ("_FromTorchTensor", "_ToTorchTensor", "Redistribute")
 ENTRIES = ("loss", "step")
 """Functions of a probe by which both sides may reach the same line: the unsharded model has no step of its own."""
 
+ADDITIONS = ("add", "add_", "radd", "iadd")
+"""Functions whose result's gradient is, as it is, that of each tensor that they take."""
+
 SELECTS = ("getitem", "select", "narrow", "index_select", "unbind", "split", "chunk")
 """Functions that take parts: of one tensor, each of them gives another."""
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardviz.check.step.lines.calls import ADDITIONS
 from shardviz.check.step.lines.exchanges import COPIES
 from shardviz.check.step.lines.fault import Fault, at, fault_at, place_of, reached
 from shardviz.explain.step.own_rows import MisplacedMask
@@ -38,9 +39,6 @@ if TYPE_CHECKING:
 
 MASKING = ("masked_fill", "masked_fill_", "where", "add", "add_", "iadd", "sub", "mul")
 """Functions that give scores a mask or a bias."""
-
-ADDITIONS = ("add", "add_", "iadd", "sub")
-"""Those that give them a bias."""
 
 HIDDEN = -1e4
 """A score that is at most this has no weight: masks are this, or less."""
@@ -130,7 +128,7 @@ def _fault_of(lines: Lines, states: States, call: Call, *, in_ring: bool = False
         maker = earlier
     rank, first = unlike[0], maker.first.frames[-1]
     of, taken = _counted(lines, states, mask, maker, rank, places) or _taken(lines, states, mask, rank, places[rank])
-    what, verb = ("bias", "biases") if call.first.function in ADDITIONS else ("mask", "masks")
+    what, verb = ("bias", "biases") if call.first.function in (*ADDITIONS, "sub") else ("mask", "masks")
     has = f"rank {rank} {verb} {of} {spans(places[rank][of == 'keys'])} of the whole"
     takes = f"the {what} takes them as {spans(taken)}" if taken else f"the {what} isn't that of these"
     changes = f", as {at(changing, first)} changes it in each round" if changing is not None else ""

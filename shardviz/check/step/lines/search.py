@@ -225,7 +225,8 @@ class ForwardSearch:
                 return wrong_number(act, *numbers)
             segments = segments_of(self.lines, call, given)
         fault = wrong_result(act, axes, times, reads, unlike, self._split_by(given, times), segments)
-        return replace(fault, is_of_sizes=bool(times) and _is_of_sizes(call))
+        is_alone = not any(one.first.ranks for one in between)
+        return replace(fault, is_of_sizes=bool(times) and _is_of_sizes(call), is_scaled=fault.is_scaled and is_alone)
 
     def _fault_of_extreme(self, act: Act) -> Fault | None:
         """Return the fault of a call that takes a maximum of a rank's part, unless ranks reduce what it gives them."""
