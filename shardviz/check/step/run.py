@@ -39,6 +39,7 @@ from shardviz.check.step.rules.all_gradients import check_norm, of_all_gradients
 from shardviz.check.step.rules.factors import check_other_layers, check_scale, check_tied, check_unreduced
 from shardviz.check.step.rules.losses import check_function, check_mean_of_means, check_scalar, is_loss
 from shardviz.check.step.rules.narrow import check_narrow_sums, check_small_factor, other_scale
+from shardviz.check.step.rules.statistics import check_statistic
 from shardviz.check.step.rules.summands import of_loss_terms, of_micro_batches
 from shardviz.check.step.rules.terms import check_order, check_related, check_terms, check_zero_slices
 from shardviz.check.step.trace.naming import placed, with_cut
@@ -418,7 +419,7 @@ def _of_result(rule: Callable[[Compared], Finding | None]) -> Rule:
 
 RULES: Mapping[str, Sequence[Rule]] = {
     "output": (_check_unreduced, _of_result(check_order), _check_scale),
-    "scalar": (_of_result(check_scalar), check_norm, check_function, _check_scale),
+    "scalar": (check_statistic, _of_result(check_scalar), check_norm, check_function, _check_scale),
     "grad": (
         *(check_held_back, check_tied, check_other_layers, _check_unreduced),
         *(_of_result(check_order), _of_result(check_zero_slices), _check_scale),
