@@ -78,6 +78,15 @@ def parallelize(model, mesh):
     model.down = nn.Parameter(model.down.data.chunk(mesh.size(), 1)[at].clone())
 """
 
+ON_ONE_RANK = (
+    TOGETHER.replace(
+        "self.up, self.down = ", "self.rank, self.bias = 0, nn.Parameter(torch.randn(6))\n        self.up, self.down = "
+    )
+    .replace("            y = Sum.apply", "            y = Sum.apply")
+    .replace("        return y\ndef", "        y = y + self.bias\n        y = y + x\n        return y\ndef")
+    .replace("at, model.group", "at = model.rank = mesh.get_local_rank()\n    at, model.group")
+)
+
 OWN_EXPERTS = """
 BATCH_AXES = ("fsdp",)
 class Experts(nn.Module):
@@ -234,6 +243,46 @@ CASES = (
         ("wrong-scale",),
         ("2 * Sum.apply", "the number of ranks|already the whole"),
         ("sums equal gradients",),
+        with_lines=True,
+    ),
+    Bug(
+        "a bias that one rank adds behind the sum",
+        "tp=2",
+        ON_ONE_RANK,
+        (("        y = y + self.bias\n", "        y = y + self.bias if self.rank == 0 else y + 0 * self.bias\n"),),
+        ("wrong-value",),
+        ("adds bias on some ranks only", "rank 1 lacks it"),
+        ("computes something different",),
+        with_lines=True,
+    ),
+    Bug(
+        "a residual that one rank adds behind the sum",
+        "tp=2",
+        ON_ONE_RANK,
+        (("        y = y + x\n", "        y = y + x if self.rank == 0 else y\n"),),
+        ("wrong-value",),
+        ("adds the input of the model itself on some ranks only", "rank 1 lacks it"),
+        ("computes something different",),
+        with_lines=True,
+    ),
+    Bug(
+        "a result that one rank keeps and no sum follows",
+        "tp=2",
+        ON_ONE_RANK,
+        (("        y = y + x\n", "        y = (y + x) * (self.rank == 0)\n"),),
+        ("unreduced-output",),
+        ("one term of a sum over tp", "(self.rank == 0)"),
+        ("computes something different",),
+        with_lines=True,
+    ),
+    Bug(
+        "a result that one of four ranks hides",
+        "tp=4",
+        ON_ONE_RANK,
+        (("        y = y + x\n", "        y = (y + x) * (self.rank != 1)\n"),),
+        ("wrong-value",),
+        ("returns zeros on rank 1", "leave out the mask by rank"),
+        ("computes something different",),
         with_lines=True,
     ),
     Bug(

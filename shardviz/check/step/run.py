@@ -43,6 +43,7 @@ from shardviz.check.step.rules.statistics import check_statistic
 from shardviz.check.step.rules.summands import of_loss_terms, of_micro_batches
 from shardviz.check.step.rules.terms import check_order, check_related, check_terms, check_zero_slices
 from shardviz.check.step.trace.naming import placed, with_cut
+from shardviz.check.step.trace.some_ranks import with_term_of_some_ranks
 from shardviz.check.values.copies import copies_of, with_copies
 from shardviz.dump.records.step import WHOLE_LOSS
 from shardviz.explain.finding import Finding
@@ -391,7 +392,7 @@ def explained(evidence: Evidence, comparison: Compared) -> Iterator[Finding | No
     elif comparison.wrong:
         findings = (rule(evidence, comparison) for rule in RULES[comparison.role])
         finding = next(filter(None, findings), None) or check_terms(evidence, comparison)
-        named = with_reason(evidence, comparison, finding)
+        named = with_term_of_some_ranks(evidence, with_reason(evidence, comparison, finding))
         is_after_right = evidence.outputs_are_right and (comparison.role != "grad" or _has_right_loss(evidence))
         is_first = comparison.role == "output" or is_after_right
         yield (check_related(comparison) if named.generic and is_first else None) or named
