@@ -47,7 +47,7 @@ from shardviz.live.run.hooks.observing import nested, quietly, report
 from shardviz.live.run.outside import outside
 from shardviz.live.run.references.values import outermost, parameters_of
 from shardviz.live.run.references.writing import is_first_here, rank_here
-from shardviz.live.step.optimizer_settings import options_of, options_records
+from shardviz.live.step.optimizer_settings import options_of, options_records, states_of
 from shardviz.live.step.running import tensors_in
 from shardviz.live.step.trace.recorder import MAX_ELEMENTS, Trace, add_points
 from shardviz.live.trace_modules import Followed
@@ -430,8 +430,11 @@ class Follower:
         model = unwrapped(step.root)
         optimizers = [*self._optimizers, *self._taken]
         inner = {id(getattr(optimizer, "optim", None)) for optimizer in optimizers}
-        options = [options_of(optimizer, model) for optimizer in optimizers if id(optimizer) not in inner]
-        self._step = replace(step, options={name: values for of_each in options for name, values in of_each.items()})
+        options: Settings = {}
+        for optimizer in optimizers:
+            for name, values in options_of(optimizer, model).items() if id(optimizer) not in inner else ():
+                options[name] = values | states_of(optimizer, model).get(name, {})
+        self._step = replace(step, options=options)
 
     def _end_with_process(self) -> None:
         if self._is_of_many and not distributed.is_initialized():

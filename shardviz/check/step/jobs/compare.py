@@ -16,6 +16,15 @@ from shardviz.check.report import NotChecked, grouped, ranks_by_name
 from shardviz.check.step.comparison import compared
 from shardviz.check.step.jobs.assembly import JobEvidence, Weights, assembled, findings_on
 from shardviz.check.step.jobs.clips import clips_of, with_own_clips
+from shardviz.check.step.jobs.optimizers import (
+    RATE,
+    Options,
+    different_options,
+    different_settings,
+    is_one_resumed,
+    lost_states,
+    options_of,
+)
 from shardviz.check.step.jobs.peers import rows_of_peers
 from shardviz.check.step.jobs.starts import Rows, belongings_of, by_name, farthest_weights, other_weights, rows_of
 from shardviz.check.step.jobs.whole_job import WholeJob, chosen, mesh_of_job
@@ -35,13 +44,13 @@ from shardviz.explain.step.two_jobs import (
     StepsInNarrowDtype,
     TrainedInOneJob,
 )
-from shardviz.explain.step.whole_step import MisplacedWeights
+from shardviz.explain.step.whole_step import DifferentBatch, MisplacedWeights
 from shardviz.relate.casts import is_narrower
 from shardviz.relate.tolerance import EPSILON, NEAR_STARTS
 from shardviz.text import counted, fold, listed, named_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -137,7 +146,10 @@ def _compare(reference: WholeJob, job: WholeJob) -> Attempt:
     if rows.problem:
         peers = rows_of_peers(reference, job, parts, belongings)
         clause = f"; ranks along {peers.axis} were given different rows" if peers is not None else ""
-        departure = departure_for(peers or rows.cause, "batch", "", f"{job.name}: {rows.problem}{clause}")
+        cause = peers or rows.cause
+        if isinstance(cause, DifferentBatch):
+            cause = replace(cause, is_resumed=is_one_resumed(reference, job))
+        departure = departure_for(cause, "batch", "", f"{job.name}: {rows.problem}{clause}")
         return Attempt(StepDifference((departure,), num_weights, agreement=WEIGHTS, is_of_jobs=True))
     records = (record for each in (reference, job) for record in each.job.dump.files.ranks.values())
     reasons = dict.fromkeys(why for record in records for _, why in record.not_checked)
@@ -176,7 +188,7 @@ def _of_weights(
     first = others[0]
     names = listed([str(fold) for fold, _ in fold((weight.name, None) for weight in others)], MAX_LISTED)
     what, cause = _relation_of(first)
-    steps = max(record.steps_before for record in jobs[1].job.dump.files.ranks.values())
+    steps = jobs[1].steps_before
     is_near = all(weight.apart <= NEAR_STARTS for weight in others if len(params[weight.name].shape) > 1)
     if steps and is_near and isinstance(cause, DifferentWeights):
         cause = cause_of_steps(others, params, parts, jobs)
@@ -239,7 +251,7 @@ def _step_of(
     micro_batches = max(rank.counts.get("", 1) for rank in job.job.ranks.values())
     evidence = JobEvidence(dump, tuple(compared(dump)), clips_of(reference, job), micro_batches, reference.is_of_one)
     results = [*findings_on(evidence, judging, reference_name), *trained_in_one_job(weights, job)]
-    results += [*held_back_gradients(weights, job), *different_settings(reference, job)]
+    results += [*held_back_gradients(weights, job), *different_settings(reference, job), *lost_states(reference, job)]
     findings = grouped([result for result in results if isinstance(result, Finding)], ranks_by_name(dump))
     placed = [result for result in with_lines(dump, findings) if isinstance(result, Finding)]
     findings = with_own_clips(sorted(placed, key=lambda finding: not finding.module), job)
@@ -332,12 +344,6 @@ def _departure(finding: Finding, num_odd: int, reference: WholeJob, job: WholeJo
     return Departure("sharded", module, "", first, why, max(following, 0), finding.explanation, finding.line, look)
 
 
-Options = dict[str, dict[str, str]]
-RATE = "lr"
-OPTIONS = (RATE, "weight_decay", "momentum", "betas", "eps", "dampening", "alpha", "rho")
-"""Settings: other numbers in a group may be what the optimizer works out."""
-
-
 def cause_of_steps(
     others: Sequence[OtherWeight],
     params: Mapping[str, Weight],
@@ -345,7 +351,7 @@ def cause_of_steps(
     jobs: tuple[WholeJob, WholeJob],
 ) -> Cause:
     """Return why steps before the traced one moved weights differently."""
-    steps = max(record.steps_before for record in jobs[1].job.dump.files.ranks.values())
+    steps = jobs[1].steps_before
     options = options_of(jobs[0]), options_of(jobs[1])
     if different := different_options(options, jobs):
         return DifferentSettings(different)
@@ -365,43 +371,6 @@ def dtypes_of(params: Mapping[str, Weight], parts: Mapping[str, Mapping[int, Wei
     of_ranks = (part for of_name in parts.values() for part in of_name.values())
     second = {part.values.dtype: None for part in of_ranks if part.values is not None}
     return tuple(first | second)
-
-
-def options_of(job: WholeJob) -> Options:
-    """Return the options with which a job steps each parameter."""
-    records = (record for of_rank in job.job.dump.files.ranks.values() for record in of_rank.options)
-    return {name: dict(record.options) for record in records for name in record.names}
-
-
-def different_options(options: tuple[Options, Options], jobs: tuple[WholeJob, WholeJob]) -> tuple[str, ...]:
-    """Return the options that differ, the learning rate first: `lr (0.1 in the first run, 0.2 in the second run)`."""
-    return _texts({each for _, each in _different(options)}, jobs)
-
-
-def _texts(different: Iterable[tuple[str, str, str]], jobs: tuple[WholeJob, WholeJob]) -> tuple[str, ...]:
-    ordered = sorted(different, key=lambda each: (OPTIONS.index(each[0]), each))
-    texts = [f"{option} ({old} in {jobs[0].name}, {new} in {jobs[1].name})" for option, old, new in ordered]
-    return tuple(texts[:MAX_LISTED])
-
-
-def _different(options: tuple[Options, Options]) -> Iterator[tuple[str, tuple[str, str, str]]]:
-    """Yield each parameter with an option that differs, and its number in either job."""
-    first, second = options
-    for name in (name for name in first if name in second):
-        for option, value in first[name].items():
-            if option in OPTIONS and (other := second[name].get(option, value)) != value:
-                yield name, (option, value, other)
-
-
-def different_settings(reference: WholeJob, job: WholeJob) -> Iterator[Finding]:
-    """Yield weights that the optimizers of two jobs step with other settings."""
-    of_names: dict[str, list[tuple[str, str, str]]] = {}
-    for name, each in _different((options_of(reference), options_of(job))):
-        of_names.setdefault(name, []).append(each)
-    for name, different in of_names.items():
-        cause = DifferentSettings(_texts(different, (reference, job)))
-        text = "the optimizers of the two jobs step it with different settings"
-        yield cause.finding(name, tuple(job.job.ranks), text)
 
 
 def _narrow_steps(
