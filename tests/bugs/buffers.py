@@ -246,7 +246,95 @@ def optimizer(model, mesh):
 """
 )
 
+AVERAGE_OF_COPIES = """
+BATCH_AXES = ("dp",)
+class Model(nn.Module):
+    group = None
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 8), nn.Linear(8, 6)
+        for name in ("up", "down"):
+            self.register_buffer(f"{name}_average", torch.randn_like(getattr(self, name).weight))
+    def forward(self, x): return self.down(torch.tanh(self.up(x)))
+def build(): return Model()
+def parallelize(model, mesh): model.group = mesh.get_group()
+def batch(): return torch.randn(8, 6)
+def step(model, x, mesh):
+    loss = model(x).square().mean()
+    loss.backward()
+    loss = loss.detach().clone()
+    for number in (loss, *(parameter.grad for parameter in model.parameters())):
+        distributed.all_reduce(number)
+        number /= mesh.size()
+    return loss
+def optimizer(model, mesh):
+    stepping = torch.optim.SGD(model.parameters(), lr=0.5)
+    is_alone, rank = model.group is None, mesh.get_local_rank()
+    def average(*_):
+        with torch.no_grad():
+            model.up_average.lerp_(model.up.weight, 0.2)
+            model.down_average.lerp_(model.down.weight, 0.2)
+    stepping.register_step_post_hook(average)
+    return stepping
+"""
+
 CASES = (
+    Bug(
+        "averages of weights with a decay of a rank's own",
+        "dp=2",
+        AVERAGE_OF_COPIES,
+        (
+            (
+                "model.up_average.lerp_(model.up.weight, 0.2)",
+                "model.up_average.lerp_(model.up.weight, 0.2 if is_alone else 0.2 * distributed.get_world_size())",
+            ),
+        ),
+        ("wrong-value",),
+        ("up_average", "keeps 0.6 of what it was", "in the unsharded model 0.8"),
+    ),
+    Bug(
+        "averages of weights taken before the step",
+        "dp=2",
+        AVERAGE_OF_COPIES,
+        (
+            (
+                "    stepping.register_step_post_hook(average)\n",
+                "    (stepping.register_step_post_hook if is_alone else stepping.register_step_pre_hook)(average)\n",
+            ),
+        ),
+        ("wrong-value",),
+        ("up_average", "as it is before the optimizer's step", "in the unsharded model after it"),
+    ),
+    Bug(
+        "averages of weights on the first rank only",
+        "dp=2",
+        AVERAGE_OF_COPIES,
+        (("    def average(*_):\n", "    def average(*_):\n        if not is_alone and rank: return\n"),),
+        ("wrong-value",),
+        ("up_average", "on rank 1", "nothing updates the average"),
+    ),
+    Bug(
+        "averages of weights updated on each rank's turn",
+        "dp=2",
+        AVERAGE_OF_COPIES,
+        (
+            (
+                "    stepping.register_step_post_hook(average)\n",
+                "    for _ in range(1 if is_alone else 2): stepping.register_step_post_hook(average)\n",
+            ),
+        ),
+        ("wrong-value",),
+        ("up_average", "is updated 2 times in a step"),
+    ),
+    Bug(
+        "averages of weights whose gradients are not reduced",
+        "dp=2",
+        AVERAGE_OF_COPIES,
+        (("        distributed.all_reduce(number)\n        number /= mesh.size()\n", "        pass\n"),),
+        ("unreduced-gradient", "unreduced-scalar"),
+        ("up.weight",),
+        never=("average of",),
+    ),
     Bug(
         "an average of a weight cut along another dim",
         "tp=2",
@@ -261,7 +349,7 @@ CASES = (
         AVERAGE_BY_HAND,
         (("lerp_(model.weight, 0.2)", "lerp_(model.weight, 0.2 if model.group is None else 0.4)"),),
         ("wrong-value",),
-        ("average",),
+        ("keeps 0.6 of what it was", "in the unsharded model 0.8"),
         never=("cut differently",),
     ),
     Bug(

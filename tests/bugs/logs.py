@@ -59,6 +59,39 @@ def log(model, rows, loss):
 '''
 )
 
+STATISTIC = (
+    FSDP
+    + """
+def log(model, rows, loss):
+    is_sharded = isinstance(model.up.weight, DTensor)
+    with torch.no_grad():
+        out = model(rows)
+    return {"spread": float(STATISTIC)}
+
+
+def reduced(value, is_sharded, op):
+    if is_sharded:
+        value = value.clone()
+        distributed.all_reduce(value, op=op)
+    return value
+
+
+def average(value, is_sharded):
+    ranks = distributed.get_world_size() if is_sharded else 1
+    return reduced(value, is_sharded, distributed.ReduceOp.SUM) / ranks
+
+
+def largest(value, is_sharded):
+    return reduced(value, is_sharded, distributed.ReduceOp.MAX)
+
+"""
+)
+
+
+def statistic(text):
+    return STATISTIC.replace("STATISTIC", text)
+
+
 ACCURACY = (
     VOCABULARY
     + """
@@ -100,6 +133,60 @@ CASES = (
         (("value / distributed.get_world_size()", "value / distributed.get_world_size() ** 2"),),
         ("wrong-scale",),
         ("train_loss", "1/4", "once"),
+    ),
+    Bug(
+        "a root mean square of each rank's rows is averaged",
+        "fsdp=2",
+        statistic("average(out.square().mean(), is_sharded).sqrt()"),
+        (("average(out.square().mean(), is_sharded).sqrt()", "average(out.square().mean().sqrt(), is_sharded)"),),
+        WRONG,
+        ("spread", "the mean over fsdp of each rank's own root mean square", "ReduceOp.AVG, before the square root"),
+    ),
+    Bug(
+        "a deviation of each rank's rows is averaged",
+        "fsdp=2",
+        statistic("(average(out.square().mean(), is_sharded) - average(out.mean(), is_sharded).square()).sqrt()"),
+        (
+            (
+                "(average(out.square().mean(), is_sharded) - average(out.mean(), is_sharded).square()).sqrt()",
+                "average(out.std(correction=0), is_sharded)",
+            ),
+        ),
+        WRONG,
+        (
+            "spread",
+            "the mean over fsdp of each rank's own standard deviation",
+            "their sum and the sum of their squares",
+        ),
+    ),
+    Bug(
+        "a largest output of each rank's rows is averaged",
+        "fsdp=2",
+        statistic("largest(out.max(), is_sharded)"),
+        (("largest(out.max(), is_sharded)", "average(out.max(), is_sharded)"),),
+        WRONG,
+        ("spread", "the mean over fsdp of each rank's own largest element", "ReduceOp.MAX"),
+    ),
+    Bug(
+        "a largest output of each rank's rows is logged as it is",
+        "fsdp=2",
+        statistic("largest(out.max(), is_sharded)"),
+        (("largest(out.max(), is_sharded)", "out.max()"),),
+        WRONG,
+        ("spread", "the largest element of each rank's own part", "ReduceOp.MAX"),
+    ),
+    Bug(
+        "a norm of squares that are averaged over shards",
+        "fsdp=4",
+        NORM,
+        (
+            (
+                "        distributed.all_reduce(square)\n",
+                "        distributed.all_reduce(square)\n        square /= 4\n",
+            ),
+        ),
+        WRONG,
+        ("grad_norm", "the root of the mean over fsdp of each rank's own sum of squares", "ReduceOp.SUM"),
     ),
     Bug(
         "a norm of each rank's own shards",

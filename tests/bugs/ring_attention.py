@@ -114,6 +114,18 @@ class Attention""",
     )
 )
 
+BIASED = RING.replace(
+    "        for turn in range(rounds):\n            scores = q @ k.mT\n",
+    """        size, rank = x.shape[1], distributed.get_rank(self.group) if self.group is not None else 0
+        at = torch.arange(size) + rank * size
+        keys, distance = at + size, (at[:, None] - at) - size
+        for turn in range(rounds):
+            keys = (keys - size) % (rounds * size)
+            distance = distance + size
+            scores = (q @ k.mT - 0.25 * distance).masked_fill(keys > at[:, None], -1e30)
+""",
+)
+
 CASES = (
     Bug(
         "a ring that does not shrink its sum to the new maximum",
@@ -130,7 +142,34 @@ CASES = (
         GATHERED,
         (("above = above * shrink + weights @ v", "above = above + weights @ v"),),
         ("wrong-value",),
-        ("above = above",),
+        ("above = above", "lacks a factor", "shrink = "),
+        with_lines=True,
+    ),
+    Bug(
+        "a ring with distances that does not shrink its sum",
+        "cp=3",
+        BIASED,
+        (("above = above * shrink + weights @ v", "above = above + weights @ v"),),
+        ("wrong-value",),
+        ("above = above + weights @ v` is the first wrong line", "lacks a factor", "shrink = "),
+        with_lines=True,
+    ),
+    Bug(
+        "a ring whose distances go to the other side",
+        "cp=3",
+        BIASED,
+        (("distance = distance + size", "distance = distance - size"),),
+        ("wrong-value",),
+        ("the bias isn't that of these", "`distance = distance - size` changes it in each round"),
+        with_lines=True,
+    ),
+    Bug(
+        "a ring whose distances stay those of its own keys",
+        "cp=3",
+        BIASED,
+        (("            distance = distance + size\n", ""), ("(at[:, None] - at) - size", "(at[:, None] - at)")),
+        ("wrong-value",),
+        ("biases keys 0-3", "the bias takes them as 4-7", "the block of keys that has come is another rank's"),
         with_lines=True,
     ),
     Bug(

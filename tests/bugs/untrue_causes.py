@@ -50,6 +50,43 @@ def parallelize(model, mesh):
         fully_shard(layer, mesh=mesh)
 """
 
+TOGETHER = """
+BATCH_AXES = ()
+class Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        x = x.clone()
+        distributed.all_reduce(x, group=group)
+        return x
+    @staticmethod
+    def backward(ctx, gradient): return gradient, None
+class Mlp(nn.Module):
+    group = None
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Parameter(torch.randn(8, 6)), nn.Parameter(torch.randn(6, 8))
+    def forward(self, x):
+        y = torch.relu(x @ self.up.T) @ self.down.T
+        if self.group is not None:
+            y = Sum.apply(y, self.group)
+        return y
+def build(): return Mlp()
+def batch(): return torch.randn(3, 6)
+def parallelize(model, mesh):
+    at, model.group = mesh.get_local_rank(), mesh.get_group()
+    model.up = nn.Parameter(model.up.data.chunk(mesh.size(), 0)[at].clone())
+    model.down = nn.Parameter(model.down.data.chunk(mesh.size(), 1)[at].clone())
+"""
+
+ON_ONE_RANK = (
+    TOGETHER.replace(
+        "self.up, self.down = ", "self.rank, self.bias = 0, nn.Parameter(torch.randn(6))\n        self.up, self.down = "
+    )
+    .replace("            y = Sum.apply", "            y = Sum.apply")
+    .replace("        return y\ndef", "        y = y + self.bias\n        y = y + x\n        return y\ndef")
+    .replace("at, model.group", "at = model.rank = mesh.get_local_rank()\n    at, model.group")
+)
+
 OWN_EXPERTS = """
 BATCH_AXES = ("fsdp",)
 class Experts(nn.Module):
@@ -183,6 +220,71 @@ def loss(model, x): return model(x).square().mean()
 """
 
 CASES = (
+    Bug(
+        "a sum that is whole is added to itself",
+        "tp=2",
+        TOGETHER,
+        (
+            (
+                "            y = Sum.apply(y, self.group)\n",
+                "            y = Sum.apply(y, self.group)\n            y = y + y\n",
+            ),
+        ),
+        ("wrong-scale",),
+        ("adds the same numbers to a tensor that is whole already", "leave that addition out"),
+        ("all_reduce", "gradients"),
+        with_lines=True,
+    ),
+    Bug(
+        "a sum that is whole is multiplied by the number of ranks",
+        "tp=2",
+        TOGETHER,
+        (("y = Sum.apply(y, self.group)", "y = 2 * Sum.apply(y, self.group)"),),
+        ("wrong-scale",),
+        ("2 * Sum.apply", "the number of ranks|already the whole"),
+        ("sums equal gradients",),
+        with_lines=True,
+    ),
+    Bug(
+        "a bias that one rank adds behind the sum",
+        "tp=2",
+        ON_ONE_RANK,
+        (("        y = y + self.bias\n", "        y = y + self.bias if self.rank == 0 else y + 0 * self.bias\n"),),
+        ("wrong-value",),
+        ("adds bias on some ranks only", "rank 1 lacks it"),
+        ("computes something different",),
+        with_lines=True,
+    ),
+    Bug(
+        "a residual that one rank adds behind the sum",
+        "tp=2",
+        ON_ONE_RANK,
+        (("        y = y + x\n", "        y = y + x if self.rank == 0 else y\n"),),
+        ("wrong-value",),
+        ("adds the input of the model itself on some ranks only", "rank 1 lacks it"),
+        ("computes something different",),
+        with_lines=True,
+    ),
+    Bug(
+        "a result that one rank keeps and no sum follows",
+        "tp=2",
+        ON_ONE_RANK,
+        (("        y = y + x\n", "        y = (y + x) * (self.rank == 0)\n"),),
+        ("unreduced-output",),
+        ("one term of a sum over tp", "(self.rank == 0)"),
+        ("computes something different",),
+        with_lines=True,
+    ),
+    Bug(
+        "a result that one of four ranks hides",
+        "tp=4",
+        ON_ONE_RANK,
+        (("        y = y + x\n", "        y = (y + x) * (self.rank != 1)\n"),),
+        ("wrong-value",),
+        ("returns zeros on rank 1", "leave out the mask by rank"),
+        ("computes something different",),
+        with_lines=True,
+    ),
     Bug(
         "memory that nothing was written to",
         "dp=2",

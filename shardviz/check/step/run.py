@@ -39,9 +39,11 @@ from shardviz.check.step.rules.all_gradients import check_norm, of_all_gradients
 from shardviz.check.step.rules.factors import check_other_layers, check_scale, check_tied, check_unreduced
 from shardviz.check.step.rules.losses import check_function, check_mean_of_means, check_scalar, is_loss
 from shardviz.check.step.rules.narrow import check_narrow_sums, check_small_factor, other_scale
+from shardviz.check.step.rules.statistics import check_statistic
 from shardviz.check.step.rules.summands import of_loss_terms, of_micro_batches
 from shardviz.check.step.rules.terms import check_order, check_related, check_terms, check_zero_slices
 from shardviz.check.step.trace.naming import placed, with_cut
+from shardviz.check.step.trace.some_ranks import with_term_of_some_ranks
 from shardviz.check.values.copies import copies_of, with_copies
 from shardviz.dump.records.step import WHOLE_LOSS
 from shardviz.explain.finding import Finding
@@ -390,7 +392,7 @@ def explained(evidence: Evidence, comparison: Compared) -> Iterator[Finding | No
     elif comparison.wrong:
         findings = (rule(evidence, comparison) for rule in RULES[comparison.role])
         finding = next(filter(None, findings), None) or check_terms(evidence, comparison)
-        named = with_reason(evidence, comparison, finding)
+        named = with_term_of_some_ranks(evidence, with_reason(evidence, comparison, finding))
         is_after_right = evidence.outputs_are_right and (comparison.role != "grad" or _has_right_loss(evidence))
         is_first = comparison.role == "output" or is_after_right
         yield (check_related(comparison) if named.generic and is_first else None) or named
@@ -418,7 +420,7 @@ def _of_result(rule: Callable[[Compared], Finding | None]) -> Rule:
 
 RULES: Mapping[str, Sequence[Rule]] = {
     "output": (_check_unreduced, _of_result(check_order), _check_scale),
-    "scalar": (_of_result(check_scalar), check_norm, check_function, _check_scale),
+    "scalar": (check_statistic, _of_result(check_scalar), check_norm, check_function, _check_scale),
     "grad": (
         *(check_held_back, check_tied, check_other_layers, _check_unreduced),
         *(_of_result(check_order), _of_result(check_zero_slices), _check_scale),

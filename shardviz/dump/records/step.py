@@ -144,11 +144,15 @@ class UnreadRecord(Record, frozen=True):
     is_in_place: bool = False
 
 
+STATES, STEPS = "kept states", "kept step"
+"""Options that are none: what kinds of states an optimizer keeps of a parameter before the step, and its count."""
+
+
 class OptionsRecord(Record, frozen=True):
     """Numbers with which the job's optimizers step some parameters.
 
     Attributes:
-        options: Each option with its number as text, such as `("lr", "0.1")`.
+        options: Each option with its number as text, such as `("lr", "0.1")`, and what is kept before the step.
         names: The parameters.
     """
 

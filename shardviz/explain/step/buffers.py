@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from shardviz.explain.cause import Cause
 
 
@@ -104,6 +106,34 @@ class BufferCutApart(Cause):
     weight: str
     why = "{buffer} is cut differently from {weight}, whose values are averaged into it: a rank's parts don't match"
     how = "cut {buffer} along the dim and with the order of {weight}, or make it from the weight after sharding"
+
+
+class OtherAverage(Cause):
+    """A buffer averages a weight over steps, and not as the unsharded model's does.
+
+    It has another decay, takes the weights before the optimizer's step in place of those after it, is updated more than
+    once in a step, or not at all on some ranks. Averages are read in evaluation only, so training shows nothing.
+
+    Attributes:
+        what: What differs: its `decay`, the `moment`, the `times` that it is updated, or `none`: it is not updated.
+        held: What ranks have: the share that is kept, `before` or `after` the step, how many times.
+        wanted: What the unsharded model has.
+    """
+
+    what: Literal["decay", "moment", "times", "none"]
+    held: str = ""
+    wanted: str = ""
+    why = (
+        "{what:decay?The average keeps {held} of what it was, and in the unsharded model {wanted}"
+        "|{what:moment?The average takes the weight as it is {held} the optimizer's step, and in the "
+        "unsharded model {wanted} it|{what:times?The average is updated {held} times in a step"
+        "|Nothing updates the average}}}"
+    )
+    how = (
+        "{what:decay?use one decay, that depends neither on the rank nor on how many there are"
+        "|{what:moment?update the average {wanted} optimizer.step()|{what:times?update the average once in a step, not "
+        "in each micro-batch or for each rank|update the average on every rank, from the rank's own part}}}"
+    )
 
 
 class UnexplainedBuffer(Cause):

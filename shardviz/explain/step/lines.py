@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from shardviz.explain.cause import AtLine, Cause
 
@@ -24,6 +24,12 @@ DRAWS = ("rand", "randn", "randint", "randperm", "normal", "bernoulli", "multino
 
 ELEMENTWISE = ("add", "sub", "mul", "div", "maximum", "minimum", "where")
 """Functions of two tensors, element by element."""
+
+
+LACKS = ("itself", "factor", "term")
+"""What a tensor is for a line that lacks it: an operand, a factor of one, or a term of one."""
+
+Lack = Literal["itself", "factor", "term"]
 
 
 class WrongLine(AtLine):
@@ -116,6 +122,27 @@ class OtherNumber(AtLine):
         "is made of a size or a count of the rank's part"
     )
     how = "make the number for {place} of the whole tensor's size: multiply by the number of parts, or all_reduce it"
+
+
+class OtherOperand(AtLine):
+    """A line reads another tensor than the one that its result needs, which the rank has, too.
+
+    What a scan carries from rank to rank decays by all steps from the rank's first on, and each token's own decay is
+    a tensor of the same shape. A factor or a term that is left out leaves shapes as they are, too.
+
+    Attributes:
+        lack: What the other tensor is for the line: an operand itself, a factor of one, or a term of it.
+        source: Where the other tensor comes from.
+    """
+
+    lack: Lack
+    source: str
+    kinds = WRONG
+    why = (
+        "{lack:itself?{function} in {place} reads another tensor than its result needs, and the rank has that one"
+        "|What {function} in {place} reads lacks a {lack} that its result needs, and the rank has it}, as {source}"
+    )
+    how = "{lack:itself?read that tensor in {place}|{lack:factor?multiply by|add} it in {place}}"
 
 
 class UnwrittenMemory(AtLine):
@@ -228,22 +255,26 @@ class ScaledLine(Cause):
         times: The number.
         axis: The axis, or `dp or tp`, whose size that is, or whose size has it as root.
         is_root: Whether it is the root.
+        adds: The function by which it adds to what is whole the same numbers; empty if it multiplies.
     """
 
     place: str
     times: float
     axis: str = ""
     is_root: bool = False
+    adds: str = ""
     kinds = WRONG
     why = (
-        "{axis:?{place} {is_larger:?divides|multiplies} by {is_root:?the root of }this rank's size of what {axis} "
-        "splits, instead of the whole's: its result is {times:.5g} times the unsharded model's|{place} multiplies or "
-        "divides by a wrong number, most likely a size or count of the rank's own part: its result is {times:.5g} "
-        "times the unsharded model's}",
+        "{adds:?{adds} in {place} adds the same numbers to a tensor that is whole already: its result is {times:.5g} "
+        "times the unsharded model's|{axis:?{place} {is_larger:?divides|multiplies} by {is_root:?the root of }this "
+        "rank's size of what {axis} splits, instead of the whole's: its result is {times:.5g} times the unsharded "
+        "model's|{place} multiplies or divides by a wrong number, most likely a size or count of the rank's own part: "
+        "its result is {times:.5g} times the unsharded model's}}",
         "{is_size:?{place} {is_larger:?multiplies|divides} by the number of ranks along {axis}}",
     )
     how = (
-        "take the number in {place} from the whole: the whole size, or counts summed over ranks",
+        "{adds:?leave that addition out of {place}|take the number in {place} from the whole: the whole size, or "
+        "counts summed over ranks}",
         "{is_size:?leave the number of ranks out of {place}}",
     )
 
@@ -255,7 +286,7 @@ class ScaledLine(Cause):
     @property
     def is_size(self) -> bool:
         """Whether the number is the axis's size, or one over it."""
-        return bool(self.axis) and not self.is_root
+        return bool(self.axis) and not (self.is_root or self.adds)
 
 
 class ScaledTermLine(Cause):

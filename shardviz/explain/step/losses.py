@@ -285,8 +285,8 @@ class MeanOfMeans(Cause):
     kinds = ("wrong-value", "wrong-scale")
     why = (
         "The loss is a mean of means. {place:?{place} divides by the sum or count of each "
-        "{micro_batches:?micro-batch's|rank's} own rows|Each rank divides by the labels, tokens or weights that it "
-        "counts in its own part}, and the counts differ"
+        "{micro_batches:?micro-batch's|rank's} own rows|Each {micro_batches:?micro-batch|rank} divides by the labels, "
+        "tokens or weights that it counts in its own part}, and the counts differ"
     )
     how = (
         "divide each rank's sum{place:? in {place}} by the count {micro_batches:?of all micro-batches }all_reduced "

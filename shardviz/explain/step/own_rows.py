@@ -36,19 +36,21 @@ class MisplacedMask(Cause):
         reader: The line that applies the mask.
         of: Whose positions are wrong: `keys` or `queries`.
         in_ring: Whether keys come block by block.
+        updated: The line that changes it in each round of a ring; empty if none does.
     """
 
     place: str
     reader: str
     of: str
     in_ring: bool = False
+    updated: str = ""
     why = (
-        "The mask or bias that {reader} applies is made in {place} with positions that the {of} don't have: "
-        "{is_of_block:?the block of keys that has come is another rank's|a rank's {of} don't come in the order of the "
-        "sequence, or don't begin with its first}"
+        "The mask or bias that {reader} applies is made in {place}{updated:? and changed in {updated}} with positions "
+        "that the {of} don't have: {is_of_block:?the block of keys that has come is another rank's|a rank's {of} don't "
+        "come in the order of the sequence, or don't begin with its first}"
     )
     how = (
-        "make the mask with the positions that the {of} have in the whole sequence: {is_of_block:?if ranks send to the "
+        "make it with the positions that the {of} have in the whole sequence: {is_of_block:?if ranks send to the "
         "next one, the block of rank - turn has come after each turn; or pass the positions on with the "
         "keys|{is_of_keys:?gather each rank's positions in the same way as the keys|pass the positions of the rank's "
         "part to {place}}}"

@@ -287,3 +287,27 @@ class NormOverWrongAxes(Cause):
         "split it, before the square root"
     )
     references = ("RLinf#1558", "torchtune#2420")
+
+
+class LossTimesOwnNumber(Cause):
+    """Ranks, or micro-batches, multiply their losses by numbers of their own.
+
+    A loss scale of each rank's own, or the last of several micro-batches whose loss isn't divided by their number:
+    rows count unequally in every gradient, and each output is right. The numbers are not the shares of one count,
+    as those of `mean-of-means` are.
+
+    Attributes:
+        is_of_parts: Whether micro-batches of one rank are multiplied by different numbers.
+    """
+
+    is_of_parts: bool = False
+    kinds = ("wrong-scale",)
+    why = (
+        "{is_of_parts:?The micro-batches of a rank|Ranks} multiply their losses, or the gradients that these send back "
+        "to the model's output, by different numbers. These are not the shares of one count"
+    )
+    how = (
+        "multiply or divide by one number {is_of_parts:?in all micro-batches|on all ranks}: look between the model's "
+        "output and backward() for a loss scale, a weight or a divisor that {is_of_parts:?some micro-batches have|each "
+        "rank makes by itself}"
+    )

@@ -354,6 +354,49 @@ class TermLeftOut(Cause):
     references = ("TGI#1036",)
 
 
+class TermOfSomeRanks(Cause):
+    """Only some ranks add a term, such as a bias or a residual, to what all of them return.
+
+    Before a sum over ranks one of them must add it, and afterwards all must. A branch by rank behind the sum lets the
+    others go on without the term, or one of them with it.
+
+    Attributes:
+        tensor: The term: `layers.0.down.bias`, `the input of layers.0`.
+        ranks: The ranks that are wrong.
+        module: The module that returns it; empty if it is not known.
+        is_extra: Whether they have the term and should not; else they lack it.
+    """
+
+    tensor: str
+    ranks: tuple[int, ...]
+    module: str = ""
+    is_extra: bool = False
+    kinds = ("wrong-value", "wrong-scale")
+    why = (
+        "The code{module:? of {module:called}} adds {tensor} on some ranks only: {ranks:ranks} "
+        "{is_extra:?{ranks:1?has|have} it and must not|{ranks:1?lacks|lack} it}, and no sum over ranks comes after that"
+    )
+    how = "{is_extra:?add {tensor} on no rank|add {tensor} on every rank, or on one rank before the sum over ranks}"
+
+
+class ZerosOfSomeRanks(Cause):
+    """Some ranks return zeros, and others the whole result.
+
+    What only one rank must add to a sum is multiplied by a mask on the others. If no sum or broadcast comes after it,
+    they go on with zeros.
+
+    Attributes:
+        module: The module that returns it.
+        ranks: The ranks that have zeros.
+    """
+
+    module: str
+    ranks: tuple[int, ...]
+    kinds = ("wrong-value", "wrong-scale")
+    why = "The code of {module:called} returns zeros on {ranks:ranks}, and the whole on the others"
+    how = "sum or broadcast over ranks what only some of them return in {module:called}, or leave out the mask by rank"
+
+
 class MixedShards(Cause):
     """A reduction runs over ranks that hold different parts of a tensor, and mixes the parts.
 

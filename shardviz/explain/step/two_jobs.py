@@ -66,17 +66,50 @@ class DifferentSettings(Cause):
     Attributes:
         settings: Each setting with its number in either job.
         step: The step at which they have it; 0 if that is the traced one.
+        is_resumed: Whether one of them made fewer steps before, and so goes on from a checkpoint.
     """
 
     settings: tuple[str, ...]
     step: int = 0
+    is_resumed: bool = False
     why = (
         "The optimizers of the two jobs step with different settings at {step:?step {step}|the traced step}: "
         "{settings:3}"
     )
     how = (
-        "make them equal: count a schedule's length and its steps in batches of all ranks, and choose parameter groups "
-        "before the model is sharded; if weights still differ then, trace the first step (--trace-step 1)"
+        "{is_resumed:?one of the jobs goes on from a checkpoint: save the scheduler's state_dict() and the "
+        "optimizer's, and load them after both were made|make them equal: count a schedule's length and its steps in "
+        "batches of all ranks, and choose parameter groups before the model is sharded; if weights still differ then, "
+        "trace the first step (--trace-step 1)}"
+    )
+
+
+class LostStates(Cause):
+    """One of two jobs begins the traced step without states of its optimizer.
+
+    A job that goes on from a checkpoint of the weights alone has the same loss and gradients as the one that was never
+    interrupted. Momenta begin at zero again, and Adam's first steps are as large as they can be.
+
+    Attributes:
+        without: The job that has none.
+        other: The job that has some.
+        states: What it has: `exp_avg, exp_avg_sq`.
+        steps: After how many steps both have states, in words; empty if one of them has none.
+    """
+
+    without: str
+    other: str
+    states: str = ""
+    steps: str = ""
+    kinds = ("wrong-value",)
+    why = (
+        "{steps:?The optimizers of the two jobs have made different numbers of steps: {steps}|The optimizer of "
+        "{without} begins the step without {states}, which that of {other} has: the checkpoint that it goes on from "
+        "has no states, or the job loads only the weights}"
+    )
+    how = (
+        "{steps:?save and load the optimizer's state_dict() with the weights, at the same step|save the optimizer's "
+        "state_dict() with the weights, and load it after the optimizer was made}; trace the same step of both"
     )
 
 

@@ -36,7 +36,7 @@ from shardviz.live.run.later_steps import LaterSteps
 from shardviz.live.run.outside import outside
 from shardviz.live.run.references.values import outermost, parameters_of
 from shardviz.live.run.step_files import WHAT, Step, most_of, sampled, weights_of
-from shardviz.live.step.optimizer_settings import options_of
+from shardviz.live.step.optimizer_settings import options_of, states_of
 from shardviz.live.step.running import tensors_in
 from shardviz.live.step.trace.recorder import Trace
 from shardviz.live.trace_modules import Followed
@@ -281,16 +281,21 @@ class Follower:
         elif self._step is not None and (self._step.trace.order or self._step.is_compiled):
             parameter_ids = {id(parameter) for parameter in self._step.root.parameters()}
             if not parameter_ids.isdisjoint(map(id, parameters_of(optimizer))):
-                options = quietly(WHAT, self._options_of, self._step.root)
+                options = quietly(WHAT, self._options_of, self._step.root, states_of)
                 self._step = replace(self._step, options=options or {})
                 self._finish("")
 
-    def _options_of(self, root: nn.Module) -> Settings:
-        """Return the numbers with which optimizers step a model's parameters."""
+    def _options_of(self, root: nn.Module, *others: Callable[[Optimizer, nn.Module], Settings]) -> Settings:
+        """Return the numbers with which optimizers step a model's parameters, and what other functions say of them."""
         optimizers = [*self._optimizers, *self._taken]
         inner = {id(getattr(optimizer, "optim", None)) for optimizer in optimizers}
-        options = [options_of(optimizer, unwrapped(root)) for optimizer in optimizers if id(optimizer) not in inner]
-        return {name: values for of_each in options for name, values in of_each.items()}
+        options: Settings = {}
+        for optimizer in (one for one in optimizers if id(one) not in inner):
+            of_each = options_of(optimizer, unwrapped(root))
+            more = [function(optimizer, unwrapped(root)) for function in others]
+            for name, values in of_each.items():
+                options[name] = {**values, **{key: text for of in more for key, text in of.get(name, {}).items()}}
+        return options
 
     def _after_step(self, optimizer: Optimizer) -> None:
         if self._is_over and self._later is not None and os.getpid() == self._process:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from shardviz.dump.records.step import OptionsRecord
+from shardviz.dump.records.step import STATES, STEPS, OptionsRecord
 from shardviz.live.compat import clean_name
 from shardviz.live.step.return_values import Returned, numbers_of
 from shardviz.relate.tolerance import SINGLE
@@ -60,6 +60,22 @@ def options_of(optimizer: torch.optim.Optimizer, model: nn.Module) -> Options:
         values = {key: text for key, value in group.items() if key != "params" and (text := _option(value))}
         options |= {names[id(param)]: values for param in group["params"] if id(param) in names}
     return options
+
+
+def states_of(optimizer: torch.optim.Optimizer, model: nn.Module) -> Options:
+    """Return which kinds of tensors an optimizer keeps of each parameter, and how often it stepped that.
+
+    Before its first step it keeps nothing.
+    """
+    names = {id(parameter): clean_name(name) for name, parameter in model.named_parameters()}
+    states: Options = {}
+    for parameter, state in getattr(optimizer, "optim", optimizer).state.items():
+        if id(parameter) in names and isinstance(state, dict):
+            kinds = sorted(str(kind) for kind, value in state.items() if torch.is_tensor(value) and value.ndim)
+            steps = _option(state["step"]) if "step" in state else ""
+            kept = {STATES: ", ".join(kinds), STEPS: steps}
+            states[names[id(parameter)]] = {key: text for key, text in kept.items() if text}
+    return states
 
 
 def options_records(options: Options) -> list[OptionsRecord]:

@@ -20,6 +20,7 @@ from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.jobs.clips import of_size_before
 from shardviz.check.step.jobs.starts import by_name
 from shardviz.check.step.jobs.ties import broken_ties
+from shardviz.check.step.jobs.unequal_losses import of_unequal_losses
 from shardviz.check.step.rules.all_gradients import of_all_gradients
 from shardviz.check.step.run import explained, seen_in
 from shardviz.check.step.trace.calls import is_within
@@ -34,15 +35,12 @@ from shardviz.dump.records.step import NoiseRecord
 from shardviz.dump.records.tensors import Body, FlatRecord, LayoutRecord, MeshRecord, TensorRecord
 from shardviz.dump.records.trace import Place
 from shardviz.explain.finding import Finding
-from shardviz.explain.step.losses import MeanOfMeans
 from shardviz.explain.step.modules import LayerOnTwoStages, UnexplainedInput
 from shardviz.explain.step.two_jobs import UnexplainedJobStep
 from shardviz.explain.step.whole_step import DifferentMasks, IdenticalMasks
-from shardviz.explain.templates import number
 from shardviz.layout.placements import Replicate, Shard
 from shardviz.relate.tolerance import EPSILON, NOISE, POINT_EPSILON, allowed_in_narrow
 from shardviz.relate.values import farthest, magnitude
-from shardviz.text import listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -181,9 +179,13 @@ class JobEvidence(Evidence):
 
     Attributes:
         clips: How both clipped their gradients, if each did once.
+        micro_batches: How often a rank of the compared job calls the model.
+        is_beside_one: Whether the other job is one process.
     """
 
     clips: Clips | None = None
+    micro_batches: int = 1
+    is_beside_one: bool = True
 
     @cached_property
     def outputs_are_right(self) -> bool:
@@ -361,9 +363,6 @@ def _add_place(assembling: Assembling, judging: Judging, place: Place) -> None:
         assembling.add(rank, name, ("step", "activation"), whole.shape, values, rank_part.dtype)
 
 
-MAX_LISTED = 4
-
-
 def findings_on(evidence: JobEvidence, judging: Judging, reference_name: str) -> Iterator[Finding | NotChecked]:
     """Yield what is wrong, causes before consequences."""
     first = evidence.divergence
@@ -383,7 +382,7 @@ def findings_on(evidence: JobEvidence, judging: Judging, reference_name: str) ->
     yield from ties
     of_ties = {name for finding in ties for name in finding.tensors}
     pairs = [(result, finding) for result, finding in pairs if result.name not in of_ties]
-    unequal = _of_unequal_losses(judging) if first is None and (pairs or of_all) else None
+    unequal = of_unequal_losses(evidence, judging) if first is None and (pairs or of_all) else None
     if unequal is not None:
         yield unequal
         return
@@ -432,21 +431,6 @@ def _is_alike(first: Point | None, second: Point | None) -> bool:
     if values is None or others is None or values.shape != others.shape:
         return False
     return farthest(values.values, others.values) <= max(values.tolerance, others.tolerance) * float_of(values)
-
-
-def _of_unequal_losses(judging: Judging) -> Finding | None:
-    """Return the finding if ranks' losses count rows unequally, which changes the mean gradient."""
-    scales = judging.scales
-    if len(set(scales.values())) < 2:
-        return None
-    text = listed([f"{number(scale)} on rank {rank}" for rank, scale in sorted(scales.items())], MAX_LISTED)
-    return MeanOfMeans().finding(
-        "loss",
-        tuple(sorted(scales)),
-        f"all outputs are right, and each rank's backward begins with the other job's gradient times its own number: "
-        f"{text}",
-        kind="wrong-scale",
-    )
 
 
 LEAST_ELEMENTS = 64

@@ -17,8 +17,16 @@ from shardviz.check.step.comparison import compared
 from shardviz.check.step.jobs.assembly import JobEvidence, Weights, assembled, findings_on
 from shardviz.check.step.jobs.clips import clips_of, with_own_clips
 from shardviz.check.step.jobs.later import LaterSteps, later_steps_of
+from shardviz.check.step.jobs.optimizers import (
+    RATE,
+    Options,
+    different_options,
+    different_settings,
+    is_one_resumed,
+    lost_states,
+    options_of,
+)
 from shardviz.check.step.jobs.peers import rows_of_peers
-from shardviz.check.step.jobs.settings import RATE, different_options, different_settings, options_of
 from shardviz.check.step.jobs.starts import Rows, belongings_of, by_name, farthest_weights, other_weights, rows_of
 from shardviz.check.step.jobs.updates import Updates, updates_of
 from shardviz.check.step.jobs.whole_job import WholeJob, chosen, mesh_of_job
@@ -44,7 +52,7 @@ from shardviz.explain.step.two_jobs import (
     StepsInNarrowDtype,
     TrainedInOneJob,
 )
-from shardviz.explain.step.whole_step import MisplacedWeights
+from shardviz.explain.step.whole_step import DifferentBatch, MisplacedWeights
 from shardviz.relate.casts import is_narrower
 from shardviz.relate.tolerance import EPSILON, NEAR_STARTS
 from shardviz.text import counted, fold, listed, named_ranks
@@ -54,7 +62,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.jobs.settings import Options
     from shardviz.check.step.jobs.starts import OtherWeight
     from shardviz.check.step.trace.traces import Point, Weight
     from shardviz.dump.dump import Dump
@@ -147,7 +154,10 @@ def _compare(reference: WholeJob, job: WholeJob) -> Attempt:
     if rows.problem:
         peers = rows_of_peers(reference, job, parts, belongings)
         clause = f"; ranks along {peers.axis} were given different rows" if peers is not None else ""
-        departure = departure_for(peers or rows.cause, "batch", "", f"{job.name}: {rows.problem}{clause}")
+        cause = peers or rows.cause
+        if isinstance(cause, DifferentBatch):
+            cause = replace(cause, is_resumed=is_one_resumed(reference, job))
+        departure = departure_for(cause, "batch", "", f"{job.name}: {rows.problem}{clause}")
         return Attempt(StepDifference((departure,), num_weights, agreement=WEIGHTS, is_of_jobs=True))
     records = (record for each in (reference, job) for record in each.job.dump.files.ranks.values())
     reasons = dict.fromkeys(why for record in records for _, why in record.not_checked)
@@ -186,7 +196,7 @@ def _of_weights(
     first = others[0]
     names = listed([str(fold) for fold, _ in fold((weight.name, None) for weight in others)], MAX_LISTED)
     what, cause = _relation_of(first)
-    steps = max(record.steps_before for record in jobs[1].job.dump.files.ranks.values())
+    steps = jobs[1].steps_before
     is_near = all(weight.apart <= NEAR_STARTS for weight in others if len(params[weight.name].shape) > 1)
     if steps and is_near and isinstance(cause, DifferentWeights):
         cause = cause_of_steps(others, params, parts, jobs)
@@ -247,9 +257,10 @@ def _step_of(
         return Attempt(_not_compared(why), is_complete=False)
     dump, sampled = assembled(job.job, judging, weights, reference.job)
     reference_name = "one process" if reference.is_of_one else reference.name
-    evidence = JobEvidence(dump, tuple(compared(dump)), clips_of(reference, job))
+    micro_batches = max(rank.counts.get("", 1) for rank in job.job.ranks.values())
+    evidence = JobEvidence(dump, tuple(compared(dump)), clips_of(reference, job), micro_batches, reference.is_of_one)
     results = [*findings_on(evidence, judging, reference_name), *trained_in_one_job(weights, job)]
-    results += [*held_back_gradients(weights, job), *different_settings(reference, job)]
+    results += [*held_back_gradients(weights, job), *different_settings(reference, job), *lost_states(reference, job)]
     findings = grouped([result for result in results if isinstance(result, Finding)], ranks_by_name(dump))
     placed = [result for result in with_lines(dump, findings) if isinstance(result, Finding)]
     findings = with_own_clips(sorted(placed, key=lambda finding: not finding.module), job)
@@ -356,7 +367,7 @@ def cause_of_steps(
     jobs: tuple[WholeJob, WholeJob],
 ) -> Cause:
     """Return why steps before the traced one moved weights differently."""
-    steps = max(record.steps_before for record in jobs[1].job.dump.files.ranks.values())
+    steps = jobs[1].steps_before
     options = options_of(jobs[0]), options_of(jobs[1])
     if different := different_options(options, jobs):
         return DifferentSettings(different)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shardviz.check.step.jobs.settings import different_options, options_in
+from shardviz.check.step.jobs.optimizers import different_options, options_in
 from shardviz.check.step.runs.departure import Departure, departure_for
 from shardviz.explain.step.two_jobs import DifferentSettings
 from shardviz.explain.step.whole_step import DifferentBatch

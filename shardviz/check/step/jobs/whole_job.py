@@ -250,6 +250,11 @@ class WholeJob:
     name: str
 
     @property
+    def steps_before(self) -> int:
+        """How many optimizer steps it made before the traced one."""
+        return max(record.steps_before for record in self.job.dump.files.ranks.values())
+
+    @property
     def is_of_one(self) -> bool:
         """Whether the job is one process."""
         return self.job.is_of_one

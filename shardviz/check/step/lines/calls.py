@@ -33,6 +33,9 @@ CONVERSIONS = ("_FromTorchTensor", "_ToTorchTensor", "Redistribute")
 ENTRIES = ("loss", "step")
 """Functions of a probe by which both sides may reach the same line: the unsharded model has no step of its own."""
 
+ADDITIONS = ("add", "add_", "radd", "iadd")
+"""Functions whose result's gradient is, as it is, that of each tensor that they take."""
+
 SELECTS = ("getitem", "select", "narrow", "index_select", "unbind", "split", "chunk")
 """Functions that take parts: of one tensor, each of them gives another."""
 
@@ -209,6 +212,11 @@ class Lines:
                 seen.add(call)
                 waiting += call.inputs
                 yield call
+
+    def is_of_positions(self, value: Value) -> bool:
+        """Whether a tensor is made without what the module holds or is given: of numbers that its lines count."""
+        sources = {source for call in self.makers(value) for source in call.inputs}
+        return not any(self.producer(source) is None for source in sources)
 
     def order(self, value: Value) -> int:
         """Return when a tensor was made; -1 if it comes from outside."""

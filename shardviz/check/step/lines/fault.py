@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from shardviz.check.step.lines.calls import ENTRIES
+from shardviz.check.step.lines.calls import ADDITIONS, ENTRIES
 from shardviz.explain.step.line_reductions import (
     CopiesSummedLine,
     ExtremeOfPart,
@@ -208,11 +208,12 @@ def wrong_result(
     elif axes:
         cause = UnaveragedLine(place, function, axes)
     elif times:
-        cause = ScaledLine(place, times, root[0], is_root=root[1])
+        adds = function if function in ADDITIONS and times > 1 and not reads else ""
+        cause = ScaledLine(place, times, root[0], root[1], adds)
     else:
         cause = WrongLine(place, function, act.given, reads)
     clause = f"{reads} gets {act.given}, and {function} makes of its result" if act.given and reads else ""
-    is_scaled = bool(times) and not (reads or axes or moved)
+    is_scaled = bool(times) and not (axes or moved)
     return replace(act.fault(cause, clause), is_scaled=is_scaled, reads=reads)
 
 

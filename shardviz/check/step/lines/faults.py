@@ -22,6 +22,7 @@ from shardviz.check.step.lines.exchanges import (
 from shardviz.check.step.lines.fault import Fault, called, fault_at, with_label
 from shardviz.check.step.lines.foreign import foreign_fault, loop_fault, own_rows_fault, padding_fault, unwritten_fault
 from shardviz.check.step.lines.offsets import other_axis_fault, same_slices_fault, shifted_fault, unequal_fault
+from shardviz.check.step.lines.operands import operand_fault
 from shardviz.check.step.lines.search import ForwardSearch, axes_in
 from shardviz.explain.step.forward import ShiftedPart
 from shardviz.explain.step.lines import (
@@ -53,6 +54,8 @@ def fault_in(lines: Lines, states: States) -> Fault | None:
     fault = fault or misplaced_fault(lines, states)
     if fault is None or isinstance(fault.cause, WrongLine | WrongLines | CarriedLine):
         fault = own_rows_fault(lines, states) or fault
+    if fault is None or isinstance(fault.cause, WrongLines | CarriedLine):
+        fault = operand_fault(lines, states) or fault
     fault = fault or exchange_backward(lines, states) or backward_fault(lines, states)
     return with_label(lines, states, None if fault is None or fault.is_torchs else fault)
 

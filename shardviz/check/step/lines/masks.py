@@ -12,10 +12,12 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import replace
 from itertools import groupby, islice, product
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardviz.check.step.lines.calls import ADDITIONS
 from shardviz.check.step.lines.exchanges import COPIES
 from shardviz.check.step.lines.fault import Fault, at, fault_at, place_of, reached
 from shardviz.explain.step.own_rows import MisplacedMask
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
     from shardviz.check.step.lines.calls import Call, Lines, Value
     from shardviz.check.step.lines.states import States
-    from shardviz.dump.records.lines import LineRecord
+    from shardviz.dump.records.lines import FrameRecord, LineRecord
 
     Array = NDArray[np.float64]
     Places = tuple[list[int], list[int]]
@@ -37,6 +39,9 @@ if TYPE_CHECKING:
 
 MASKING = ("masked_fill", "masked_fill_", "where", "add", "add_", "iadd", "sub", "mul")
 """Functions that give scores a mask or a bias."""
+
+HIDDEN = -1e4
+"""A score that is at most this has no weight: masks are this, or less."""
 
 POWERS = ("exp", "exp_", "logsumexp")
 """Functions by which code writes out a softmax."""
@@ -108,24 +113,53 @@ def _has_mask(lines: Lines, states: States, call: Call) -> bool:
 
 def _fault_of(lines: Lines, states: States, call: Call, *, in_ring: bool = False) -> Fault | None:
     places, mask = _places_of_call(lines, states, call)
-    maker = lines.producer(mask) if mask is not None and _is_unlike(lines, states, mask, places) else None
+    hidden = _hidden_later(lines, states, call) if mask is not None and places else {}
+    unlike = [rank for rank in places if mask and _is_like(lines, states, mask, rank, places[rank], hidden) is False]
+    maker = lines.producer(mask) if mask is not None and unlike else None
     if mask is None or maker is None:
         return None
+    changing: FrameRecord | None = None
     while not maker.counts_by_rank:
         before = next((value for value in maker.inputs if _is_unlike(lines, states, value, places)), None)
         earlier = lines.producer(before) if before is not None else None
         if earlier is None:
             break
+        changing = changing or (maker.first.frames[-1] if _is_update(lines, maker) else None)
         maker = earlier
-    rank = next(rank for rank in places if _is_like(lines, states, mask, rank, places[rank]) is False)
+    rank, first = unlike[0], maker.first.frames[-1]
     of, taken = _counted(lines, states, mask, maker, rank, places) or _taken(lines, states, mask, rank, places[rank])
-    has = f"rank {rank} masks {of} {spans(places[rank][of == 'keys'])} of the whole"
-    takes = f"the mask takes them as {spans(taken)}" if taken else "the mask isn't that of these"
-    sentence = f"{reached(maker)} is the first wrong line: {has}, and {takes}"
-    applies = f"{at(call.first.frames[-1], maker.first.frames[-1])} applies the mask"
-    place, reader = (place_of(one.first.frames[-1]) for one in (maker, call))
-    cause = MisplacedMask(place, reader, of, in_ring=in_ring)
+    what, verb = ("bias", "biases") if call.first.function in (*ADDITIONS, "sub") else ("mask", "masks")
+    has = f"rank {rank} {verb} {of} {spans(places[rank][of == 'keys'])} of the whole"
+    takes = f"the {what} takes them as {spans(taken)}" if taken else f"the {what} isn't that of these"
+    changes = f", as {at(changing, first)} changes it in each round" if changing is not None else ""
+    sentence = f"{reached(maker)} is the first wrong line: {has}, and {takes}{changes}"
+    applies = f"{at(call.first.frames[-1], first)} applies the {what}"
+    place, reader = place_of(first), place_of(call.first.frames[-1])
+    updated = place_of(changing) if changing is not None else ""
+    cause = MisplacedMask(place, reader, of, in_ring, updated=updated)
     return fault_at(maker, f"{sentence}; {applies}", cause)
+
+
+def _hidden_later(lines: Lines, states: States, call: Call) -> dict[int, NDArray[np.bool_]]:
+    """Return which scores of a rank a later mask hides in all heads: what is added to these does not count."""
+    last = call
+    while later := [
+        reader for value in last.outputs for reader in lines.readers(value) if reader.first.function in MASKING
+    ]:
+        last = later[0]
+    if last is call or not (call.outputs and last.outputs):
+        return {}
+    before, after = states.held(call.outputs[0]), states.held(last.outputs[0])
+    hidden = {rank: (array <= HIDDEN) & (before[rank] > HIDDEN) for rank, array in after.items() if rank in before}
+    return {rank: np.all(array, tuple(range(array.ndim - 2))) for rank, array in hidden.items()}
+
+
+def _is_update(lines: Lines, call: Call) -> bool:
+    """Whether a call changes a variable of a loop: its line makes what it reads, too, or what reads its result."""
+    key = _key(call.first)
+    beside = [lines.producer(value) for value in call.inputs]
+    beside += [reader for value in call.outputs for reader in lines.readers(value)]
+    return any(other is not None and _key(other.first) == key for other in beside)
 
 
 def _is_of_scores(lines: Lines, call: Call) -> bool:
@@ -197,11 +231,32 @@ def _is_unlike(lines: Lines, states: States, value: Value, places: Mapping[int, 
     return any(_is_like(lines, states, value, rank, places[rank]) is False for rank in places)
 
 
-def _is_like(lines: Lines, states: States, value: Value, rank: int, places: Places) -> bool | None:
-    """Whether a rank's tensor is that of some queries and keys; None if it has neither, or isn't compared."""
+def _is_like(
+    lines: Lines,
+    states: States,
+    value: Value,
+    rank: int,
+    places: Places,
+    hidden: Mapping[int, NDArray[np.bool_]] = MappingProxyType({}),
+) -> bool | None:
+    """Whether a rank's tensor is that of some queries and keys; None if it has neither, or isn't compared.
+
+    Args:
+        lines: The calls of the module.
+        states: What ranks have of their tensors.
+        value: The tensor.
+        rank: The rank.
+        places: Its queries and keys.
+        hidden: Scores of each rank whose mask or bias does not count.
+    """
     whole, held = _whole(lines, states, value), states.held(value).get(rank)
     parts = [] if whole is None or held is None else list(_parts(whole, held.shape, places))
-    return any(_is_near(held, part) for part in parts) if parts and held is not None else None
+    if not parts or held is None:
+        return None
+    no_score = hidden.get(rank)
+    if no_score is None or no_score.shape != held.shape[-2:]:
+        return any(_is_near(held, part) for part in parts)
+    return any(_is_near(np.where(no_score, 0.0, held), np.where(no_score, 0.0, part)) for part in parts)
 
 
 def _parts(whole: Array, shape: Sequence[int], places: Places) -> Iterator[Array]:
@@ -242,8 +297,12 @@ def _counted(
 
 
 def _taken(lines: Lines, states: States, mask: Value, rank: int, places: Places) -> tuple[str, list[int]]:
-    """Return whether the mask is made for other queries or keys, and for which; empty if for none in a usual order."""
-    for queries, keys in product(_orders(places[0]), _orders(places[1])):
+    """Return whether the mask is made for other queries or keys, and for which; empty if for none in a usual order.
+
+    Keys of another rank may be taken for those of the rank's queries.
+    """
+    as_block = [places[0]] if len(places[0]) == len(places[1]) else []
+    for queries, keys in product(_orders(places[0]), [*_orders(places[1]), *as_block]):
         if _is_like(lines, states, mask, rank, (queries, keys)):
             return ("keys", keys) if keys != places[1] else ("queries", queries)
     return "keys", []

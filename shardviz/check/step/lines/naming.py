@@ -33,6 +33,7 @@ from shardviz.explain.step.lines import (
     DRAWS,
     MislabeledPlacement,
     MisplacedLine,
+    OtherOperand,
     UnsummedLine,
     UnwrittenMemory,
     WrongLines,
@@ -71,7 +72,12 @@ from shardviz.explain.step.sums import (
     UnreducedBesideVector,
 )
 from shardviz.explain.step.update import StepOfPart, UnexplainedWeight
-from shardviz.explain.step.whole_step import UnexplainedBackward, UnexplainedCopies, UnexplainedForward
+from shardviz.explain.step.whole_step import (
+    RankDependentCode,
+    UnexplainedBackward,
+    UnexplainedCopies,
+    UnexplainedForward,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -215,6 +221,9 @@ def with_line(finding: Finding, fault: Fault) -> Finding:
     is_open |= fault.is_scaled and isinstance(finding.explanation, OF_FACTORS)
     is_open |= isinstance(fault.cause, UnaveragedLine) and isinstance(finding.explanation, OutputNotReduced)
     is_open |= isinstance(fault.cause, CutByAnotherAxis)
+    is_open |= isinstance(fault.cause, OtherOperand | UnsummedLine) and isinstance(
+        finding.explanation, RankDependentCode
+    )
     if isinstance(fault.cause, WrongLines):
         return line_finding.because(fault.cause) if is_open else line_finding
     placed = replace(line_finding, line=fault.place)

@@ -67,7 +67,8 @@ class ForwardSearch:
         """Take the calls and the states."""
         self.lines, self.states = lines, states
         right = [value for value in lines.carried if states.placed(value).is_known]
-        self.carried = lines.carried if right else {}  # sums may be relative to another maximum
+        carried = lines.carried if right else {}  # sums may be relative to another maximum
+        self.carried = {value: count for value, count in carried.items() if not lines.is_of_positions(value)}
         self._own: dict[Value, bool] = {}
         self._leaves: list[Value] = []
 
@@ -224,7 +225,8 @@ class ForwardSearch:
                 return wrong_number(act, *numbers)
             segments = segments_of(self.lines, call, given)
         fault = wrong_result(act, axes, times, reads, unlike, self._split_by(given, times), segments)
-        return replace(fault, is_of_sizes=bool(times) and _is_of_sizes(call))
+        is_alone = not any(one.first.ranks for one in between)
+        return replace(fault, is_of_sizes=bool(times) and _is_of_sizes(call), is_scaled=fault.is_scaled and is_alone)
 
     def _fault_of_extreme(self, act: Act) -> Fault | None:
         """Return the fault of a call that takes a maximum of a rank's part, unless ranks reduce what it gives them."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from shardviz.check.step.lines.calls import ADDITIONS
 from shardviz.dump.records.lines import of_value
 from shardviz.errors import ShardvizError
 from shardviz.layout.layout import Layout
@@ -42,8 +43,6 @@ MOVED: Mapping[Moved, str] = {
 Kind = Literal["right", "terms", "other", "none", "missing", "unknown"]
 COLLECTIVES_OF_TERMS = ("all_reduce", "reduce")
 INTEGERS = ("int", "uint")
-ADDITIONS = ("add", "add_", "radd", "iadd")
-"""Functions whose result's gradient is, as it is, that of each tensor that they take."""
 MAX_BESIDE = 4
 """A tensor that more readers hand back gradients of is not looked at."""
 MIN_DISTINCT = 16

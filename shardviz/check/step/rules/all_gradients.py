@@ -24,6 +24,7 @@ import numpy as np
 
 from shardviz.check.report import NotChecked
 from shardviz.check.step.rules.factors import cause_of_axes, overs, size_clause
+from shardviz.explain.step.logged import StatisticOfParts
 from shardviz.explain.step.losses import NormOfPart
 from shardviz.explain.step.scales import (
     ClippedByParts,
@@ -390,9 +391,13 @@ def check_norm(evidence: Evidence, comparison: Compared) -> Finding | None:
             return comparison.finding(NormOverWrongAxes(*copied, *missed), sentence)
     norms = {rank: np.sqrt(square) for rank, square in squares.items()}
     for axes in axis_sets(comparison.mesh.axes):
+        means, over = comparison.over(axes, "avg", squares), " and ".join(axes)
+        if comparison.is_held({rank: np.sqrt(square) for rank, square in means.items()}):
+            way = f"the root of the mean over {over} of each rank's own sum of squares"
+            cause = StatisticOfParts("norm", way, f"all_reduce the squares over {over} with ReduceOp.SUM instead")
+            return comparison.finding(cause, f"the value is {way}; the norm of all gradients is the root of their sum")
         for op, name in (("avg", "mean"), ("sum", "sum")):
             if comparison.is_held(comparison.over(axes, op, norms)):
-                over = " and ".join(axes)
                 what = f"the {name} over {over} of each rank's own norm"
                 sentence = f"the value is {what}; the norm of all gradients is the root of the sum of all squares"
                 return comparison.finding(NormOfPart(over, is_reduced=True), sentence, kind="wrong-scale")

@@ -48,6 +48,7 @@ from shardviz.explain.step.factors import (
 )
 from shardviz.explain.step.gradients import TiedShardsMisaligned, UnsummedTiedGradients
 from shardviz.explain.step.losses import DividedMean, SummedValue, UnsummedValue
+from shardviz.explain.step.modules import AveragedForward, RepeatedForwardSum
 from shardviz.explain.step.scales import ClippedByParts, LossScaleLeft, ScaledByOwnCount, ScaledForward, ScaledInStep
 from shardviz.explain.step.sums import GradientNotReduced, MixedLayers, OutputNotReduced, UnreducedSharedPart
 from shardviz.explain.step.whole_step import RankDependentCode
@@ -142,13 +143,15 @@ def check_scale(
     axes = overs([comparison], ratio, batch)
     size = " or ".join(over.text for over in axes)
     of_all = gradients_alike is not None and gradients_alike.is_all
-    cause = (
-        _of_value(ratio, size, is_mean=is_mean)
-        if comparison.role == "scalar"
-        else _of_shared(comparison, ratio)
-        or _of_divisors(comparison, ratio)
-        or _of_gradient(ratio, axes, of_all=of_all)
-    )
+    if comparison.role == "scalar":
+        cause = _of_value(ratio, size, is_mean=is_mean)
+    elif (of_parts := _of_shared(comparison, ratio) or _of_divisors(comparison, ratio)) is not None:
+        cause = of_parts
+    elif comparison.role == "output":
+        of_axes = (RepeatedForwardSum if ratio > 1 else AveragedForward)("the model itself", size)
+        cause = of_axes if size and ratio > 0 else ScaledForward()
+    else:
+        cause = _of_gradient(ratio, axes, of_all=of_all)
     sentence = f"the {comparison.what} is {times_text(ratio)} {comparison.whose}{size_clause(ratio, size)}"
     return comparison.finding(
         cause, sentence, details=(gradients_alike.text,) if gradients_alike is not None and gradients_alike.text else ()

@@ -27,7 +27,7 @@ from shardviz.explain.step.changed import AddedNumber, OnlyZerosThere, RoundedRe
 from shardviz.explain.step.forward import JoinedOutOfOrder, PartOfAnotherRank, RepeatedParts
 from shardviz.explain.step.gradients import CutGraph, SlicesWithoutGradient
 from shardviz.explain.step.modules import StatisticsOfPart
-from shardviz.explain.step.sums import MixedShards, RepeatedTerm, TermLeftOut
+from shardviz.explain.step.sums import MixedShards, RepeatedTerm, TermLeftOut, TermOfSomeRanks
 from shardviz.explain.step.whole_step import (
     MemoryNeverWritten,
     RankDependentCode,
@@ -124,6 +124,9 @@ def added_too_often(dump: Dump, comparison: Compared) -> Finding | None:
     over = f", once on every rank of {axes}" if axes else ""
     cause: Cause = RepeatedTerm(name, axes) if times > 0 else TermLeftOut(name)
     sentence = f"the {comparison.what} has {name} added {times + 1} times{over}"
+    if comparison.role == "output" and len(comparison.wrong) < len(comparison.reduced) and times in (-1, 1):
+        cause = TermOfSomeRanks(name, comparison.wrong, is_extra=times > 0)
+        sentence += f" on {named_ranks(comparison.wrong)}, and once on the others"
     return replace(comparison.finding(cause, sentence), tensor=name)
 
 

@@ -424,15 +424,16 @@ class _Place:
         return self.judging._moved(self.place, self.whole)
 
     def sum(self) -> Placements | None:
-        """Return the placements of terms whose sum along one axis is the right part on every rank."""
+        """Return the placements of terms whose sum along one axis is the right part, each term in its rank's scale."""
 
         def fits(rank: int, total: NDArray[np.float64]) -> Iterator[Placements]:
-            shard = replace(self.parts[rank], values=total)
+            shard = replace(self.parts[rank], values=total * scales[rank])
             for placements, region in placements_of(self.whole.shape, shard.shape, self.judging.mesh, rank):
                 if self._apart(rank, shard, region, is_sum=True) is not None:
                     yield placements
 
-        terms = {rank: part.values for rank, part in self.parts.items()}
+        scales = {rank: self.judging.scale(self.place, rank) or 1.0 for rank in self.parts}
+        terms = {rank: part.values / scales[rank] for rank, part in self.parts.items()}
         return placements_of_sum(terms, self.judging.mesh, fits, self.near)
 
     def judgment(self, layout: Placements | None) -> Judgment:

@@ -212,11 +212,12 @@ class OfRank:
 
     @cached_property
     def counts(self) -> Mapping[str, int]:
-        """How often each module was called."""
+        """How often each module was called: the model as often as it was given a batch, if it returns only a number."""
         counts: dict[str, int] = {}
-        for record in self.records:
-            if record.what != "batch":
-                counts[record.module] = max(counts.get(record.module, 0), record.call + 1)
+        batches = [record for record in self.records if record.what == "batch"]
+        calls = [record for record in self.records if record.what != "batch"]
+        for record in calls if any(not record.module for record in calls) else (*calls, *batches):
+            counts[record.module] = max(counts.get(record.module, 0), record.call + 1)
         return counts
 
     @cached_property

@@ -18,6 +18,7 @@ from shardviz.check.report import NotChecked, Place
 from shardviz.check.step.comparison import Reason, compared, in_order, laid_out, rounding_of, weight_of, whole_of
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.rules.all_gradients import multiplied
+from shardviz.check.step.update.averages import other_average
 from shardviz.check.step.update.reasons import (
     factor_to,
     unexplained_weight,
@@ -134,7 +135,8 @@ def _check(evidence: Evidence, comparison: Compared, splitting: tuple[str, ...])
             why = "it differs, and its gradient is so small compared with others that it may be rounding alone"
             yield NotChecked(comparison.name, f"{what} after the step: {why}", "step")
         return
-    if comparison.role == "buffer" and splitting and not _times_counted(comparison):
+    of_weight = other_average(dump, comparison, sorted(wrong)) if comparison.role == "buffer" else None
+    if comparison.role == "buffer" and splitting and of_weight is None and not _times_counted(comparison):
         if odd_axes := [axis for axis in comparison.copies_differ_along if axis not in splitting]:
             along = " and ".join(odd_axes)
             sentence = f"copies of the buffer differ along {along} after the step, and all ranks see the same rows"
@@ -321,7 +323,8 @@ def _why(evidence: Evidence, comparison: Compared, ranks: tuple[int, ...]) -> Re
         times = _times_counted(comparison)
         if times:
             return Reason(RepeatedCount(times), f"the buffer is {times} times the unsharded model's after the step")
-        if (of_weight := _cut_apart(evidence.dump, comparison)) is not None:
+        of_weight = _cut_apart(evidence.dump, comparison) or other_average(evidence.dump, comparison, ranks)
+        if of_weight is not None:
             return of_weight
         return Reason(UnexplainedBuffer(), "the buffer is not the unsharded model's after the step")
     others = {rank: owner_of(comparison, rank) for rank in ranks}

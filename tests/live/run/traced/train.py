@@ -111,15 +111,18 @@ class Model(nn.Module):
     def __init__(self):
         super().__init__()
         self.embed = nn.Embedding(WORDS, FEATURES)
+        self.places = nn.Embedding(TOKENS, FEATURES) if is_at("places") else None
         self.layers = nn.ModuleDict({str(number): Block(number) for number in range(3)})
         self.norm = nn.LayerNorm(FEATURES)
         self.head = nn.Linear(FEATURES, WORDS, bias=False)
 
-    def forward(self, tokens):
+    def forward(self, tokens, labels=None):
         x = self.embed(tokens) if self.embed is not None else tokens
+        x = x + self.places(torch.arange(TOKENS)) if self.places is not None else x
         for layer in self.layers.values():
             x = checkpoint(layer, x, use_reentrant=False) if is_at("checkpointed") else layer(x)
-        return self.head(self.norm(x)) if self.head is not None else x
+        x = self.head(self.norm(x)) if self.head is not None else x
+        return x if labels is None else functional.cross_entropy(x.flatten(0, 1), labels.flatten())
 
 
 def by_hand(model, mesh):
@@ -207,6 +210,8 @@ def batch_of(at, size):
 
 
 def loss_of(model, tokens, labels, size):
+    if is_at("in_model"):
+        return model(tokens, labels)
     logits = model(tokens).flatten(0, 1)
     if is_at("weighted"):
         count = (labels != -100).sum()
@@ -266,6 +271,7 @@ def main():
                 continue
             loss = loss_of(model, tokens.chunk(num_parts)[part], labels.chunk(num_parts)[part], size)
             loss = scale(loss) if is_at("outside") else loss
+            loss = loss * (1 + dist.get_rank()) if is_at("own_scale") and mesh is not None else loss
             (loss if is_at("undivided_parts") else loss / num_parts).backward()
         if is_at("reduced") and size > 1:
             dist.all_reduce(scale.log_scale.grad, group=GROUPS["data"])
