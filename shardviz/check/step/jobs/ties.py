@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from itertools import combinations
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shardviz.explain.placement.values import BrokenTie
+from shardviz.explain.step.gradients import UnsummedTiedGradients
+from shardviz.relate.measures import ratio_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.check.step.comparison import Compared
+    from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
 
 
@@ -25,13 +29,23 @@ def broken_ties(gradients: Mapping[str, Compared]) -> Iterator[Finding]:
     for first, second in combinations(wrong, 2):
         wholes = [_whole(gradient) for gradient in (first, second)]
         if np.array_equal(first.wanted, second.wanted) and first.near(wholes[0] + wholes[1], first.wanted):
+            cause = _cause(first, second)
             members = [
-                BrokenTie(second.name, first.name)
-                .finding(one.name, one.wrong, f"the gradient and that of {other.name} are two terms of the right one")
-                .seen_in(one)
+                cause.finding(
+                    one.name, one.wrong, f"the gradient and that of {other.name} are two terms of the right one"
+                )
                 for one, other in ((first, second), (second, first))
             ]
+            members = [member.seen_in(one) for member, one in zip(members, (first, second), strict=True)]
             yield replace(members[0], members=tuple(members))
+
+
+def _cause(first: Compared, second: Compared) -> Cause:
+    """Return why two names of one weight have a term of its gradient each: by the ranks that have them."""
+    if first.reduced.keys() & second.reduced.keys():
+        return BrokenTie(second.name, first.name)
+    is_half = ratio_of(first) == Fraction(1, 2) == ratio_of(second)
+    return UnsummedTiedGradients(2) if is_half else UnsummedTiedGradients()
 
 
 def _whole(gradient: Compared) -> NDArray[np.float64]:
