@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardviz.checkpoint.comparing.series import siblings
+from shardviz.checkpoint.comparing.all_tensors.series import siblings
 from shardviz.cli import main
 from tests.checkpoint.maps import (
     SETTINGS,

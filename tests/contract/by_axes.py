@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from msgspec import structs
 
-from shardviz.checkpoint.comparing.scales import ROWS
+from shardviz.checkpoint.comparing.one_tensor.eight_bits import ROWS
 from shardviz.dump.read import read_files
 from shardviz.dump.records.files import RankRecord
 from shardviz.dump.write import write_rank

@@ -8,13 +8,13 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from shardviz.checkpoint.comparing.all_tensors.lonely import lonely_outcome
+from shardviz.checkpoint.comparing.all_tensors.moves import with_ties
+from shardviz.checkpoint.comparing.all_tensors.odd_files import odd_file
+from shardviz.checkpoint.comparing.all_tensors.series import open_steps, siblings
 from shardviz.checkpoint.comparing.compare import hint, refuse_strangers
-from shardviz.checkpoint.comparing.lonely import lonely_outcome
-from shardviz.checkpoint.comparing.moves import with_ties
 from shardviz.checkpoint.comparing.outcome import NOT_COMPARED, Comparison, Outcome
 from shardviz.checkpoint.comparing.pairs import Pair, padding_notes, pair_tensors
-from shardviz.checkpoint.comparing.series import open_steps, siblings
-from shardviz.checkpoint.comparing.steps import is_open, odd_file
 from shardviz.checkpoint.live_job.job import Job, JobTensor
 from shardviz.checkpoint.live_job.judging import judge
 from shardviz.checkpoint.live_job.reading import RestoredTensor, restored_tensors
@@ -166,7 +166,7 @@ def with_odd_file(judged: Sequence[Judged]) -> list[Outcome]:
     ranks = named_ranks({rank for outcome, _, _ in judged for rank in outcome.ranks}, MAX_RANKS)
     cause = FileOfAnotherSave(odd, "checkpoint", "job", ranks=ranks)
     return [
-        outcome.became("other", outcome.why, cause, ranks=outcome.ranks) if is_open(outcome) else outcome
+        outcome.became("other", outcome.why, cause, ranks=outcome.ranks) if outcome.is_open else outcome
         for outcome, _, _ in judged
     ]
 

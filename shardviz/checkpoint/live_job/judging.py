@@ -11,8 +11,8 @@ import numpy as np
 
 from shardviz.check.order.case import Case
 from shardviz.check.order.rules.places import check_places
-from shardviz.checkpoint.comparing.changes import through_types
 from shardviz.checkpoint.comparing.equality import can_cast
+from shardviz.checkpoint.comparing.one_tensor.changes import through_types
 from shardviz.checkpoint.live_job.reading import Reader
 from shardviz.errors import DumpError, ShardvizError
 from shardviz.explain.checkpoints.conversion import NarrowedOnTheWay, OneSidedTie

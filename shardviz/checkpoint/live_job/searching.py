@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from shardviz.checkpoint.comparing.series import tensor_in
+from shardviz.checkpoint.comparing.all_tensors.series import tensor_in
 from shardviz.checkpoint.live_job.reading import Reader, RestoredTensor
 from shardviz.errors import DumpError
 from shardviz.layout.ids import region_of

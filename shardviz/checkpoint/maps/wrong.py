@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.order.infer.orders import name_order
-from shardviz.checkpoint.comparing.changes import change_of
 from shardviz.checkpoint.comparing.equality import agree
+from shardviz.checkpoint.comparing.one_tensor.changes import change_of
 from shardviz.checkpoint.maps.functions import FUNCTIONS, INVERSE, MapArgumentError
 from shardviz.checkpoint.maps.mapped_tensors import MappedTensor, Op, label_of, leaves, parts_of
 from shardviz.checkpoint.maps.numbering import counted_word, renumbering, star_shared_numbers, starred

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch.distributed.tensor import DTensor
 
-from shardviz.checkpoint.comparing.orders import name_change
+from shardviz.checkpoint.comparing.one_tensor.orders import name_change
 from shardviz.checkpoint.records import MemoryTensor
 from shardviz.explain.checkpoints.conversion import NarrowedOnTheWay
 from shardviz.explain.step.update import OptimizerOfOtherParameters

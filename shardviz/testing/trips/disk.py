@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.checkpoint.comparing.changes import change_of
+from shardviz.checkpoint.comparing.all_tensors.odd_files import files_of
 from shardviz.checkpoint.comparing.equality import ContentIndex, agree, can_cast
+from shardviz.checkpoint.comparing.one_tensor.changes import change_of
 from shardviz.checkpoint.comparing.outcome import Outcome
-from shardviz.checkpoint.comparing.steps import files_of
 from shardviz.checkpoint.open import is_checkpoint, open_checkpoint
 from shardviz.checkpoint.optimizer import state_of
 from shardviz.errors import DumpError, ShardvizError

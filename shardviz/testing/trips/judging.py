@@ -13,7 +13,7 @@ import torch
 from torch import distributed
 
 from shardviz.check.report import grouped
-from shardviz.checkpoint.comparing.changes import values_changed
+from shardviz.checkpoint.comparing.one_tensor.changes import values_changed
 from shardviz.checkpoint.comparing.outcome import Outcome
 from shardviz.checkpoint.records import MemoryTensor
 from shardviz.explain.checkpoints.conversion import NarrowedOnTheWay, PaddedParts

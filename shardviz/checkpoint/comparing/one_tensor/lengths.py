@@ -28,11 +28,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.checkpoint.comparing.outcome import Outcome
+    from shardviz.checkpoint.comparing.outcome import Outcome, Outcomes
     from shardviz.checkpoint.comparing.pairs import Pair
     from shardviz.explain.cause import Cause
 
-    Outcomes = list[tuple[Outcome, Pair]]
     _Lengths = tuple[int, int]
 
 MAX_RANKS = 1024

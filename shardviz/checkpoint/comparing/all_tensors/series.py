@@ -28,6 +28,7 @@ LEVELS = 2
 """Folders above a checkpoint whose names may have its step: `checkpoint-100/model`."""
 
 MAX_ENTRIES = 4096
+
 _STEP = re.compile(
     r"((?:.*(?:step|checkpoint|ckpt|iter|iteration|epoch)[-_=.]?)?)([0-9]{1,18})([^0-9]*)", re.IGNORECASE
 )
