@@ -36,18 +36,18 @@ class Cause:
     `same-shard`).
 
     Attributes:
-        kinds: The kinds of finding that have this cause, the usual one first; a wrong value unless a cause says more.
+        kinds: The kinds of finding that have this cause, the usual one first; a wrong value unless its class names
+            another `kind` next to its base, or has several here.
         why: The most likely cause, one sentence, or several sentences, the likeliest first; empty if a mismatch is all
             that is known.
         how: The fix, in torch's own words; of several the last belongs to the last cause.
         references: Known upstream bugs of this kind: `pytorch#129229`.
 
     Example:
-        >>> class IgnoredCoordinate(Cause):
+        >>> class IgnoredCoordinate(Cause, kind="duplicated"):
         ...     '''Every rank along an axis loads the same shard.'''
         ...
         ...     axis: str
-        ...     kinds = ("duplicated",)
         ...     why = "The loader ignores the rank's coordinate on {axis}"
         ...     how = "choose the shard by mesh.get_local_rank({axis!r})"
         >>> IgnoredCoordinate("tp").fix
@@ -60,13 +60,16 @@ class Cause:
     how: ClassVar[str | tuple[str, ...]] = ""
     references: ClassVar[tuple[str, ...]] = ()
 
-    def __init_subclass__(cls, *, abstract: bool = False) -> None:
+    def __init_subclass__(cls, *, kind: Kind | None = None, abstract: bool = False) -> None:
         """Make the cause a dataclass, and enter it in the catalogue under its name.
 
         Args:
+            kind: The kind of all findings that have this cause.
             abstract: Whether the class is only a base of causes, and none itself.
         """
         dataclass(frozen=True)(cls)
+        if kind is not None:
+            cls.kinds = (kind,)
         if abstract:
             return
         cls.name = re.sub(r"(?<!^)(?=[A-Z])", "-", cls.__name__).lower()

@@ -106,7 +106,7 @@ class UnlikeScale(Cause):
     how = "make the scale from the whole tensor's largest magnitude (amax): all_reduce that of each part with MAX"
 
 
-class TransposedResult(Cause):
+class TransposedResult(Cause, kind="misordered"):
     """A result has its dims exchanged.
 
     Code that splits or gathers along a dim other than the first transposes before and after. If one transpose is
@@ -117,6 +117,5 @@ class TransposedResult(Cause):
     """
 
     dims: tuple[int, ...]
-    kinds = ("misordered",)
     why = "The dims are in the order {dims}: the code doesn't undo a transpose before or after a collective"
     how = "transpose back by the inverse permutation, or leave out both transposes and pass the dim to the collective"

@@ -37,7 +37,7 @@ class FactorOfAxes(Cause, abstract=True):
         return (*different, *([self.or_else] if self.or_else else []))
 
 
-class RepeatedSum(FactorOfAxes):
+class RepeatedSum(FactorOfAxes, kind="wrong-scale"):
     """Equal gradients of one loss are summed over ranks, so each is too large by an axis's size.
 
     Ranks that see the same batch compute the same loss. A collective whose backward is a sum, or an all_reduce after
@@ -45,7 +45,6 @@ class RepeatedSum(FactorOfAxes):
     with a larger learning rate.
     """
 
-    kinds = ("wrong-scale",)
     why = (
         "torch.distributed.nn.functional.all_reduce over {over} sums equal gradients in backward",
         "An all_reduce after backward sums gradients over {over} that are already whole",
@@ -57,7 +56,7 @@ class RepeatedSum(FactorOfAxes):
     references = KNOWN
 
 
-class FsdpSumsGradients(FactorOfAxes):
+class FsdpSumsGradients(FactorOfAxes, kind="wrong-scale"):
     """FSDP sums gradients over an axis that splits the batch instead of averaging them.
 
     A divide factor that was set for one module, or for all, replaces FSDP's own average. The gradients keep their
@@ -66,7 +65,6 @@ class FsdpSumsGradients(FactorOfAxes):
 
     size: int
     of_all: bool
-    kinds = ("wrong-scale",)
     why = (
         "FSDP sums over {over} instead of averaging: set_gradient_divide_factor was called{of_all:?| on these modules}",
         (
@@ -81,7 +79,7 @@ class FsdpSumsGradients(FactorOfAxes):
     references = KNOWN
 
 
-class MultipliedTerm(FactorOfAxes):
+class MultipliedTerm(FactorOfAxes, kind="wrong-scale"):
     """FSDP averages a gradient, which is still too large by the size of an axis.
 
     A loss that was written for gradients that are summed multiplies by the number of ranks. FSDP divides by as many
@@ -90,7 +88,6 @@ class MultipliedTerm(FactorOfAxes):
 
     size: int
     of_all: bool
-    kinds = ("wrong-scale",)
     why = (
         "{of_all:?The loss that backward runs on|A term of the loss that reaches only these weights, or their "
         "gradient,} is multiplied by the size of {over}"
@@ -99,7 +96,7 @@ class MultipliedTerm(FactorOfAxes):
     references = KNOWN
 
 
-class UndividedShardGradient(FactorOfAxes):
+class UndividedShardGradient(FactorOfAxes, kind="wrong-scale"):
     """A shard's gradient is the sum over all ranks' rows and was never divided.
 
     This happens to weights that are split over the axis of the batch, such as experts. The rank that owns a shard
@@ -109,7 +106,6 @@ class UndividedShardGradient(FactorOfAxes):
 
     size: int
     of_all: bool
-    kinds = ("wrong-scale",)
     why = (
         "Each rank's loss is the mean over its own rows. The shard's gradient sums the rows of all ranks along {over}, "
         "and nothing divides it"
@@ -121,14 +117,13 @@ class UndividedShardGradient(FactorOfAxes):
     references = KNOWN
 
 
-class SummedNotAveraged(FactorOfAxes):
+class SummedNotAveraged(FactorOfAxes, kind="wrong-scale"):
     """Gradients are summed over ranks although each rank's loss is already a mean.
 
     An all_reduce sums unless its op is an average. A gradient that is too large by a constant factor has the right
     direction, and an optimizer that normalizes gradients hides it.
     """
 
-    kinds = ("wrong-scale",)
     why = (
         "The all_reduce over {over} sums gradients that it should average",
         "The code reduces the gradient over {over} twice",
@@ -140,14 +135,13 @@ class SummedNotAveraged(FactorOfAxes):
     references = KNOWN
 
 
-class DividedByWorldSize(FactorOfAxes):
+class DividedByWorldSize(FactorOfAxes, kind="wrong-scale"):
     """A gradient is divided by the world size, although some ranks see the same batch.
 
     Averaging code that was written for data parallelism uses the world size. With tensor or context parallelism the
     world is larger than the number of batches, and every gradient comes out too small.
     """
 
-    kinds = ("wrong-scale",)
     why = (
         "The code divides by the world size, although ranks along {over} see the same batch",
         "The code averages over {over} the parts of a sum",
@@ -159,7 +153,7 @@ class DividedByWorldSize(FactorOfAxes):
     references = KNOWN
 
 
-class FsdpDividedAgain(FactorOfAxes):
+class FsdpDividedAgain(FactorOfAxes, kind="wrong-scale"):
     """A gradient that FSDP already averages is divided by the axis's size once more.
 
     Training loops that were written for a manual all_reduce divide the loss or the gradients themselves. Under FSDP
@@ -172,7 +166,6 @@ class FsdpDividedAgain(FactorOfAxes):
     size: int
     of_all: bool
     averaged: str = ""
-    kinds = ("wrong-scale",)
     why = (
         (
             "FSDP averages over {over}, and {of_all:?the training loop divides the loss or the gradient|the code "
@@ -190,7 +183,7 @@ class FsdpDividedAgain(FactorOfAxes):
     references = KNOWN
 
 
-class DivideFactorOfSome(Cause):
+class DivideFactorOfSome(Cause, kind="wrong-scale"):
     """FSDP divides some gradients by another number than the rest: the factor they are off by.
 
     `set_gradient_divide_factor` sets the number of the module that it is called on, and not of the modules in it. A
@@ -203,7 +196,6 @@ class DivideFactorOfSome(Cause):
 
     divides_by: float
     divides_others_by: float
-    kinds = ("wrong-scale",)
     why = (
         "FSDP divides these gradients by {divides_by:g} and others by {divides_others_by:g}: "
         "set_gradient_divide_factor sets only the module that it is called on, not the modules in it"
@@ -212,7 +204,7 @@ class DivideFactorOfSome(Cause):
     references = KNOWN
 
 
-class DividedShardGradient(FactorOfAxes):
+class DividedShardGradient(FactorOfAxes, kind="wrong-scale"):
     """The gradient of a shard is divided by the size of the axis that splits the weight.
 
     The rank that owns a shard has the shard's whole gradient. Code that averages every gradient over the axis also
@@ -220,7 +212,6 @@ class DividedShardGradient(FactorOfAxes):
     """
 
     size: int
-    kinds = ("wrong-scale",)
     why = (
         "The gradient is divided by the size of {over}, which splits this weight. Each rank already has its shard's "
         "whole gradient"
@@ -229,14 +220,13 @@ class DividedShardGradient(FactorOfAxes):
     references = KNOWN
 
 
-class AveragedNotSummed(FactorOfAxes):
+class AveragedNotSummed(FactorOfAxes, kind="wrong-scale"):
     """Contributions that add up to a gradient are averaged over an axis.
 
     The loss is already divided by the size of the whole batch, or each rank has only a part of the gradient. The
     average then divides a second time.
     """
 
-    kinds = ("wrong-scale",)
     why = (
         "Each rank has a part of the gradient, and the parts are averaged over {over} instead of summed",
         "The loss is already divided by the size of {over}, and the average over {over} divides again",
@@ -245,7 +235,7 @@ class AveragedNotSummed(FactorOfAxes):
     references = KNOWN
 
 
-class DdpAveragesShares(FactorOfAxes):
+class DdpAveragesShares(FactorOfAxes, kind="wrong-scale"):
     """DistributedDataParallel averages gradients of losses that add up to the whole loss.
 
     A loss that is divided by a count of all ranks, such as of all words, is its rows' share of the whole loss, and so
@@ -253,7 +243,6 @@ class DdpAveragesShares(FactorOfAxes):
     """
 
     size: int
-    kinds = ("wrong-scale",)
     why = (
         "DistributedDataParallel averages over {over}, and each rank's loss is its rows' share of the whole loss: a "
         "sum over its rows, or a sum or mean that is divided by a count of all ranks"
@@ -265,7 +254,7 @@ class DdpAveragesShares(FactorOfAxes):
     references = KNOWN
 
 
-class SummedContributions(Cause):
+class SummedContributions(Cause, kind="wrong-scale"):
     """A gradient is a whole number of times too large, and no axis has that size.
 
     The usual source is gradient accumulation without a division by the number of micro-batches. A hook or a second
@@ -274,7 +263,6 @@ class SummedContributions(Cause):
 
     ratio: Fraction
     of_all: bool
-    kinds = ("wrong-scale",)
     why = (
         (
             "{of_all:?The gradients of micro-batches add up, and their losses aren't divided by the number of "
@@ -291,7 +279,7 @@ class SummedContributions(Cause):
     references = KNOWN
 
 
-class LostContributions(Cause):
+class LostContributions(Cause, kind="wrong-scale"):
     """A gradient is a fraction of the right one, and the fraction belongs to no axis.
 
     The gradient was divided by a number that has nothing to do with the mesh, or a part of the sum is missing. A
@@ -300,7 +288,6 @@ class LostContributions(Cause):
 
     ratio: Fraction
     divisor: Fraction
-    kinds = ("wrong-scale",)
     why = (
         "The code divides the gradient by {divisor}, and no mesh axis has that size",
         "The sum has only {ratio} of the contributions",
@@ -312,7 +299,7 @@ class LostContributions(Cause):
     references = KNOWN
 
 
-class ScaledSharedPart(Cause):
+class ScaledSharedPart(Cause, kind="wrong-scale"):
     """Ranks that share a part of a weight average its gradient, or sum it twice.
 
     With fewer key and value heads than ranks, several ranks hold the same heads, and each has the contribution of its
@@ -331,7 +318,6 @@ class ScaledSharedPart(Cause):
     count: int
     groups: tuple[tuple[int, ...], ...]
     is_sum: bool
-    kinds = ("wrong-scale",)
     why = (
         "{num_ranks} ranks share {num_parts} parts of the weight, such as key and value heads. The gradient of a part "
         "is {is_sum:?summed twice|averaged} over the {count} ranks that hold the part"

@@ -5,14 +5,13 @@ from __future__ import annotations
 from shardviz.explain.cause import Cause
 
 
-class GradientOnSomeRanks(Cause):
+class GradientOnSomeRanks(Cause, kind="unreduced-gradient"):
     """Some ranks that hold a weight have no gradient of it after the step.
 
     Those ranks did not use the weight, or froze it. Their optimizer skips it while the others step it, so the parts of
     the weight no longer belong to one model.
     """
 
-    kinds = ("unreduced-gradient",)
     why = (
         "These ranks don't use the weight in their forward",
         "requires_grad is False on these ranks",
@@ -128,7 +127,7 @@ class CutResidual(Cause):
     how = "add the tensor itself, or pass it through a collective of torch.distributed.nn.functional"
 
 
-class UnsummedInputGradient(Cause):
+class UnsummedInputGradient(Cause, kind="unreduced-gradient"):
     """Each rank sends back its own part of the gradient of an input, and nothing sums them.
 
     A column-parallel layer reads one input on all ranks and uses it for its own features, and so does attention with
@@ -144,7 +143,6 @@ class UnsummedInputGradient(Cause):
     module: str
     axis: str
     inner: str = ""
-    kinds = ("unreduced-gradient",)
     why = (
         "Every rank along {axis} uses the {inner:?output of {inner:called}|input of {module:called}} for its own part "
         "of {module:called}. Nothing sums the ranks' parts of the gradient in backward"
@@ -156,7 +154,7 @@ class UnsummedInputGradient(Cause):
     )
 
 
-class RepeatedBackwardSum(Cause):
+class RepeatedBackwardSum(Cause, kind="wrong-scale"):
     """A module's backward sums gradients over ranks that are equal already.
 
     `torch.distributed.nn.functional.all_reduce` sums in backward too. If every rank computes the same loss, that
@@ -165,7 +163,6 @@ class RepeatedBackwardSum(Cause):
 
     module: str
     axes: str
-    kinds = ("wrong-scale",)
     why = (
         (
             "The backward of {module:called} sums equal gradients{axes:? over {axes}} once too often: "
@@ -182,7 +179,7 @@ class RepeatedBackwardSum(Cause):
     )
 
 
-class ScaledOnTheWayBack(Cause):
+class ScaledOnTheWayBack(Cause, kind="wrong-scale"):
     """A gradient is multiplied by a number on its way back from one module to another.
 
     Both modules are right. The fault is in code between them, such as a torch.autograd.Function that gathers in forward
@@ -199,7 +196,6 @@ class ScaledOnTheWayBack(Cause):
     reader: str
     over: str
     is_larger: bool
-    kinds = ("wrong-scale",)
     why = (
         "In backward, the code between {reader:called} and {module:called} {is_larger:?{over:?sums over {over} what is "
         "the whole gradient on every rank already|multiplies the gradient}|{over:?averages over {over} what it should "
@@ -212,7 +208,7 @@ class ScaledOnTheWayBack(Cause):
     )
 
 
-class AveragedBackward(Cause):
+class AveragedBackward(Cause, kind="wrong-scale"):
     """A module's backward averages or divides a gradient that should be summed.
 
     A hook or the backward of a hand-written collective divides by the number of ranks. Forward is right, and the
@@ -221,7 +217,6 @@ class AveragedBackward(Cause):
 
     module: str
     axes: str
-    kinds = ("wrong-scale",)
     why = (
         "The backward of {module:called} {axes:?averages gradients over {axes} that it should sum|divides the gradient}"
     )

@@ -123,7 +123,7 @@ class CopiesSummedLine(Cause):
     how = "in {place}, sum over the group of {axis} alone"
 
 
-class RepeatedReductionLine(Cause):
+class RepeatedReductionLine(Cause, kind="wrong-scale"):
     """A collective in a line sums a value that is already the whole sum.
 
     Two layers of code each sum the terms: a row-parallel layer and the block around it, or a module and a hook.
@@ -140,7 +140,6 @@ class RepeatedReductionLine(Cause):
     function: str
     times: int
     ranks: tuple[int, ...]
-    kinds = ("wrong-scale",)
     why = (
         "{function} in {place} sums over {ranks:ranks} a value that is already the whole, so the result is {times} "
         "times too large"

@@ -6,7 +6,7 @@ from shardviz.explain.cause import AtLine, Cause
 from shardviz.explain.step.lines import WRONG
 
 
-class UnsummedLineBackward(Cause):
+class UnsummedLineBackward(Cause, kind="unreduced-gradient"):
     """Nothing sums a gradient that each rank computes for its own part only.
 
     A different line uses the same tensor whole, as a residual does, or the backward of a branch beside it sums. Both
@@ -20,7 +20,6 @@ class UnsummedLineBackward(Cause):
 
     place: str
     axis: str
-    kinds = ("unreduced-gradient",)
     why = (
         "{place} sends back each rank's own part of a gradient. Nothing sums the parts over {axis} before a different "
         "use adds its whole gradient, as a residual does, or a branch whose backward sums"

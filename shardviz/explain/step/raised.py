@@ -5,14 +5,13 @@ from __future__ import annotations
 from shardviz.explain.cause import Cause
 
 
-class ShardedModelRaises(Cause):
+class ShardedModelRaises(Cause, kind="raised"):
     """The sharded model raises in a step that the unsharded model runs.
 
     This is the one kind of error that does not need shardviz to be seen. It is reported because it keeps everything
     after it from being checked.
     """
 
-    kinds = ("raised",)
     why = "Code that only the sharded step runs, or torch with this sharding, raises. So would training on this mesh"
     how = "read the exception and its line"
 

@@ -5,19 +5,18 @@ from __future__ import annotations
 from shardviz.explain.cause import Cause
 
 
-class UncheckedLabel(Cause):
+class UncheckedLabel(Cause, kind="wrong-shape"):
     """A result's local shape is not the one that its placements give.
 
     `DTensor.from_local` believes the placements that it is given. A label that does not fit the data makes every later
     operation read the wrong elements.
     """
 
-    kinds = ("wrong-shape",)
     why = "Code labels the result without looking at its shape, as DTensor.from_local does"
     how = "pass the placements that fit the local shape"
 
 
-class CopiesSideBySide(Cause):
+class CopiesSideBySide(Cause, kind="wrong-shape"):
     """A result is larger than it should be, because copies were gathered as if they were parts.
 
     An all_gather over an axis whose ranks hold the same puts equal blocks one after the other. Only the size shows it.
@@ -35,7 +34,6 @@ class CopiesSideBySide(Cause):
     axes: str
     size: int
     due: int
-    kinds = ("wrong-shape",)
     why = (
         "Dim {dim} is {held}, {axes}={size} times {due}: the code puts copies along {axes} side by side as if they "
         "were different parts"
@@ -43,7 +41,7 @@ class CopiesSideBySide(Cause):
     how = "gather dim {dim} over {axes} once, or not at all if every rank along {axes} has all of it"
 
 
-class SplitTwice(Cause):
+class SplitTwice(Cause, kind="wrong-shape"):
     """A result is smaller than it should be, because a part was split again.
 
     A sampler or the launcher splits the batch, and the step splits its part once more. Each rank then works on a part
@@ -62,7 +60,6 @@ class SplitTwice(Cause):
     held: int
     size: int
     due: int
-    kinds = ("wrong-shape",)
     why = (
         (
             "The parts of dim {dim} over {axis} make {held} together, 1/{size} of {due}: the step splits a part that "
@@ -76,7 +73,7 @@ class SplitTwice(Cause):
     )
 
 
-class PartLabeledWhole(Cause):
+class PartLabeledWhole(Cause, kind="wrong-shape"):
     """A result is one rank's part and is labeled as the whole.
 
     A plain local tensor was returned, or labeled as replicated. Its size along one dim is that of a shard.
@@ -94,25 +91,23 @@ class PartLabeledWhole(Cause):
     axes: str
     size: int
     due: int
-    kinds = ("wrong-shape",)
     why = (
         "Dim {dim} is {held}, and {axes}={size} such parts make {due}: the code labels a part along {axes} as the whole"
     )
     how = "gather dim {dim} over {axes}, or label it as split over {axes}"
 
 
-class DifferentOutput(Cause):
+class DifferentOutput(Cause, kind="wrong-shape"):
     """The sharded model returns a tensor of a different shape than the unsharded one.
 
     No axis explains the sizes. The two models return different tensors, or different parts of one.
     """
 
-    kinds = ("wrong-shape",)
     why = "The sharded model returns a different tensor than the unsharded model, or a different part of it"
     how = "return the same tensor from both, or put the parts in order with whole_output(output, mesh) in the probe"
 
 
-class IdenticalMasks(Cause):
+class IdenticalMasks(Cause, kind="identical-shards"):
     """Ranks that hold different parts of an activation drop the same elements of each.
 
     The model seeds all ranks alike before it draws a dropout mask. Each rank's mask looks random, and only a comparison
@@ -120,7 +115,6 @@ class IdenticalMasks(Cause):
     """
 
     axes: str
-    kinds = ("identical-shards",)
     why = "{axes} splits the activation, and the model seeds its ranks alike before it draws the mask"
     how = (
         "seed by the coordinate along {axes} for split activations (a separate generator, or Megatron-LM's "
@@ -258,7 +252,7 @@ class UnexplainedBackward(Cause):
     )
 
 
-class MisplacedWeights(Cause):
+class MisplacedWeights(Cause, kind="misordered"):
     """Two jobs start from the same numbers, at different places or under different names.
 
     One of them loads or shards rows in a different order than its placements say, or gives a weight to a second name.
@@ -268,7 +262,6 @@ class MisplacedWeights(Cause):
     """
 
     is_exchanged: bool = False
-    kinds = ("misordered",)
     why = (
         "{is_exchanged:?One job loads a weight under a different name than the other|A loader or the sharding puts "
         "rows in different places than the placements say}"
