@@ -192,8 +192,8 @@ def printable(name: str) -> str:
     return "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in name)
 
 
-def listed(things: Iterable[object], most: int) -> str:
-    """Return the first `most` things between commas, with dots if there are more."""
+def listed(things: Iterable[object], most: int = 3) -> str:
+    """Return things between commas: the first three, or the first `most`, with dots if there are more."""
     shown = [str(thing) for thing in islice(things, most + 1)]
     return ", ".join(shown[:most]) + (", ..." if len(shown) > most else "")
 

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     Entries = dict[str, list[tuple[StoredTensor, Chunk]]]
     Span = tuple[int, int, str]
 
-MAX_NAMES = 3
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "tok_embeddings.weight", "word_embeddings.weight", "shared.weight")
 HEADS = ("lm_head.weight", "output.weight", "embed_out.weight")
 TRIED = 3
@@ -87,10 +86,10 @@ def check_checkpoint(checkpoint: Checkpoint, progress: Callable[[int, int], obje
 def _check_unread_files(checkpoint: Checkpoint) -> Iterator[NotChecked]:
     """Yield the files next to the weights that are not looked at."""
     if checkpoint.ranks:
-        some = listed(map(printable, checkpoint.ranks), MAX_NAMES)
+        some = listed(map(printable, checkpoint.ranks))
         yield NotChecked("", f"the other ranks: it has one rank's parts, of {len(checkpoint.ranks)} ({some})", "run")
     if checkpoint.unread:
-        some = listed(map(printable, checkpoint.unread), MAX_NAMES)
+        some = listed(map(printable, checkpoint.unread))
         yield NotChecked("", f"files next to the weights ({some}): {BY_ITSELF}", "run")
 
 
@@ -121,7 +120,7 @@ def _files(checkpoint: Checkpoint) -> Iterator[Finding]:
         if cut:
             has = "is missing" if size is None else f"has {size:,} bytes of at least {max(ends.values()):,}"
             what = f"{printable(file)} {has}: {counted(len(cut), 'entry' if len(cut) == 1 else 'entrie')} in it cannot"
-            others = listed((printable(name) for name in cut if name not in checkpoint.names), MAX_NAMES)
+            others = listed(printable(name) for name in cut if name not in checkpoint.names)
             text = f"{what} be read{': ' * bool(others)}{others}"
             yield of_tensors(UnreadableFile().finding("", (), text), [name for name in cut if name in checkpoint.names])
 
@@ -309,7 +308,7 @@ def check_spans(checkpoint: Checkpoint) -> Iterator[Finding | NotChecked]:
         yield from _unused(file, spans, checkpoint.file_sizes.get(file))
     strange = [name for name, one in checkpoint.tensors.items() if not itemsize(one.dtype)]
     if strange:
-        types = listed(sorted({checkpoint.tensors[name].dtype for name in strange}), MAX_NAMES)
+        types = listed(sorted({checkpoint.tensors[name].dtype for name in strange}))
         why = f"whether the bytes of {counted(len(strange), 'tensor')} fit: dtype {types} is not known here"
         yield NotChecked(strange[0] if len(strange) == 1 else "", why, "run")
 

@@ -270,7 +270,7 @@ def _ungrouped(optimizer: _Optimizer) -> Iterator[Finding]:
     missing = [name for name in optimizer.states if name not in optimizer.grouped]
     if not optimizer.grouped or optimizer.unread or not missing:
         return
-    some = listed(map(printable, missing), MAX_NAMES)
+    some = listed(map(printable, missing))
     has = "has" if len(missing) == 1 else "have"
     text = f"{counted(len(missing), 'parameter')} {has} optimizer state, and no group names them: {some}; "
     text += f"the groups name {len(optimizer.grouped):,} others"
@@ -284,7 +284,7 @@ def _incomplete(optimizer: _Optimizer) -> Iterator[Finding]:
         for fuller in [one for one in counts if keys < one and len(one - keys) == 1 and counts[one] > counts[keys]]:
             key = next(iter(fuller - keys))
             if key in NUMBERS or (key not in OPTIONAL and counts[keys] == 1 and counts[fuller] >= SURE):
-                text = f"the optimizer has {listed(sorted(keys), MAX_NAMES)} of {printable(name)} and no {key}"
+                text = f"the optimizer has {listed(sorted(keys))} of {printable(name)} and no {key}"
                 text += f"; {counts[fuller]:,} other parameters have one"
                 yield PartialState().finding(optimizer.states[name][0][1].name, (), text, severity="warning")
 
@@ -299,7 +299,7 @@ def _stateless(optimizer: _Optimizer, before: str, model: Collection[str]) -> It
             text = f"the optimizer's groups name it, but it has no state; {others}"
             yield AbsentState().finding(before + name, (), text, severity="warning")
     if missing and not optimizer.grouped:
-        some = listed(map(printable, missing), MAX_NAMES)
+        some = listed(map(printable, missing))
         why = f"whether {counted(len(missing), 'tensor')} without optimizer state are frozen, or buffers: {some}"
         yield NotChecked("", why, "run")
 
@@ -427,7 +427,7 @@ def _steps(steps: list[tuple[str, float]]) -> Iterator[Finding]:
 
 
 def _of_another_save(file: str, value: float, usual: float, by_file: Mapping[str, Counter[float]]) -> Finding:
-    other_files = listed((printable(one) for one in by_file if one != file), 3)
+    other_files = listed(printable(one) for one in by_file if one != file)
     has = f"the {by_file[file][value]:,} optimizer steps in {printable(file)} are {value:g}"
     text = f"{has}, and all of those in {counted(len(by_file) - 1, 'other file')} ({other_files}) are {usual:g}"
     return MixedStepFiles().finding("", (), text, severity="warning")

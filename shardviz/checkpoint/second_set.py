@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from shardviz.checkpoint.records import Checkpoint, Tensor
     from shardviz.explain.finding import Finding
 
-MAX_NAMES = 3
-
 
 def check_second_set(checkpoint: Checkpoint) -> Finding | NotChecked | None:
     """Compare a sample of each tensor of a second set; None if there is none."""
@@ -36,7 +34,7 @@ def check_second_set(checkpoint: Checkpoint) -> Finding | NotChecked | None:
     if not odd:
         why = f"{name}, which transformers reads before the index: only a sample, which equals the index's files"
         return NotChecked("", why, "run")
-    some = listed(map(printable, odd), MAX_NAMES)
+    some = listed(map(printable, odd))
     differ = f"{counted(len(odd), 'tensor')} of {len(names):,} {'differs' if len(odd) == 1 else 'differ'} there: {some}"
     return TwoSetsOfWeights(name).finding("", (), f"{before}; {differ}")
 

@@ -16,7 +16,6 @@ from shardviz.text import listed
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
-MAX_LISTED = 3
 MIN_SHARED = 2
 """Names that stand behind the same beginning: one alone may be another tensor that ends alike."""
 
@@ -162,13 +161,13 @@ def refuse_strangers(names: Collection[str], others: Collection[str], path: str,
     """
     if several:
         raise ShardvizError(
-            f"{path} has the model's names {len(several)} times: behind {listed(several, MAX_LISTED)}",
+            f"{path} has the model's names {len(several)} times: behind {listed(several)}",
             f'say which is meant: reference_names={{"*": "{next(iter(several))}*"}}, or a line of a file for --map: '
             f"* = {next(iter(several))}*",
         )
     raise ShardvizError(
-        f"no tensor of the model is in {path} by its name: the model has {listed(sorted(names), MAX_LISTED)}, "
-        f"{path} has {listed(sorted(others), MAX_LISTED) or 'no tensors'}",
+        f"no tensor of the model is in {path} by its name: the model has {listed(sorted(names))}, "
+        f"{path} has {listed(sorted(others)) or 'no tensors'}",
         'say how they correspond: reference_names={"layers.*.wq.weight": "model.layers.*.self_attn.q_proj.weight"}, or '
         "lines of a file for --map: layers.*.wq.weight = model.layers.*.self_attn.q_proj.weight",
     )

@@ -31,7 +31,6 @@ MOST_ALONE = 128
 MOST_RENUMBERED = 256
 """Tensors of a family among which one is looked for under any number."""
 
-MAX_NAMES = 3
 QUERIES_KEYS_VALUES = ("q", "k", "v")
 NEARLY = "its values are nearly the same"
 BESIDE = "as that of its module"
@@ -310,7 +309,7 @@ def _count(link: Link, recipe: Recipe) -> int:
 
 
 def _names_text(patterns: Iterable[str]) -> str:
-    return listed(map(printable, dict.fromkeys(patterns)), MAX_NAMES)
+    return listed(map(printable, dict.fromkeys(patterns)))
 
 
 def _why_ambiguous(rivals: Iterable[Family], side: int) -> str:

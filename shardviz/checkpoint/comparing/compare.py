@@ -137,7 +137,7 @@ def refuse_strangers(pairs: Pairs, before: Side, after: Side, by: str = "name") 
     """
     if pairs.both or not before.tensors or not after.tensors:
         return
-    some, others = (listed(map(printable, sorted(one.tensors)), 3) for one in (before, after))
+    some, others = (listed(map(printable, sorted(one.tensors))) for one in (before, after))
     family = family_of(before.tensors, after.tensors)
     hint = WRITE_A_MAP
     if adapter := next((one for one in (before, after) if all(ADAPTER in name for name in one.tensors)), None):

@@ -26,7 +26,6 @@ GROUP_LISTS = ("params", "param_names")
 LONGEST = 60
 """Characters of a value that are shown."""
 
-MAX_NAMES = 3
 
 PIECE = "/shard_"
 """Megatron saves objects in pieces, whose names have their number: another mesh has other ones."""
@@ -52,10 +51,10 @@ def compare_objects(before: Checkpoint, after: Checkpoint, *, renamed: bool) -> 
         ]
         unnamed = [name for name in lone if name not in lost]
         if unnamed:
-            some = listed(map(printable, unnamed), MAX_NAMES)
+            some = listed(map(printable, unnamed))
             notes.append(f"not compared: {counted(len(unnamed), 'object')} that only the {side} has, such as {some}")
     if files := list(dict.fromkeys([*before.unread, *after.unread])):
-        some = listed(map(printable, files), MAX_NAMES)
+        some = listed(map(printable, files))
         notes.append(f"not compared: files next to the weights ({some}): {BY_ITSELF}")
     return outcomes, notes
 

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 FEW = 4
 """Tensors in which a number is looked for that no settings have."""
 
-MAX_NAMES = 3
 USUAL_HEAD = 128
 SMALLEST_HEAD = 4
 """With two rows for each head nothing is exchanged: any conversion that leaves rotary out would fit."""
@@ -288,9 +287,7 @@ def _without_counters(pairs: Pairs, sides: tuple[Side, Side]) -> Pairs:
     for at, which in enumerate(("first", "second")):
         if counter_names := [printable(one.name) for one in counters if one.sides[at] is not None]:
             what = counted(len(counter_names), "number")
-            notes.append(
-                f"not compared: {what} next to the model that only the {which} has: {listed(counter_names, MAX_NAMES)}"
-            )
+            notes.append(f"not compared: {what} next to the model that only the {which} has: {listed(counter_names)}")
     return Pairs(pairs.both, lonely, tuple(notes))
 
 

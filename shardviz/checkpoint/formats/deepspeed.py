@@ -88,7 +88,7 @@ def read_deepspeed(path: Path) -> Checkpoint:
         tensors |= rank_files.tensors
         problems += rank_files.problems
     if others := [name for name in names if _OTHER.fullmatch(name)]:
-        some = listed(map(printable, others), 3)
+        some = listed(map(printable, others))
         problems.append(Problem("", f"{counted(len(others), 'file')} of pipeline layers or experts: {some}"))
     return Checkpoint(folder, "DeepSpeed ZeRO", tensors, problems=tuple(problems))
 
@@ -161,7 +161,7 @@ def _universal(folder: Path, models: Mapping[tuple[int, int], str]) -> _ModelPar
         saved_names.add(name)
     if lost := [name for name in shapes if printable(name) not in saved_names]:
         text = f"{counted(len(lost), 'parameter')} of {len(shapes):,} have no folder in {FOLDER}/: "
-        text += listed(map(printable, lost), 3)
+        text += listed(map(printable, lost))
         universal.problems.append(Problem("", text, UnfinishedUniversalCheckpoint()))
     _add_shared(universal, state)
     return universal

@@ -146,7 +146,7 @@ def _refuse_parts_of_ranks(folder: Path, files: list[str], chunks_by_name: Mappi
 
 def refusal_of_ranks(folder: Path, ranks: Sequence[str]) -> tuple[str, str]:
     """Return the error and the hint for files of ranks that have parts of tensors."""
-    some = listed(map(printable, ranks), 3)
+    some = listed(map(printable, ranks))
     what = f"{folder} has the parts of {len(ranks)} ranks ({some}), and nothing in them says how they are joined"
     return what, "join them first, with the converter of the framework that wrote them; or give one of them"
 

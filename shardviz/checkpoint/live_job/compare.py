@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     Both: TypeAlias = tuple[str, str, JobTensor, Tensor]
     Judged = tuple[Outcome, JobTensor, Entry]
 
-MOST_NAMES = 3
 MAX_RANKS = 4
 
 
@@ -153,7 +152,7 @@ def _notes(pairs: Pairs, job: Job, search: Search) -> Iterator[str]:
     buffers = [printable(one.name) for one in lonely if isinstance(one, JobTensor) and one.role == "buffer"]
     if buffers:
         what = counted(len(buffers), "buffer")
-        yield f"not compared: {what} that only the job has, as those that are not saved: {listed(buffers, MOST_NAMES)}"
+        yield f"not compared: {what} that only the job has, as those that are not saved: {listed(buffers)}"
     if search.is_over:
         yield f"where shards are that differ was looked for until {MOST_READ:,} bytes were read, not in all tensors"
 

@@ -44,8 +44,6 @@ MAX_PADDED = 1 << 30
 
 AS_HASHED = "the dump has hashes of the job's values only"
 DIFFERENT = ("matches the checkpoint", "match the checkpoint")
-MOST_PARTS = 3
-"""Parts of a tensor that are named."""
 
 
 @dataclass(frozen=True)
@@ -305,7 +303,7 @@ def in_words(pieces: Sequence[JobShard], live: JobTensor) -> str:
     for piece in pieces:
         by_part.setdefault(piece.claimed, []).append(piece)
     texts = (f"{named_ranks(ranks_of(same))} in {part}" for part, same in by_part.items())
-    return listed(texts, MOST_PARTS)
+    return listed(texts)
 
 
 def holders_text(pieces: Sequence[JobShard], live: JobTensor) -> str:
@@ -326,7 +324,7 @@ def name_places(live: JobTensor, parts: Mapping[int, Region], dump: Dump) -> tup
     finding = next(iter(_findings(live, parts, dump)), None) if is_one else None
     if finding is None:
         texts = (f"rank {rank} has {part}" for rank, part in parts.items())
-        return f"{listed(texts, MOST_PARTS)} of the checkpoint's", None
+        return f"{listed(texts)} of the checkpoint's", None
     where = f"the job claims {finding.claimed}, and holds {finding.held} of the checkpoint"
     return f"{where}: {finding.summary}", finding
 

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
     Turn = Callable[[NDArray[Any]], NDArray[Any]]
 
-MAX_NAMES = 3
-
 
 class Reader:
     """Reads parts of a tensor and hashes them as a dump does; no part is read twice.
@@ -136,7 +134,7 @@ class RestoredTensor:
     @property
     def name(self) -> str:
         """The checkpoint's tensors that have it."""
-        return listed((printable(one.name) for _, one in self.sources), MAX_NAMES)
+        return listed((printable(one.name) for _, one in self.sources))
 
     @property
     def shape(self) -> tuple[int, ...]:

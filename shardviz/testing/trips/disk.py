@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from shardviz.explain.finding import Finding, Kind
     from shardviz.reference.files import Entry
 
-MOST = 3
-
 
 def checkpoints_in(folder: Path) -> list[Path]:
     """Return the checkpoints that a save wrote: the folder itself, or those in it."""
@@ -100,7 +98,7 @@ def _finding(sent: SourceTensor, saved: StoredTensor, contents: ContentIndex, tr
         sentence = f"{called}, it has the values of {whose}"
         return WrongOnDisk().finding(sent.name, (), sentence, kind="foreign", details=(trips,))
     outcome = change_of(Outcome(sent.name, saved.name, "equal"), sent, saved, ("what was saved", "it"))
-    files = f", in {listed(sorted(files_of(saved, sent)[1]), MOST)}" if outcome.verdict == "other" else ""
+    files = f", in {listed(sorted(files_of(saved, sent)[1]))}" if outcome.verdict == "other" else ""
     kind: Kind = "misordered" if outcome.verdict == "permuted" else "wrong-value"
     return WrongOnDisk().finding(sent.name, (), f"{called}, {outcome.why}{files}", kind=kind, details=(trips,))
 
@@ -112,4 +110,4 @@ def not_checked_text(absent: Mapping[str, str], refused: list[str], total: int) 
     elif len(absent) == total:
         yield "what is on disk: no name there is the model's; pass names={...}"
     elif absent:
-        yield f"{counted(len(absent), 'tensor')} on disk: {listed(absent, MOST)}: {next(iter(absent.values()))}"
+        yield f"{counted(len(absent), 'tensor')} on disk: {listed(absent)}: {next(iter(absent.values()))}"

@@ -60,15 +60,12 @@ if TYPE_CHECKING:
     Spans = Mapping[Coord, tuple[int, int]]
 
 
-MAX_LISTED = 3
-
-
 def _held_in_words(case: Case) -> str:
     """Say what the first ranks hold, or what every rank does."""
     regions = sorted((shard.rank, case.regions[coord]) for coord, shard in case.shards.items() if coord in case.regions)
     if len({region for _, region in regions}) == 1 < len(regions):
         return f"every rank {regions[0][1]}"
-    return listed((f"rank {rank} {region}" for rank, region in regions), MAX_LISTED)
+    return listed((f"rank {rank} {region}" for rank, region in regions))
 
 
 def explain_plain(case: Case, counts: Counts) -> Fit:

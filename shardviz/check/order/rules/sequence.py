@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from shardviz.explain.placement.order import Disorder
     from shardviz.layout.mesh import Mesh
 
-MAX_LISTED = 3
-
 
 @dataclass(frozen=True, slots=True)
 class Order:
@@ -202,4 +200,4 @@ def _split_text(mesh: Mesh, order: Order) -> str:
             return split.held
     if len(set(order.held.values())) == 1:
         return f"every rank {_ranges_text(next(iter(order.held.values())))}"
-    return listed((f"rank {rank} {_ranges_text(ranges)}" for rank, ranges in sorted(order.held.items())), MAX_LISTED)
+    return listed((f"rank {rank} {_ranges_text(ranges)}" for rank, ranges in sorted(order.held.items())))

@@ -197,7 +197,7 @@ def with_suspects(
         return results
     incomplete = (finding for finding in weights if finding.kind == "incomplete" and not finding.ranks)
     if absent := [finding.tensor for finding in incomplete if finding.tensor]:
-        why = f"the step: its numbers come from a model without {listed(absent, MAX_LISTED)}"
+        why = f"the step: its numbers come from a model without {listed(absent)}"
         explained = [result for result in results if result.tensor and not _is_unexplained(result)]
         return [*explained, NotChecked("", why, "step")]
     suspects = dict(_suspects(laid_out))

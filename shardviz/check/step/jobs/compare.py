@@ -174,7 +174,7 @@ def _of_weights(
 ) -> Departure:
     """Return the difference of the weights; if matrices are near and steps were made before, those made it."""
     first = others[0]
-    names = listed([str(fold) for fold, _ in fold((weight.name, None) for weight in others)], MAX_LISTED)
+    names = listed([str(fold) for fold, _ in fold((weight.name, None) for weight in others)])
     what, cause = _relation_of(first)
     steps = max(record.steps_before for record in jobs[1].job.dump.files.ranks.values())
     is_near = all(weight.apart <= NEAR_STARTS for weight in others if len(params[weight.name].shape) > 1)

@@ -87,7 +87,6 @@ if TYPE_CHECKING:
     Batch = Mapping[str, bool]
 
 
-MAX_LISTED = 3
 LOSS_SCALE = 16
 """Gradients that are larger by this power of two or a higher one on some ranks only may carry a loss scale."""
 
@@ -272,7 +271,7 @@ def _by_numbers(comparison: Compared, gradients_alike: Part | None) -> Finding |
         return None
     low, high = min(factors.values()), max(factors.values())
     alike = high - low <= near_ratio(comparison.rounding.epsilon) * abs(high)
-    shown = listed((f"{number(factor)} on rank {rank}" for rank, factor in factors.items()), MAX_LISTED)
+    shown = listed((f"{number(factor)} on rank {rank}" for rank, factor in factors.items()))
     times = f"{number(high)} times {comparison.whose} on every rank" if alike else f"scaled by {shown}"
     cause: Cause = ClippedByParts() if comparison.role == "grad" else ScaledByOwnCount()
     if comparison.role == "grad" and len(comparison.wrong) < len(factors) and high > 1 + SINGLE:  # clipping lessens

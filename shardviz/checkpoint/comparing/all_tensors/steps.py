@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 SHARED = ("equal", "cast", "permuted", "padded")
 """Verdicts on tensors whose values both checkpoints have."""
 
-MAX_STEPS = 3
-
 
 @dataclass(frozen=True)
 class _OtherSteps:
@@ -119,10 +117,10 @@ def _judge_stale(
     side, step = 1 - held, there[0]
     number, last = steps.number(steps.sides[side], side), steps.number(steps.sides[held], side)
     numbers = [one for one in (steps.number(each, side) for each in there) if one is not None]
-    named = listed((each.path.name for each in there), MAX_STEPS)
+    named = listed(each.path.name for each in there)
     every = [*numbers, *([] if last is None else [last])]
     if number is not None and numbers and min(every) < number < max(every):
-        names = listed(dict.fromkeys([*(one.path.name for one in there), steps.sides[held].path.name]), MAX_STEPS)
+        names = listed(dict.fromkeys([*(one.path.name for one in there), steps.sides[held].path.name]))
         if last is not None and last > number and _is_trained(pair, side, there, steps):
             return _explain_stale(outcome, steps, pair, held, step)
         why = f"{outcome.why}; {names} have the same, before and after it"

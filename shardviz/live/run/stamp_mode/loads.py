@@ -131,7 +131,6 @@ def _storage(tensor: torch.Tensor) -> int:
     return 0 if local.is_meta else local.untyped_storage().data_ptr()
 
 
-MAX_LISTED = 3
 KEY = "shardviz/loaded"
 """In the job's store: that a rank has loaded something stamped."""
 
@@ -241,7 +240,7 @@ class Loads:
             of_all |= {copy: open_reference(copy).entries for copy in here if copy not in of_all} | fills
             names |= dict.fromkeys(of_rank)
         entries = {name: entry for of_one in of_all.values() for name, entry in of_one.items()}
-        path = Path(f"the stamped copy of {listed([path.name for path in of_all], MAX_LISTED)}")
+        path = Path(f"the stamped copy of {listed([path.name for path in of_all])}")
         if len(of_all) > 1:
             entries |= _held_entries(of_all, list(names), locals_)
         return Reference(path, entries, is_stamped=True)
