@@ -116,8 +116,6 @@ def compare(
     """Compare two dumps.
 
     Args:
-        before: The one to compare with.
-        after: The one that may have changed.
         reports: What they say, if they are checked already.
         plans: The bytes of both, if they are plans.
     """

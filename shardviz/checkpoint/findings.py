@@ -60,7 +60,6 @@ def check_checkpoint(checkpoint: Checkpoint, progress: Callable[[int, int], obje
     """Return every finding that a checkpoint's metadata and the headers of its chunks show.
 
     Args:
-        checkpoint: The checkpoint.
         progress: Called with the tensors looked at, and their number.
     """
     results: list[Finding | NotChecked] = [

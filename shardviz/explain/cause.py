@@ -155,18 +155,7 @@ class Cause:
         """Return the finding that has this cause; the arguments are the finding's own attributes.
 
         Args:
-            tensor: The tensor's name; empty if it is about the whole dump.
-            ranks: The ranks that disagree, rising.
-            sentence: What is wrong, in numbers.
             kind: Which of the cause's kinds; the first if not given.
-            severity: `error` if numbers are wrong.
-            details: Clauses that follow the sentence.
-            claimed: Where the placements say each element is.
-            held: Where each element really is.
-            intended: Where the author wants it.
-            also: What else the ranks may hold that looks the same.
-            module: The first module of a step that goes wrong.
-            generic: Whether a finding that names a cause replaces this one.
         """
         return Finding(
             kind or self.kinds[0],

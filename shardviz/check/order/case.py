@@ -169,7 +169,6 @@ def cases_of(dump: Dump, tensor: Tensor, name: str, *, claims: bool = True) -> I
 
     Args:
         tensor: The tensor, or the fold that it is in.
-        name: Its name.
         claims: Whether what the placements say is taken up. If even the global shape is wrong, it cannot be.
 
     Raises:

@@ -114,7 +114,6 @@ def _cause(dump: Dump, raised: RaisedRecord, *, has_weights: bool) -> ShardedMod
     """Return the cause of an error by the sizes that it speaks of, or else by its words.
 
     Args:
-        raised: The error.
         has_weights: Whether the module has weights in whose forward it was raised.
     """
     error = raised.error

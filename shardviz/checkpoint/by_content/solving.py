@@ -122,7 +122,6 @@ class Strips:
         Args:
             segment: The tensor whose slices are looked up.
             whole: The one that may have them; equal in all other dims.
-            dim: The dim.
         """
         types = segment.tensor.dtype, whole.tensor.dtype
         if not can_cast(*types):
@@ -276,8 +275,6 @@ def recipes(whole: Tensor, numbers: Numbers, sources: Sequence[Link], strips: St
     """Yield the ways to make a tensor of the other side's tensors with the same numbers.
 
     Args:
-        whole: The tensor.
-        numbers: Its numbers.
         sources: The families of the other side.
         strips: A few values of each.
     """

@@ -72,8 +72,6 @@ def compare_checkpoints(
     """Compare all tensors of two checkpoints.
 
     Args:
-        before: The first.
-        after: The second.
         rules: The lines of a map.
         progress: Called with the tensors compared, and their number.
         also: Checkpoints of other steps, besides those next to the two.
@@ -127,9 +125,6 @@ def refuse_strangers(pairs: Pairs, before: Side, after: Side, by: str = "name") 
     """Refuse two sides that have tensors, and none in common.
 
     Args:
-        pairs: What they have.
-        before: The first.
-        after: The second.
         by: What of a tensor was looked for.
 
     Raises:

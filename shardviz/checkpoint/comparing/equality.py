@@ -102,9 +102,7 @@ def equal(first: NDArray[Any], second: NDArray[Any], turns: tuple[Turn, Turn] | 
     """Whether two arrays of one shape are equal, block by block: what differs is soon found.
 
     Args:
-        first: The first array.
-        second: The second.
-        turns: What is done to each of them before.
+        turns: What is done to each array before.
     """
     if first.size <= BLOCK or first.ndim == 0:
         return np.array_equal(*(first, second) if turns is None else (turns[0](first), turns[1](second)))

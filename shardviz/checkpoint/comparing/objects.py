@@ -35,8 +35,6 @@ def compare_objects(before: Checkpoint, after: Checkpoint, *, renamed: bool) -> 
     """Return what became of objects that differ, and notes on those that are not compared.
 
     Args:
-        before: The first checkpoint.
-        after: The second.
         renamed: Whether names of the first stand for others of the second: then an object may have another name, too.
     """
     shared_names = [name for name in _object_names(before) if name in _object_names(after)]

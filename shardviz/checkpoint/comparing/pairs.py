@@ -126,8 +126,6 @@ def pair_tensors(
     """Return which tensors of two checkpoints are compared.
 
     Args:
-        before: The first.
-        after: The second.
         rules: The map; either checkpoint may be the one that its left sides name.
         states: Returns which tensors of a side are optimizer state.
 
@@ -262,7 +260,6 @@ def padding_notes(pairs: Iterable[Pair], padded: Collection[str] = ()) -> list[s
     """Say what isn't compared because the map calls it padding or doesn't use it.
 
     Args:
-        pairs: All pairs.
         padded: The names of those that are padded elsewhere than the map says: all of them is compared.
     """
     sides = [(pair.name, side) for pair in pairs for side in pair.sides if side is not None]

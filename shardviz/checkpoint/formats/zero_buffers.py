@@ -263,11 +263,9 @@ def chunks_of(shape: tuple[int, ...], start: int, stop: int, where: ByteRange, d
     """Return the chunks that a stretch of a flattened tensor consists of.
 
     Args:
-        shape: The tensor's shape.
         start: The stretch's first element.
         stop: The element behind it.
         where: The file, and the byte at which the stretch begins.
-        dtype: The dtype.
     """
     width = itemsize(dtype)
     return [

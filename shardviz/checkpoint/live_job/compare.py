@@ -51,9 +51,6 @@ def compare_with_job(
     """Compare what the ranks of a job hold with a checkpoint; either may come first.
 
     Args:
-        before: The first.
-        after: The second.
-        rules: A map.
         progress: Called with the tensors compared, and their number.
         also: Checkpoints of other steps, besides those beside the checkpoint.
 

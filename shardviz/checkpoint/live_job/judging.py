@@ -65,10 +65,8 @@ def judge(outcome: Outcome, live: JobTensor, saved: Tensor, dump: Dump, search: 
     """Return what became of a tensor that both have.
 
     Args:
-        outcome: Its names.
         live: What the job has.
         saved: What the checkpoint has, or what is made of it.
-        dump: The job's dump.
         search: Where shards are looked for that are not what they claim.
     """
     try:
@@ -315,9 +313,7 @@ def name_places(live: JobTensor, parts: Mapping[int, Region], dump: Dump) -> tup
     """Say what ranks hold instead of what they claim, with the finding of a check of the job.
 
     Args:
-        live: The tensor.
         parts: Where the shards are found to be that are not what they claim, by rank.
-        dump: The job's dump.
     """
     claimed = live.dumped.claimed
     is_one = len(live.dumped.claims) == 1 and claimed is not None

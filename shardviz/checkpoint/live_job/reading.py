@@ -51,7 +51,6 @@ class Reader:
         """Read nothing yet.
 
         Args:
-            saved: The tensor.
             dtype: The dtype of the job.
             shape: The shape in which parts are counted.
             turn: What is done to the whole before, such as a transposition.

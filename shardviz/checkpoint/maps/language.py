@@ -117,7 +117,6 @@ def parse_rules(text: str, source: str) -> tuple[Rule, ...]:
     """Read a map from its text.
 
     Args:
-        text: The lines.
         source: What it is called in messages.
 
     Raises:

@@ -229,7 +229,6 @@ def apply(
     """Find the tensors that the rules are about.
 
     Args:
-        rules: The map.
         left: The tensors that its left sides name.
         right: Those that its expressions name.
         numbers: What its variables stand for.
@@ -354,7 +353,6 @@ def turn_rules(rules: Iterable[Rule], names: Collection[str], others: Collection
     """Return rules with some names on their left; those with them on the right are inverted.
 
     Args:
-        rules: The map.
         names: What is to be made, such as a model's names.
         others: What it is made of, such as a checkpoint's.
     """

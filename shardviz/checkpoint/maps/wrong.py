@@ -56,7 +56,6 @@ def explain_slip(outcome: Outcome, mapped: MappedTensor, tensor: Tensor, content
     """Name how a tensor differs from the map's; return None if no slip explains it.
 
     Args:
-        outcome: Its names.
         mapped: What it should be.
         tensor: What it is: not that.
         contents: The tensors of the side that it should be made of.

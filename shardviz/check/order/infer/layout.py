@@ -59,7 +59,6 @@ def derive_chain(size: int, axes: Mapping[str, int], table: Table, prefer: Chain
     """Find the simplest chain that gives every position what it holds.
 
     Args:
-        size: The dim's size.
         axes: The axes that what is held depends on, with their sizes, in the order of the table's positions.
         table: What each position holds.
         prefer: The chain that is claimed: it wins over others as simple.

@@ -95,7 +95,6 @@ def belongings_of(
     Args:
         full: The first job's weights.
         parts: What ranks of the second have of each.
-        mesh: Its mesh.
     """
     plain = [name for name in parts if name in full and all(part.layout is None for part in parts[name].values())]
     belongings = {name: _belonging(full[name], parts[name], mesh) for name in plain}

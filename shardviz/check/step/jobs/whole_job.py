@@ -68,7 +68,6 @@ def together(parts: Mapping[int, Kept], mesh: Mesh, *, is_exact: bool = False) -
 
     Args:
         parts: What each rank has; ranks that have none of it, as those of other stages, are left out.
-        mesh: The job's mesh.
         is_exact: Whether copies are equal bit by bit and nothing is a sum, as with weights.
     """
 

@@ -117,7 +117,6 @@ class Lines:
         """Read what the ranks of a dump wrote; None if no module was looked into, or a rank's file is missing.
 
         Args:
-            dump: The dump.
             around: Whether to read the step around the model instead of a module.
             module: Of which module, if ranks looked into several; None for the last.
         """

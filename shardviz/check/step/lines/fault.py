@@ -187,7 +187,6 @@ def wrong_result(
     """Return the fault of a call whose result is wrong.
 
     Args:
-        act: The call.
         axes: The axes of a missing mean.
         times: By what its result is too large, if that is all that is wrong; else 0.
         reads: The function that is given `given`, if the call is given what that makes: the collective among the calls
@@ -220,7 +219,6 @@ def extreme_of_part(act: Act, axis: str, op: str, reduction: Call | None, reduce
     """Return the fault of a call that takes the extreme of a part, or of the collective that reduces extremes wrongly.
 
     Args:
-        act: The call.
         axis: The axis over which ranks' results have the unsharded model's.
         op: What that is of them.
         reduction: The collective that gets what the call makes; None if none does.
@@ -237,7 +235,6 @@ def wrong_reduction(act: Act, axis: str, times: int = 0, copies: str = "", op: s
     """Return the fault of a reduction that gives something else.
 
     Args:
-        act: The call.
         axis: The axis of the terms that it is given; empty if it is given none.
         times: By what its result is too large, if that is all that is wrong; else 0.
         copies: The axes whose ranks have the same term of its sum, if that makes `times`.
@@ -257,7 +254,6 @@ def unsummed(act: Act, axis: str, operand: str = "", *, is_beside_whole: bool = 
     """Return the fault of a call that reads terms, which the line before makes, as the whole.
 
     Args:
-        act: The call.
         axis: The axis of the missing sum.
         operand: What gives it the terms, if one line does both.
         is_beside_whole: Whether it also takes what every rank has whole, or its part of.

@@ -59,9 +59,7 @@ def mask_fault(lines: Lines, states: States, calls: Sequence[Call]) -> Fault | N
     """Return the line of the positions by which scores of other queries or keys are masked; None without proof.
 
     Args:
-        lines: The calls of the module.
-        states: What ranks have of their tensors.
-        calls: Those whose results are no part of the unsharded model's.
+        calls: The calls whose results are no part of the unsharded model's.
     """
     masking = (call for call in calls if call.first.function == ATTENTION or _is_of_scores(lines, call))
     return next(filter(None, (_fault_of(lines, states, call) for call in islice(masking, MAX_CALLS))), None)

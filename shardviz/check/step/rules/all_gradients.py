@@ -110,7 +110,6 @@ def of_factor(evidence: Evidence, gradients: Sequence[Compared], factor: float, 
     """Return the finding of gradients that all have a factor.
 
     Args:
-        evidence: The step.
         gradients: All of its gradients.
         when: The moment at which they have it, if that is not when they were recorded.
     """

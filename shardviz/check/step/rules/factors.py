@@ -130,7 +130,6 @@ def check_scale(
     """Return the finding if every rank is off by the same ratio, or by a number of its own.
 
     Args:
-        comparison: The result.
         batch: Whether each axis of the run splits the batch; None if that is not known.
         gradients_alike: The gradients that have the same factor; None if the others are not known.
         is_mean: Whether the value is known to be a mean over the batch, as the loss is.
@@ -229,7 +228,6 @@ def cause_of_axes(ratio: Fraction, axes: Sequence[Over], *, of_all: bool, or_els
     """Return the cause of gradients that have a factor, with all axes that it may come of.
 
     Args:
-        ratio: The factor.
         of_all: Whether all gradients of the step have it; what all come from, as the loss, cannot be off by it else.
         or_else: What else it may come of.
     """

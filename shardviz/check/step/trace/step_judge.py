@@ -43,7 +43,6 @@ def judge(
         folder: Where each rank wrote what it had.
         whole: Where rank 0 wrote what the unsharded model had; in a folder in it what that had from weights and batch
             that were moved by a rounding, if the step is in narrow numbers.
-        mesh: The ranks' mesh.
         counts: How often each module is called in one forward of the batch; its calls after that are of other parts.
         dim: The dim of the batch that was parted.
         is_pipeline: Whether a rank's model is a stage of the unsharded one, so that the model itself is no module to

@@ -147,8 +147,6 @@ def by_own_norms(
     """Return that what each rank's step or state is multiplied by is a norm of the rank's own part.
 
     Args:
-        evidence: The step.
-        comparison: The weight or state.
         update: What the unsharded optimizer multiplies by a number, or any multiple of it.
         factors: By rank, the multiple of the unsharded model's.
         sentence: What says so.
@@ -203,7 +201,6 @@ def by_norm_of_copies(gradients: Sequence[Compared], factors: Mapping[int, float
     """Return that what an optimizer makes of all gradients is divided by a norm that isn't that of all gradients.
 
     Args:
-        gradients: All gradients.
         factors: By rank, the number by which it is multiplied, which is the same on all.
         what_is: What is multiplied, as sentences call it.
     """

@@ -39,7 +39,6 @@ def with_odd_file(outcomes: Outcomes, others: tuple[Sequence[Checkpoint], Sequen
     """Say that tensors differ in one file alone, and the step of that file.
 
     Args:
-        outcomes: What became of each tensor.
         others: Checkpoints of other steps, with the first's names and with the second's.
     """
     compared = [(outcome, pair) for outcome, pair in outcomes if outcome.verdict not in NOT_COMPARED]

@@ -101,7 +101,6 @@ def steps_with(
     """Return which side of a pair (0 or 1) has other steps' values, and those checkpoints.
 
     Args:
-        pair: Two tensors that differ.
         of_first: Checkpoints of other steps with the first one's names.
         of_second: And with the second one's.
     """

@@ -84,9 +84,6 @@ def with_left_over(outcomes: Outcomes, before: Checkpoint, after: Checkpoint, al
     """Say which tensors are left over from another step.
 
     Args:
-        outcomes: What became of each tensor.
-        before: The first checkpoint.
-        after: The second.
         also: Checkpoints of other steps, besides those next to the two.
     """
     if not any(outcome.is_open for outcome, _ in outcomes):

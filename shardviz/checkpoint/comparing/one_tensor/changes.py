@@ -83,8 +83,6 @@ def change_of(outcome: Outcome, before: Tensor, after: Tensor, names: tuple[str,
     """Say what became of a tensor.
 
     Args:
-        outcome: Its names.
-        before: What it was.
         after: What it is: not that, in a type to which values are known to be rounded.
         names: What the two are called.
 
@@ -193,9 +191,6 @@ def values_changed(
     """Say that all values were rounded, scaled or shifted by a number; None if they weren't.
 
     Args:
-        outcome: Its names.
-        before: What it was.
-        after: What it is.
         names: What the two are called.
         through: The types that values may have been rounded to on their way; None for those of usual casts.
     """
@@ -292,9 +287,6 @@ def scaled_in_blocks(outcome: Outcome, before: Tensor, after: Tensor, name: str)
     """Say that parts of rows, or of columns, have factors of their own; None if they haven't.
 
     Args:
-        outcome: The names of the two.
-        before: What it was.
-        after: What it is.
         name: What the second is called.
     """
     is_float = before.dtype in FLOATS and after.dtype in FLOATS

@@ -173,7 +173,6 @@ def _decided(
     """Return what became of a tensor, given what the content of others shows.
 
     Args:
-        outcome: What became of it.
         lengths: Its length on both sides.
         ends: The lengths of those that are padded or cut off at their end.
         repeats: The smallest lengths of which one is as many times the other as of those that are repeated.
