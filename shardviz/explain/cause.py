@@ -95,8 +95,9 @@ class Cause:
 
     @property
     def rivals(self) -> tuple[Cause, ...]:
-        """Other causes that fit as well, the likeliest first."""
-        return ()
+        """Other causes that fit as well, the likeliest first: the one in the field `or_else`, if the cause has that."""
+        or_else = getattr(self, "or_else", None)
+        return () if or_else is None else (or_else,)
 
     @property
     def ways(self) -> tuple[tuple[str, str], ...]:

@@ -244,11 +244,6 @@ class RepeatedHeads(Cause, kind="duplicated"):
     why = "The save keeps repeated parts, such as heads of k and v that several ranks or queries share"
     how = "take one of each {times}, or repeat them on load and not in the file"
 
-    @property
-    def rivals(self) -> tuple[Cause, ...]:
-        """Return what else it may be."""
-        return () if self.or_else is None else (self.or_else,)
-
 
 class WrongQuantizationScales(Cause):
     """Eight-bit values and their scales don't give the nearest numbers to the other side's.

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 KNOWN = ("gpt-neox#1259",)
 
 
-class FactorOfAxes(Cause, abstract=True):
+class FactorOfAxes(Cause, kind="wrong-scale", abstract=True):
     """A factor equal to the size of mesh axes; other causes of that number are printed after it.
 
     Attributes:
@@ -24,6 +24,7 @@ class FactorOfAxes(Cause, abstract=True):
     axes: str
     or_over: tuple[FactorOfAxes, ...] = field(default=(), kw_only=True)
     or_else: Cause | None = field(default=None, kw_only=True)
+    references = KNOWN
 
     @property
     def over(self) -> str:
@@ -37,7 +38,7 @@ class FactorOfAxes(Cause, abstract=True):
         return (*different, *([self.or_else] if self.or_else else []))
 
 
-class RepeatedSum(FactorOfAxes, kind="wrong-scale"):
+class RepeatedSum(FactorOfAxes):
     """Equal gradients of one loss are summed over ranks, so each is too large by an axis's size.
 
     Ranks that see the same batch compute the same loss. A collective whose backward is a sum, or an all_reduce after
@@ -53,10 +54,9 @@ class RepeatedSum(FactorOfAxes, kind="wrong-scale"):
         "use RowwiseParallel, or an autograd.Function that sums only in forward",
         "remove that all_reduce",
     )
-    references = KNOWN
 
 
-class FsdpSumsGradients(FactorOfAxes, kind="wrong-scale"):
+class FsdpSumsGradients(FactorOfAxes):
     """FSDP sums gradients over an axis that splits the batch instead of averaging them.
 
     A divide factor that was set for one module, or for all, replaces FSDP's own average. The gradients keep their
@@ -76,10 +76,9 @@ class FsdpSumsGradients(FactorOfAxes, kind="wrong-scale"):
         "remove that call, or pass it {size} times the factor",
         "{of_all:?divide the loss by {size}|remove that factor}",
     )
-    references = KNOWN
 
 
-class MultipliedTerm(FactorOfAxes, kind="wrong-scale"):
+class MultipliedTerm(FactorOfAxes):
     """FSDP averages a gradient, which is still too large by the size of an axis.
 
     A loss that was written for gradients that are summed multiplies by the number of ranks. FSDP divides by as many
@@ -93,10 +92,9 @@ class MultipliedTerm(FactorOfAxes, kind="wrong-scale"):
         "gradient,} is multiplied by the size of {over}"
     )
     how = "divide {of_all:?the loss|that term or that gradient} by {size}{of_all:?|, and leave the whole loss as it is}"
-    references = KNOWN
 
 
-class UndividedShardGradient(FactorOfAxes, kind="wrong-scale"):
+class UndividedShardGradient(FactorOfAxes):
     """A shard's gradient is the sum over all ranks' rows and was never divided.
 
     This happens to weights that are split over the axis of the batch, such as experts. The rank that owns a shard
@@ -114,10 +112,9 @@ class UndividedShardGradient(FactorOfAxes, kind="wrong-scale"):
         "divide the gradient{of_all:?, or each rank's loss,} by {size}, the size of {over}; don't all_reduce it over "
         "{over}, whose ranks hold different shards"
     )
-    references = KNOWN
 
 
-class SummedNotAveraged(FactorOfAxes, kind="wrong-scale"):
+class SummedNotAveraged(FactorOfAxes):
     """Gradients are summed over ranks although each rank's loss is already a mean.
 
     An all_reduce sums unless its op is an average. A gradient that is too large by a constant factor has the right
@@ -132,10 +129,9 @@ class SummedNotAveraged(FactorOfAxes, kind="wrong-scale"):
         "pass it op=ReduceOp.AVG",
         "reduce it once",
     )
-    references = KNOWN
 
 
-class DividedByWorldSize(FactorOfAxes, kind="wrong-scale"):
+class DividedByWorldSize(FactorOfAxes):
     """A gradient is divided by the world size, although some ranks see the same batch.
 
     Averaging code that was written for data parallelism uses the world size. With tensor or context parallelism the
@@ -150,10 +146,9 @@ class DividedByWorldSize(FactorOfAxes, kind="wrong-scale"):
         "divide by the sizes of the axes that split the batch",
         "reduce over {over} with ReduceOp.SUM",
     )
-    references = KNOWN
 
 
-class FsdpDividedAgain(FactorOfAxes, kind="wrong-scale"):
+class FsdpDividedAgain(FactorOfAxes):
     """A gradient that FSDP already averages is divided by the axis's size once more.
 
     Training loops that were written for a manual all_reduce divide the loss or the gradients themselves. Under FSDP
@@ -180,7 +175,6 @@ class FsdpDividedAgain(FactorOfAxes, kind="wrong-scale"):
         "remove that division by {size}",
         "remove that {averaged:?code|call or that code}",
     )
-    references = KNOWN
 
 
 class DivideFactorOfSome(Cause, kind="wrong-scale"):
@@ -204,7 +198,7 @@ class DivideFactorOfSome(Cause, kind="wrong-scale"):
     references = KNOWN
 
 
-class DividedShardGradient(FactorOfAxes, kind="wrong-scale"):
+class DividedShardGradient(FactorOfAxes):
     """The gradient of a shard is divided by the size of the axis that splits the weight.
 
     The rank that owns a shard has the shard's whole gradient. Code that averages every gradient over the axis also
@@ -217,10 +211,9 @@ class DividedShardGradient(FactorOfAxes, kind="wrong-scale"):
         "whole gradient"
     )
     how = "remove that division by {size}; don't reduce over {over}, whose ranks hold different shards"
-    references = KNOWN
 
 
-class AveragedNotSummed(FactorOfAxes, kind="wrong-scale"):
+class AveragedNotSummed(FactorOfAxes):
     """Contributions that add up to a gradient are averaged over an axis.
 
     The loss is already divided by the size of the whole batch, or each rank has only a part of the gradient. The
@@ -232,10 +225,9 @@ class AveragedNotSummed(FactorOfAxes, kind="wrong-scale"):
         "The loss is already divided by the size of {over}, and the average over {over} divides again",
     )
     how = "pass op=ReduceOp.SUM to the all_reduce over {over}, or leave the division out of the loss"
-    references = KNOWN
 
 
-class DdpAveragesShares(FactorOfAxes, kind="wrong-scale"):
+class DdpAveragesShares(FactorOfAxes):
     """DistributedDataParallel averages gradients of losses that add up to the whole loss.
 
     A loss that is divided by a count of all ranks, such as of all words, is its rows' share of the whole loss, and so
@@ -251,7 +243,6 @@ class DdpAveragesShares(FactorOfAxes, kind="wrong-scale"):
         "multiply the loss that backward runs on by {size}, or divide it by the rank's own count if all ranks have "
         "equally many"
     )
-    references = KNOWN
 
 
 class SummedContributions(Cause, kind="wrong-scale"):

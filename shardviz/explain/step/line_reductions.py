@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from shardviz.explain.cause import Cause
+from shardviz.explain.cause import AtLine
 from shardviz.explain.step.lines import WRONG
 
 
-class UnaveragedLine(Cause):
+class UnaveragedLine(AtLine):
     """A line takes the mean of each rank's own part, and nothing averages the means.
 
     A batch norm that takes its statistics from the rank's own rows does this, and so does any mean over a dim that an
     axis splits. The mean of a part has the shape and about the size of the whole mean, so nothing raises.
 
     Attributes:
-        place: The line, as `moe.py:83`.
-        function: What it calls.
         axes: The axes over which the ranks' results have the right mean.
     """
 
-    place: str
-    function: str
     axes: str
     kinds = WRONG
     why = "{function} in {place} gives each rank the mean of its own part. Nothing averages the means over {axes}"
@@ -34,7 +30,7 @@ class UnaveragedLine(Cause):
         return self.function == "batch_norm"
 
 
-class ExtremeOfPart(Cause):
+class ExtremeOfPart(AtLine):
     """A line takes the maximum of each rank's own part, and nothing reduces the ranks' maxima.
 
     A softmax over a vocabulary in shards is taken relative to the largest logit of all shards, and a scale for rounding
@@ -42,14 +38,10 @@ class ExtremeOfPart(Cause):
     same holds for a minimum and for a logsumexp.
 
     Attributes:
-        place: The line, as `loss.py:49`.
-        function: What it calls.
         axis: The axis over which the ranks' results have the right one.
         op: What the right one is of theirs: `max`, `min` or `logsumexp`.
     """
 
-    place: str
-    function: str
     axis: str
     op: str
     kinds = WRONG
@@ -69,21 +61,17 @@ class ExtremeOfPart(Cause):
         return self.op == "logsumexp"
 
 
-class WrongReductionLine(Cause):
+class WrongReductionLine(AtLine):
     """A collective in a line runs over the wrong ranks, or with the wrong operation, or twice.
 
     A reduction returns the same shape whatever it runs over, so nothing raises.
 
     Attributes:
-        place: The line, as `moe.py:83`.
-        function: The collective.
         ranks: The ranks of its group that the first rank is in.
         axis: The axis over which its input is one term of a sum; empty if that is not known.
         op: The reduction that its input needs, if that is no sum: `max` or `min`.
     """
 
-    place: str
-    function: str
     ranks: tuple[int, ...]
     axis: str = ""
     op: str = ""
@@ -95,22 +83,18 @@ class WrongReductionLine(Cause):
     )
 
 
-class CopiesSummedLine(Cause):
+class CopiesSummedLine(AtLine):
     """A collective in a line sums terms over ranks, some of which have the same term.
 
     A count of tokens that is summed over all ranks counts a batch once for each rank that has it.
 
     Attributes:
-        place: The line, as `loss.py:83`.
-        function: The collective.
         ranks: The ranks of its group that the first rank is in.
         axis: The axes over which its input is one term of a sum.
         copies: The other axes of the group.
         times: How often each term counts.
     """
 
-    place: str
-    function: str
     ranks: tuple[int, ...]
     axis: str
     copies: str
@@ -123,21 +107,17 @@ class CopiesSummedLine(Cause):
     how = "in {place}, sum over the group of {axis} alone"
 
 
-class RepeatedReductionLine(Cause, kind="wrong-scale"):
+class RepeatedReductionLine(AtLine, kind="wrong-scale"):
     """A collective in a line sums a value that is already the whole sum.
 
     Two layers of code each sum the terms: a row-parallel layer and the block around it, or a module and a hook.
     Every rank adds equal numbers, so the result is as many times too large as there are ranks.
 
     Attributes:
-        place: The line, as `moe.py:83`.
-        function: The collective.
         times: By what the result is too large.
         ranks: The ranks of its group that the first rank is in.
     """
 
-    place: str
-    function: str
     times: int
     ranks: tuple[int, ...]
     why = (

@@ -44,11 +44,6 @@ class UnexplainedLoss(Cause):
         "{counted_over:?divide each rank's sum by the summed count|shift and pad labels before you cut them}",
     )
 
-    @property
-    def rivals(self) -> tuple[Cause, ...]:
-        """The second cause, if there is one."""
-        return (self.or_else,) if self.or_else else ()
-
 
 class TargetsOfOtherRows(Cause):
     """The loss is wrong and the outputs are right, in micro-batches that aren't runs of rows.
@@ -135,11 +130,6 @@ class UnexplainedValue(Cause):
     or_else: Cause | None = None
     why = "The outputs are right, so the step puts the value together wrongly from the ranks' parts"
     how = "all_reduce each part once, over the axes that split it and no other axis"
-
-    @property
-    def rivals(self) -> tuple[Cause, ...]:
-        """The second cause, if there is one."""
-        return (self.or_else,) if self.or_else else ()
 
 
 class MiscountedExponentials(Cause):

@@ -121,8 +121,3 @@ class StepsInNarrowDtype(Cause):
         "keep the weights that the optimizer steps in {wide}, and compute in {narrow} by autocast or "
         "MixedPrecisionPolicy(param_dtype=...)"
     )
-
-    @property
-    def rivals(self) -> tuple[Cause, ...]:
-        """What else moved the weights differently."""
-        return () if self.or_else is None else (self.or_else,)
