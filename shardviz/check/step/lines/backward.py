@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from shardviz.check.step.lines.calls import CONVERSIONS, SELECTS
 from shardviz.check.step.lines.fault import Fault, after, at, fault_at, place_of, reached
 from shardviz.check.step.lines.states import MAX_BESIDE, State, words_of
-from shardviz.explain.step.lines_backward import (
+from shardviz.explain.step.line_reductions import (
     GradientsOfOtherMicroBatches,
     UnreducedGather,
     UnsummedLineBackward,

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.lines.fault import Fault, at, fault_at, given_fault, place_of, reached
-from shardviz.explain.step.exchanged_rows import ExchangeNotReversed, RowsNotRestored, StrangeRows
 from shardviz.explain.step.forward import MisplacedOperand, MisplacedWeight
+from shardviz.explain.step.line_rows import ExchangeNotReversed, RowsNotRestored, StrangeRows
 from shardviz.explain.step.lines import INDEXING, MisplacedLine
 from shardviz.layout.layout import Layout
 from shardviz.relate.tolerance import ELEMENT, EXACT, SINGLE

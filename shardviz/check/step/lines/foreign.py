@@ -23,10 +23,9 @@ from shardviz.check.step.lines.calls import SELECTS
 from shardviz.check.step.lines.exchanges import MOVES, ROOM
 from shardviz.check.step.lines.fault import Fault, at, fault_at, place_of, reached
 from shardviz.check.step.lines.masks import ATTENTION, mask_fault, ring_mask_fault
-from shardviz.explain.step.exchanged_rows import ForeignNumbersSummed
+from shardviz.explain.step.line_rows import CausalMaskOfPart, ForeignNumbersSummed, LoopFromZero
 from shardviz.explain.step.lines import ELEMENTWISE, UnlikeOperands, UnwrittenMemory
 from shardviz.explain.step.losses import PaddingSummed
-from shardviz.explain.step.own_rows import CausalMaskOfPart, LoopFromZero
 from shardviz.relate.tolerance import STEP
 from shardviz.relate.values import error_of, part_of, slices_of
 from shardviz.text import join_numbers, named_ranks

@@ -12,8 +12,8 @@ import numpy as np
 
 from shardviz.check.step.lines.fault import Fault, at, fault_at, place_of
 from shardviz.check.step.lines.search import DIVISIONS
+from shardviz.explain.step.line_rows import LabelsOfOtherRows, RowsLeftOut
 from shardviz.explain.step.losses import MeanOfMeans
-from shardviz.explain.step.own_rows import LabelsOfOtherRows, RowsLeftOut
 from shardviz.relate.tolerance import SINGLE, STEP
 
 if TYPE_CHECKING:

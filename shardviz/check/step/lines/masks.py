@@ -18,7 +18,7 @@ import numpy as np
 
 from shardviz.check.step.lines.exchanges import COPIES
 from shardviz.check.step.lines.fault import Fault, at, fault_at, place_of, reached
-from shardviz.explain.step.own_rows import MisplacedMask
+from shardviz.explain.step.line_rows import MisplacedMask
 from shardviz.relate.tolerance import STEP
 from shardviz.text import listed
 

@@ -25,10 +25,13 @@ from shardviz.explain.step.forward import MisplacedOperand, ShiftedPart, Ungathe
 from shardviz.explain.step.gradients import UnsummedInputGradient
 from shardviz.explain.step.line_reductions import (
     CopiesSummedLine,
+    GradientsOfOtherMicroBatches,
     RepeatedReductionLine,
     UnaveragedLine,
+    UnreducedGather,
     WrongReductionLine,
 )
+from shardviz.explain.step.line_rows import CausalMaskOfPart, CutByAnotherAxis, MisplacedMask, SameSlices
 from shardviz.explain.step.lines import (
     DRAWS,
     MislabeledPlacement,
@@ -37,7 +40,6 @@ from shardviz.explain.step.lines import (
     UnwrittenMemory,
     WrongLines,
 )
-from shardviz.explain.step.lines_backward import GradientsOfOtherMicroBatches, UnreducedGather
 from shardviz.explain.step.losses import (
     PaddingRead,
     PartialVocabularyLoss,
@@ -60,7 +62,6 @@ from shardviz.explain.step.modules import (
     UngatheredInput,
     UnsummedModule,
 )
-from shardviz.explain.step.own_rows import CausalMaskOfPart, CutByAnotherAxis, MisplacedMask, SameSlices
 from shardviz.explain.step.scales import ClippedByParts, NormOverWrongAxes
 from shardviz.explain.step.step_lines import LeftOutOfReduction, LocalWeight, NarrowReduction, ReductionNotStored
 from shardviz.explain.step.sums import (

@@ -15,7 +15,7 @@ import numpy as np
 from shardviz.check.step.lines.exchanges import spoils
 from shardviz.check.step.lines.fault import at, fault_at, place_of, reached
 from shardviz.explain.step.forward import ShiftedPart
-from shardviz.explain.step.own_rows import CutByAnotherAxis, OffsetOfUnequalParts, SameSlices
+from shardviz.explain.step.line_rows import CutByAnotherAxis, OffsetOfUnequalParts, SameSlices
 from shardviz.layout.layout import Layout
 from shardviz.relate.tolerance import SINGLE
 from shardviz.relate.values import error_of, slices_of
