@@ -93,7 +93,6 @@ class NarrowedOnTheWay(Cause):
     warning, and the lost digits are zeros. The dtype of the result is right.
 
     Attributes:
-        narrow: The narrow dtype.
         dtype: The dtype before; empty if it is the target's.
         to: The dtype now, if it differs.
         trip: `load` or `sync`, if a test recorded the trip.
@@ -148,9 +147,6 @@ class KeptOneShard(Cause, kind="missing"):
 
     A merge keeps one copy of what is equal on all ranks, and joins what differs. The shards of a norm of ones, or of a
     bias of zeros, are equal too, so the merge keeps one of them. A weight that is cut off at its end looks the same.
-
-    Attributes:
-        parts: How many equal parts there are.
     """
 
     parts: int
@@ -235,7 +231,6 @@ class RepeatedHeads(Cause, kind="duplicated"):
     save that doesn't undo this makes the tensor longer.
 
     Attributes:
-        times: How often each part is there.
         or_else: What else it may be, if all its values are one number.
     """
 
@@ -304,7 +299,6 @@ class AdapterScaled(Cause):
     Attributes:
         side: The side whose scale is smaller.
         factor: Its scale, relative to the other side's.
-        base: The name of the base's checkpoint.
     """
 
     side: str
@@ -323,7 +317,6 @@ class MergedWithAnotherScale(Cause):
     A merge with alpha / r in place of alpha / sqrt(r), or without a scale, gives weights near the right values.
 
     Attributes:
-        adapter: The adapter's name.
         factor: The scale that it was merged with.
         due: The scale that its settings make.
         how_made: How they do, as `alpha / r`.
@@ -367,7 +360,6 @@ class AdaptersPiledUp(Cause):
         side: Which side has more.
         low: The rank of the other side's change from the base.
         high: That of this side's.
-        base: The name of the base's checkpoint.
     """
 
     side: str

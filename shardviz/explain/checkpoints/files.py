@@ -275,7 +275,6 @@ class FileOfAnotherSave(Cause):
 
     Attributes:
         odd: The file, with what was compared.
-        side: What its side is called.
         other: What the other side is called; if they have the same in this file alone, it is the other side's.
         step: The checkpoint of another step that has the same in this file, as it is printed; else empty.
         ranks: The ranks of a job that may not have loaded it; empty between two checkpoints.
@@ -301,7 +300,6 @@ class FileOnEitherSide(Cause):
 
     Attributes:
         odd: The file of the second, with what was compared.
-        side: What its side is called.
         other: What the other side is called.
         twin: The file of the other side, as it is printed.
     """
@@ -328,7 +326,6 @@ class WholeFileDiffers(Cause):
 
     Attributes:
         file: The file's name, as it is printed.
-        side: What its side is called.
         small: Scales and biases in it that do not differ.
         rest: Why its tensors are as they are, if that is known besides.
     """

@@ -38,7 +38,6 @@ class ShardsOfOneRank(Cause, kind="write-not-applied"):
 
     Attributes:
         number: Which part, counted from 0.
-        parts: How many parts there are.
         initial: Which checkpoint still has initial values there; empty if that is not seen.
     """
 

@@ -90,7 +90,6 @@ class RoundedIds(Disorder, kind="foreign"):
     angles or positions, errors grow along the sequence.
 
     Attributes:
-        dtype: The narrower dtype.
         role: What the tensor is.
     """
 

@@ -38,9 +38,6 @@ class ShardedOverDifferent(Disorder, kind="wrong-shape"):
 
     fully_shard assumes that a plain parameter is the same tensor on all ranks of its mesh. Each rank keeps a shard
     of its own tensor, and a gather joins pieces of different tensors.
-
-    Attributes:
-        axes: The axes along which the parameters differ.
     """
 
     axes: tuple[str, ...]
@@ -109,7 +106,6 @@ class FusedWeightSplit(Disorder, kind="wrong-segment"):
     label is right and the shapes are right; forward then reads the rows as a different segment.
 
     Attributes:
-        num_segments: How many segments the dim has.
         placements: The placements that split each segment; empty if FSDP2 splits the dim too.
         under_fsdp: The layout to expect if FSDP2 splits each rank's part.
     """

@@ -29,9 +29,6 @@ class RoundedCopies(Cause, kind="unreplicated"):
 
     A sync casts what it sends. The sender keeps its own values, or some ranks load a file of a narrower dtype, and the
     replicas differ by a rounding from then on.
-
-    Attributes:
-        dtype: The narrower dtype.
     """
 
     dtype: str

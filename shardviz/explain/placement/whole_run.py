@@ -132,7 +132,6 @@ class OtherNumbersInBuffer(Cause):
     wrong numbers.
 
     Attributes:
-        buffer: Its name.
         held: The number of all ranks that is farthest off.
         wanted: The unsharded model's.
     """

@@ -10,9 +10,6 @@ class RepeatedCount(Cause):
 
     Activations that are recomputed in backward run the forward once more, with all that it writes. A sum over ranks
     that counted the same has the same effect.
-
-    Attributes:
-        times: How many times.
     """
 
     times: int

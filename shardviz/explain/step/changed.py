@@ -62,7 +62,6 @@ class ScaleOfPart(Cause):
     own shard, each shard is rounded with a scale of its own. The result is near enough for any tolerance of float8.
 
     Attributes:
-        modules: The modules that cast so.
         largest: What the scale makes of the largest number.
         axes: The axes that split what is cast.
     """
@@ -85,7 +84,6 @@ class UnlikeScale(Cause):
     `all_reduce`, is larger, so the scale leaves most numbers of float8 unused.
 
     Attributes:
-        modules: The modules that cast so.
         held: What the scale makes of the largest number.
         wanted: What that of the unsharded model makes of it.
         op: With which op the ranks' largest magnitudes make this scale; empty if none of them does.

@@ -297,7 +297,6 @@ class ScaledSharedPart(Cause, kind="wrong-scale"):
     own query heads. The heads' gradient is the sum of these.
 
     Attributes:
-        num_parts: How many parts the weight has.
         num_ranks: How many ranks have a gradient of it.
         count: How many ranks hold each part.
         groups: The ranks of each part.

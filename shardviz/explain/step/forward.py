@@ -139,7 +139,6 @@ class MisplacedWeight(Cause):
     the right shape, and the queries of other heads attend to its keys.
 
     Attributes:
-        weight: The weight.
         reader: The line that combines it with the rank's own part.
         ranks: The ranks that have another rank's part.
     """
@@ -208,7 +207,6 @@ class UngatheredKeys(Cause):
     Attributes:
         before: The last right module.
         module: The first wrong one.
-        axis: The axis that splits the sequence.
         exchange: A collective that ran between the two over that axis; empty if none was seen.
     """
 
@@ -241,10 +239,6 @@ class SegmentsInOneStretch(Cause, kind="wrong-segment"):
     A single stretch has the same shape, and the model reads segments in it that aren't there.
 
     Attributes:
-        tensor: The weight.
-        shape: Its shape.
-        sizes: The rows of each segment.
-        axis: The axis that cuts it.
         reader: The module that reads a segment.
         num_ranks: How many ranks there are along the axis, if the weight's placements claim the stretch; else 0.
         expect: The layout to expect in a probe of such a weight with its rows in rank order; empty if there is none.
@@ -312,9 +306,6 @@ class PartsDealtOtherwise(Cause, kind="misordered"):
     that differs multiplies features by another rank's rows, with the right shapes.
 
     Attributes:
-        tensor: The weight.
-        axis: The axis that cuts it.
-        num_ranks: The size of the axis.
         copies: How many ranks share each part.
     """
 
@@ -349,9 +340,6 @@ class ExpertsSentElsewhere(Cause, kind="misordered"):
     expert, and few reach their own.
 
     Attributes:
-        tensor: The experts' weight.
-        axis: The axis over which the experts are placed.
-        num_ranks: The size of the axis.
         experts_per_rank: How many experts each rank has.
         is_in_turn: Whether the experts are placed round-robin; else in chunks.
     """
@@ -379,7 +367,6 @@ class LayersDropped(Cause, kind="missing"):
 
     Attributes:
         size: How many layers the model has.
-        num_stages: How many stages there are.
         is_remainder: Whether it is the remainder of a division.
     """
 
@@ -419,7 +406,6 @@ class StagesOutOfOrder(Cause, kind="misordered"):
     Every layer runs once, but not in the model's order.
 
     Attributes:
-        axis: The axis of the pipeline.
         size: How many layers the model has.
         coordinates: The coordinate along the axis of each stage, in the stages' order.
     """

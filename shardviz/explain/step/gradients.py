@@ -136,7 +136,6 @@ class UnsummedInputGradient(Cause, kind="unreduced-gradient"):
 
     Attributes:
         module: The module that reads the input.
-        axis: The axis along which the parts are.
         inner: The module within it whose output is read; empty if it is the module's own input.
     """
 
@@ -315,7 +314,6 @@ class MicroBatchesReducedAgain(Cause):
     than the next by the number of ranks.
 
     Attributes:
-        axes: The axes over which the gradients are reduced.
         ratio: How many times as much a micro-batch counts as the next.
     """
 
@@ -369,7 +367,6 @@ class SlicesWithoutGradient(Cause):
     model. The forward is right, and the rows stay as they were initialized.
 
     Attributes:
-        tensor: The weight.
         slices: The rows, as `12` or `0:4+8`.
         dim: The dim that they are counted along.
         ranks: The ranks that should give them a gradient.

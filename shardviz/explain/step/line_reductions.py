@@ -136,7 +136,6 @@ class UnsummedLineBackward(Cause, kind="unreduced-gradient"):
 
     Attributes:
         place: The line, as `moe.py:83`.
-        axis: The axis of the missing sum.
     """
 
     place: str
@@ -162,7 +161,6 @@ class WholeGradientSummedAgain(Cause):
     Attributes:
         place: The line whose backward sums, as `moe.py:83`.
         reader: The line that hands back the whole gradient.
-        axis: The axis of the sum.
         times: The ranks along it.
     """
 
@@ -217,7 +215,6 @@ class UnreducedGather(Cause):
 
     Attributes:
         place: The line, as `ring.py:25`.
-        axis: The axis over which it gathers.
         is_dtensor: Whether a DTensor gathers, and no function of the user's.
     """
 

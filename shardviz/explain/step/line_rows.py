@@ -115,9 +115,6 @@ class OffsetOfUnequalParts(Cause):
 
     Attributes:
         place: The line, as `embedding.py:30`.
-        axis: The axis that splits the dim.
-        size: The length of the dim.
-        parts: The lengths of the parts.
         length: The length that it takes all parts to have, in words.
     """
 
@@ -169,7 +166,6 @@ class CutByAnotherAxis(Cause):
         axis: The axis that has as many ranks as there are parts, and along which ranks lack some.
         rows: The axis along which the parts differ, which splits the batch.
         number: How many parts ranks along the axis have together.
-        count: How many parts there are.
     """
 
     weight: str

@@ -77,8 +77,6 @@ class MiscountedTerm(Cause, kind="wrong-scale"):
 
     Attributes:
         term: Which term it is, counted from 1 in the order of the loss's additions.
-        count: How many terms there are.
-        times: How often it counts.
     """
 
     term: int
@@ -103,7 +101,6 @@ class TermOfPart(Cause):
 
     Attributes:
         term: Which term it is, counted from 1 in the order of the loss's additions.
-        count: How many terms there are.
     """
 
     term: int
@@ -140,7 +137,6 @@ class MiscountedExponentials(Cause):
 
     Attributes:
         size: How many ranks the sum or the average runs over.
-        axes: The axes of this size.
         is_repeated: Whether each part counts several times; if not, the sum was averaged.
     """
 
@@ -312,7 +308,6 @@ class ScalarNotReduced(Cause, kind="unreduced-scalar"):
     one rank's contribution, which looks plausible.
 
     Attributes:
-        axes: The axes over which a reduction is missing.
         op: The reduction's name in torch; empty if it is not known.
         holders: The ranks that have the value if all others log zero, as those of a pipeline's last stage.
     """

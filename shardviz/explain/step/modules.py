@@ -13,7 +13,6 @@ class UnsummedModule(Cause):
     Attributes:
         module: The module that returns the terms.
         reader: The module that reads them.
-        axis: The axis along which they are.
     """
 
     module: str
@@ -59,10 +58,6 @@ class UngatheredInput(Cause):
 
     The axis splits a dim over which the module works, such as the sequence in attention. The local computation runs
     without an error.
-
-    Attributes:
-        axis: The axis that splits its input.
-        dim: The dim that is split.
     """
 
     module: str
@@ -85,7 +80,6 @@ class UnexplainedModule(Cause):
 
     Attributes:
         summed: A module in it whose output is the terms of a sum; empty if there is none.
-        axis: The axis along which the terms are.
     """
 
     module: str
@@ -303,7 +297,6 @@ class UnlikeLayers(Cause, kind="misordered-within-shard"):
     still fit and its result is wrong.
 
     Attributes:
-        tensor: The weight.
         dim: The dim whose parts are in a different order.
     """
 

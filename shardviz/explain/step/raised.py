@@ -70,11 +70,6 @@ class UnequalParts(ShardedModelRaises):
 
     torch gives the first ranks one element more, or the last ranks fewer. Code that computes the size of a part as the
     whole's divided by the number of ranks, or gathers parts of one size, is wrong on such a mesh.
-
-    Attributes:
-        size: The length of the dim.
-        axis: The axis that splits it.
-        parts: The lengths of the parts.
     """
 
     size: int
@@ -133,7 +128,6 @@ class UnlikeSizes(ShardedModelRaises):
     Attributes:
         less: The smaller size that the exception speaks of.
         more: The larger one.
-        ratio: How many times as much it is.
         axes: The axes of that size: `dp or tp`.
     """
 

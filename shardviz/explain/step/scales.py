@@ -125,7 +125,6 @@ class ClippedByOwnNorms(Cause):
 
     Attributes:
         norms: The norm by which each rank clipped, as text.
-        limit: What it was clipped to.
         is_reduced: Whether all ranks have equal gradients in the end: they were reduced after clipping.
     """
 

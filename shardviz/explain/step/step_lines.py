@@ -80,7 +80,6 @@ class SummedLossAveraged(Cause, kind="wrong-scale"):
 
     Attributes:
         place: The line that sums, as `train.py:30`.
-        axes: The axes that it sums over.
     """
 
     place: str
@@ -103,7 +102,6 @@ class LeftOutOfReduction(Cause, kind="unreduced-gradient"):
 
     Attributes:
         place: The line that reduces the others, as `train.py:41`.
-        axis: The axis over which it reduces them.
     """
 
     place: str
@@ -121,7 +119,6 @@ class NarrowReduction(AtLine, kind="unreduced-gradient"):
     Attributes:
         place: The line that reduces it, as `train.py:41`.
         ranks: The ranks that it reduces over, of the first rank's group.
-        axis: The axis over which a reduction is missing.
     """
 
     ranks: tuple[int, ...]
@@ -138,7 +135,6 @@ class ReductionNotStored(Cause, kind="unreduced-gradient"):
 
     Attributes:
         place: The line that reduces the copy, as `train.py:41`.
-        axis: The axis over which it reduces it.
         written: The line that writes the result into a copy; empty if nothing writes it.
     """
 
@@ -164,7 +160,6 @@ class LocalWeight(Cause, kind="unreduced-gradient"):
 
     Attributes:
         place: The line, as `norm.py:20`.
-        axis: The axis over which the sum is missing.
     """
 
     place: str

@@ -51,7 +51,6 @@ class GradientNotReduced(Cause, kind="unreduced-gradient"):
     optimizer steps with its own gradient, and the weights stop being copies without an error.
 
     Attributes:
-        axes: The axes over which a reduction is missing.
         op: The reduction, as torch calls it; empty if it is not known.
         is_captured: Whether the step was captured, maybe before the reduction.
         other_axis: An axis along which copies may be equal, if the parameter may be split by hand; else empty.
@@ -147,7 +146,6 @@ class NarrowSum(Cause):
     what it reduces. Rounding errors add up with every rank, and no single step shows them.
 
     Attributes:
-        dtype: The narrow dtype.
         of_all: Whether all gradients have numbers of that dtype.
     """
 
@@ -171,7 +169,6 @@ class UnreducedSharedPart(Cause, kind="unreduced-gradient"):
     mesh, so no wrapper reduces over them.
 
     Attributes:
-        num_parts: How many parts the weight has.
         num_ranks: How many ranks have a gradient of it.
         op: The reduction, as torch calls it.
         groups: The ranks of each part.
@@ -234,7 +231,6 @@ class UnreducedBesideVector(Cause, kind="unreduced-output"):
 
     Attributes:
         vector: The vector that is added, usually a bias.
-        axis: The axis over which a reduction is missing.
         op: `sum` or `avg`.
     """
 
@@ -262,7 +258,6 @@ class ResultNotRead(AtLine):
     Attributes:
         place: The line that calls it, as `train.py:57`.
         function: The collective.
-        axes: The axes that it sums over.
         is_copy: Whether it wrote the sum into a copy of what should be summed.
     """
 
@@ -287,7 +282,6 @@ class ConcatenatedTerms(Cause, kind="wrong-shape"):
     that does not check its shape goes on with it.
 
     Attributes:
-        axis: The axis along which the terms are.
         dim: The dim along which they were joined.
         vector: A bias that is added after the sum; empty if there is none.
     """
@@ -354,7 +348,6 @@ class MixedShards(Cause):
     has the same numbers, which belong to no part.
 
     Attributes:
-        axis: The axis that splits the tensor.
         lacking: The axes along which copies differ because nothing reduces them; empty if there are none.
     """
 

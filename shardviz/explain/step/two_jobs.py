@@ -101,7 +101,6 @@ class StepsInNarrowDtype(Cause):
     weights has not.
 
     Attributes:
-        narrow: The narrow dtype.
         wide: The dtype of the other job's weights.
         job: Which job has narrow weights.
         steps: How many optimizer steps the jobs made before the traced one.

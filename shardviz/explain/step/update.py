@@ -41,7 +41,6 @@ class RepeatedStep(Cause):
     multiplied. Training only looks as if its learning rate were higher.
 
     Attributes:
-        times: The multiple.
         of_all: Whether no weight has the unsharded model's step; else it is the learning rate of this one's group.
     """
 

@@ -22,10 +22,8 @@ class CopiesSideBySide(Cause, kind="wrong-shape"):
     An all_gather over an axis whose ranks hold the same puts equal blocks one after the other. Only the size shows it.
 
     Attributes:
-        dim: The dim that is too large.
         held: Its size.
         axes: The axes whose size is the factor: `dp or tp`.
-        size: That size.
         due: The size that the dim should have.
     """
 
@@ -48,10 +46,7 @@ class SplitTwice(Cause, kind="wrong-shape"):
     of a part, and the rest is never computed.
 
     Attributes:
-        dim: The dim that is too small.
-        axis: The axis that splits it.
         held: The size that its parts make together.
-        size: The size of the axis.
         due: The size that the dim should have.
     """
 
@@ -79,10 +74,8 @@ class PartLabeledWhole(Cause, kind="wrong-shape"):
     A plain local tensor was returned, or labeled as replicated. Its size along one dim is that of a shard.
 
     Attributes:
-        dim: The dim that is too small.
         held: Its size.
         axes: The axes that may split it: `dp or tp`.
-        size: Their size.
         due: The size that the dim should have.
     """
 
@@ -151,7 +144,6 @@ class WeightOnSomeRanks(Cause):
 
     Attributes:
         ranks: The ranks that lack it.
-        weight: Its name.
     """
 
     ranks: tuple[int, ...]
@@ -179,7 +171,6 @@ class UnexplainedCopies(Cause):
     Each rank computes something of its own. Nothing compares copies in a running job.
 
     Attributes:
-        axes: The axes along which they differ.
         place: What is known of the place where the step goes wrong.
     """
 
@@ -330,7 +321,6 @@ class RowsOfPeers(Cause):
 
     Attributes:
         module: The first module whose weights the ranks share.
-        axis: The axis along which they do.
         is_only_axis: Whether all ranks are along the axis, so that no axis is left to number a sampler by.
     """
 

@@ -58,8 +58,6 @@ class UnexpectedShape(Cause, kind="wrong-placement"):
 
     Attributes:
         held: The tensor's own layout.
-        expected: The layout that is expected.
-        shape: The tensor's shape.
     """
 
     held: str
@@ -298,7 +296,6 @@ class ExchangedCoordinate(Cause):
     shapes fit. Ranks whose two coordinates are equal get the right part.
 
     Attributes:
-        axis: The axis that splits the weight.
         instead: The axis whose coordinate is used.
     """
 
