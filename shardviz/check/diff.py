@@ -45,7 +45,6 @@ class Change:
     """One thing that is another in the second dump.
 
     Attributes:
-        tensor: The tensor's name.
         aspect: What about it changed.
         before: What it was, in the notation or in words; empty if only hashes show that the values differ.
         after: What it is.

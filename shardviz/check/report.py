@@ -52,13 +52,7 @@ class NotChecked:
 
 
 class Place(NamedTuple):
-    """A tensor at one moment, as the files have it.
-
-    Attributes:
-        moment: When it was recorded.
-        role: What it is.
-        name: Its name.
-    """
+    """A tensor at one moment, as the files have it."""
 
     moment: Moment
     role: Role

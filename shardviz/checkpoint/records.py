@@ -85,7 +85,6 @@ class MemoryTensor:
     """A tensor whose values are in memory.
 
     Attributes:
-        name: What they are called.
         dtype: Their element type.
         bits: They as unsigned integers.
     """
@@ -109,8 +108,6 @@ class ByteRange(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         file: The file's name in the checkpoint's folder.
-        start: The first byte.
-        size: How many bytes.
         archive: Whether they are what `torch.save` wrote; the elements themselves otherwise.
         transformed: What the bytes went through after that, such as a compression; empty if through nothing.
     """
@@ -148,9 +145,7 @@ class StoredTensor(msgspec.Struct, frozen=True, gc=False):
     """One tensor of a checkpoint, with its chunks.
 
     Attributes:
-        name: Its name.
         shape: Its global shape.
-        dtype: Its dtype.
         chunks: The parts that it is stored in.
         folder: The folder of the files.
         parts: What it is called in a nested state dict, level by level, where that is known.
@@ -407,8 +402,6 @@ class Extent:
     """The bytes of a file from a part's first element to its last.
 
     Attributes:
-        file: The file.
-        start: The first byte.
         stop: One past the last.
         is_full: Whether the part has all of them; other elements lie between otherwise.
     """

@@ -74,7 +74,6 @@ class Elements:
 
     Attributes:
         numbers: Their numbers, counted row-major from 0, in memory order.
-        shape: The local shape.
     """
 
     numbers: tuple[int, ...]

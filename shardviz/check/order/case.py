@@ -47,7 +47,6 @@ class Case:
     """One stamped tensor over the ranks of one mesh.
 
     Attributes:
-        dump: The dump that it is from.
         tensor: The tensor, or the fold that it stands for.
         name: Its name, or the first of the fold's.
         mesh: The mesh that it claims; the run's for a plain tensor.
@@ -355,7 +354,6 @@ class PairOfIds:
     Attributes:
         laid_out: The dump's tensors.
         tensor: The tensor, or the fold that it is in.
-        name: Its name.
         wanted: The layout: what is claimed, or what is intended; None if a plain tensor claims nothing.
         order: The order that a dim is meant to have; None for its own.
     """

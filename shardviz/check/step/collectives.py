@@ -172,8 +172,6 @@ class Gathered(RankPair):
     """What ranks got of a collective of torch that should give back a tensor, and the tensor.
 
     Attributes:
-        stamp: The tensor.
-        call: The collective.
         records: What each rank got that is not the tensor in order.
     """
 

@@ -149,7 +149,6 @@ class FamilyMatch:
 
     Attributes:
         side: Which checkpoint has it: 0 or 1.
-        whole: The family.
         recipe: How its tensors are made of the other side's.
         why: Why, if it is not because the values are equal.
         is_by_settings: Whether a model's settings say in which order its parts are joined.

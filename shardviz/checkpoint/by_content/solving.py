@@ -60,7 +60,6 @@ class View:
     """The last two dims of a tensor, at one index of its other dims, transposed or not.
 
     Attributes:
-        tensor: The tensor.
         index: The index of each of its first dims.
         turned: Whether the last two dims are exchanged.
     """

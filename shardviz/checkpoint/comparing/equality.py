@@ -162,11 +162,7 @@ def _by_rows(tile: NDArray[Any]) -> NDArray[Any]:
 
 @dataclass
 class ContentIndex:
-    """Looks up tensors by their values.
-
-    Attributes:
-        by_shape: The tensors of each shape.
-    """
+    """Looks up tensors by their values."""
 
     by_shape: dict[tuple[int, ...], list[Tensor]]
     _samples: dict[int, NDArray[Any] | None] = field(default_factory=dict)

@@ -44,8 +44,6 @@ class FileTensor:
     """Where a file has a tensor: first byte, dtype, shape and strides.
 
     Attributes:
-        dtype: Its dtype.
-        shape: Its shape.
         strides: The elements from one index to the next, for each dim.
         start: The byte of the file at which its first element is.
     """
@@ -119,7 +117,6 @@ class Archive:
     """A whole file that `torch.save` wrote.
 
     Attributes:
-        path: The file.
         tree: What is in it, made of inert types: a tensor is `PickledObject`.
     """
 

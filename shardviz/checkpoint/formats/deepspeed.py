@@ -46,7 +46,6 @@ class _ModelPart:
     """The tensors in the files of one model-parallel rank, and problems with them.
 
     Attributes:
-        tensors: The tensors by name.
         problems: What is wrong.
     """
 

@@ -65,7 +65,6 @@ class RankFile:
     """One data-parallel rank's optimizer file.
 
     Attributes:
-        file: Its name.
         stage: The stage of ZeRO; 0 if it does not say.
         world: The number of ranks that it says there are; 0 if it does not.
         buffers: Each group's buffers by what they are of: `fp32`, `exp_avg`.

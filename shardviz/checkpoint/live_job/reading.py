@@ -39,7 +39,6 @@ class Reader:
     """Reads parts of a tensor and hashes them as a dump does; no part is read twice.
 
     Attributes:
-        entry: The tensor.
         dtype: The dtype to which it is cast.
         shape: The shape in which parts are counted.
         read_bytes: Bytes that were read and hashed so far.
@@ -123,7 +122,6 @@ class RestoredTensor:
     """A job's tensor, restored from the checkpoint's tensors that a map makes of it.
 
     Attributes:
-        live: The job's tensor.
         sources: How each of the checkpoint's tensors is made of it and others, and the tensor.
     """
 

@@ -54,7 +54,6 @@ class Call:
     """A function call in a map's expression.
 
     Attributes:
-        function: Its name.
         operands: The tensors, or what makes them.
         numbers: Its numbers: as written, a variable, or `*`.
     """

@@ -39,9 +39,7 @@ class Op:
     """A function applied to tensors that exist.
 
     Attributes:
-        function: Its name.
         parts: The tensors, or what makes them.
-        numbers: Its numbers.
     """
 
     function: str
@@ -88,7 +86,6 @@ class MappedTensor:
 
     Attributes:
         node: How it is made.
-        shape: Its shape.
         text: The right side of the rule, with its `*`.
         where: The line of the map.
     """

@@ -77,8 +77,6 @@ class Counts:
         copies: How often each should be.
         num_missing: Ids held less often.
         num_duplicated: Ids held more often.
-        least: The smallest count.
-        most: The largest count.
         first_missing: The element number of the first id held less often; -1 if there is none.
         first_duplicated: The same of the first held more often.
     """

@@ -91,7 +91,6 @@ class Assembling:
 
     Attributes:
         job: The trace of the job that is looked at.
-        mesh: Its mesh.
         ranks: What is known of each rank.
         arrays: Values, by rank and name.
         narrowed_to: What rounds as much as the multiplications of a GPU may.

@@ -32,7 +32,6 @@ class Linear:
     """A linear layer of a job, compared with that of one process.
 
     Attributes:
-        module: Its name.
         axes: The axes that split the rows of its weight.
         factor: How many times fewer features ranks return; 0 if they also have other rows than they were given.
     """

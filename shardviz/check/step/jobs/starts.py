@@ -41,7 +41,6 @@ class OtherWeight:
     """A weight that is another one in the second job before the step.
 
     Attributes:
-        name: Its name.
         rank: The first rank that has something else.
         apart: How far it is off, relative to the largest element; infinite if its shape fits nothing.
         is_permuted: Whether ranks have the first job's numbers and no others, at other places.

@@ -239,8 +239,6 @@ class WholeJob:
     """A job that another one is compared with.
 
     Attributes:
-        job: Its trace.
-        mesh: Its mesh.
         name: What it is called: the first run, or the second.
     """
 

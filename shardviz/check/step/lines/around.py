@@ -80,12 +80,7 @@ def is_around(finding: Finding) -> bool:
 
 @dataclass
 class Around:
-    """The lines of a step around the model.
-
-    Attributes:
-        lines: The calls.
-        states: What ranks have of their tensors.
-    """
+    """The lines of a step around the model."""
 
     lines: Lines
     states: States

@@ -95,7 +95,6 @@ class Lines:
     """The calls inside of one module on both sides.
 
     Attributes:
-        module: The module.
         sharded: What each rank recorded.
         unsharded: What rank 0 recorded of the unsharded model.
         asked_module: The module that was asked for: the same, or one of torch's own in it.

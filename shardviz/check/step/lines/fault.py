@@ -48,7 +48,6 @@ class Fault:
     """A first wrong line.
 
     Attributes:
-        line: The line.
         function: What it calls.
         sentence: What is wrong there, with each rank's values and the line before.
         cause: The cause that it is.
@@ -136,7 +135,6 @@ class Act:
     """A call that makes something wrong of what is right.
 
     Attributes:
-        call: The call.
         given: What ranks have of what it is given; empty if it is given no tensor, or its module returns it.
         held: What they have of its result.
         before: The line that makes what it is given, or the terms.

@@ -48,8 +48,6 @@ class Stretch:
     """What one rank has of a dim, and what it should have.
 
     Attributes:
-        rank: The rank.
-        dim: The dim.
         first: The first index that it has.
         due: The first index that it should have.
         length: How many it has.
@@ -208,8 +206,6 @@ class UnequalSplit:
     """A dim that an axis does not divide.
 
     Attributes:
-        size: The length of the dim.
-        axis: The axis.
         lengths: The length of each part.
         coords: Each rank's coordinate along the axis.
     """

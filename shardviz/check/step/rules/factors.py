@@ -320,8 +320,6 @@ class Unreduced:
     """A result that ranks hold unreduced, with the reduction that makes it right.
 
     Attributes:
-        comparison: The result.
-        kind: The reduction.
         axes: The axes to reduce over.
         ratio: What it is of the right one even then.
     """

@@ -101,7 +101,6 @@ class Judging:
     Attributes:
         whole: What the unsharded step has.
         ranks: What each rank has.
-        mesh: The ranks' mesh.
         noise: How far rounding alone takes the whole; None if that was not measured.
         drift: How far apart places are that are right, at most, relative to their size.
         num_not_finite: Places at which the whole has NaN or infinity, so that nothing can be judged.
@@ -355,7 +354,6 @@ class _Place:
     """One place that is judged.
 
     Attributes:
-        judging: The step.
         whole: What the unsharded step has there.
         parts: What ranks have.
         near: How far an element may be off.

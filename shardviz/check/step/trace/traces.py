@@ -38,10 +38,8 @@ class Kept:
     """Elements of a tensor.
 
     Attributes:
-        shape: The tensor's own shape.
         at: The indices that are kept along each dim, rising.
         values: The elements at all of them.
-        dtype: The tensor's dtype.
         device: Where it was.
         is_stepped: Whether it is a weight that optimizer steps before the traced one have rounded.
     """

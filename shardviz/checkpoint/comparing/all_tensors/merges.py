@@ -59,7 +59,6 @@ class _Merge:
 
     Attributes:
         times: t, if the second has first + t * (third - first).
-        third: The name of the third checkpoint.
         rank: The rank of the first's change from the third, if it is low, as an adapter's; else 0.
     """
 
@@ -170,12 +169,7 @@ class Settings(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """An adapter that was saved on its own.
-
-    Attributes:
-        checkpoint: Its matrices.
-        settings: What it was trained with.
-    """
+    """An adapter that was saved on its own."""
 
     checkpoint: Checkpoint
     settings: Settings

@@ -51,9 +51,7 @@ class _OtherSteps:
     """Two checkpoints, and those of other steps of their runs.
 
     Attributes:
-        sides: The two.
         others: The other steps of each.
-        outcomes: What became of each tensor.
     """
 
     sides: tuple[Checkpoint, Checkpoint]

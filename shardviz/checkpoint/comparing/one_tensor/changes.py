@@ -266,12 +266,7 @@ def number_text(number: float) -> str:
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two matrices, with its lines as rows.
-
-    Attributes:
-        bits: Its elements' bits.
-        dtype: Their dtype.
-    """
+    """One of the two matrices, with its lines as rows."""
 
     bits: NDArray[Any]
     dtype: str
