@@ -293,8 +293,9 @@ def ratio_of_terms(act: Act, axis: str) -> Fault:
     )
 
 
-def with_label(lines: Lines, states: States, fault: Fault | None) -> Fault | None:
+def with_label(states: States, fault: Fault | None) -> Fault | None:
     """Return a fault, or that of the `DTensor.from_local` behind it, which takes terms for the whole or the reverse."""
+    lines = states.lines
     cause = fault.cause if fault is not None else None
     if fault is None or not isinstance(cause, UnsummedLine | ScaledLine | RepeatedReductionLine):
         return fault

@@ -32,8 +32,9 @@ MAX_COMPARED = 1 << 24
 """Numbers that are compared at most to find rows in others."""
 
 
-def means_fault(lines: Lines, states: States) -> Fault | None:
+def means_fault(states: States) -> Fault | None:
     """Return the line that divides each micro-batch's sum by its own count, if both add up to the whole batch's."""
+    lines = states.lines
     whole = {lines.key_of(line): line for line in lines.unsharded.lines if len(line.inputs) == 2}
     rounds: dict[object, list[Call]] = {}
     for call in lines.calls:
@@ -72,8 +73,9 @@ def _numbers(states: States, calls: Sequence[Call], operand: int, ranks: Sequenc
     return [arrays[rank].item() for rank in ranks for arrays in held]
 
 
-def labels_fault(lines: Lines, states: States) -> Fault | None:
+def labels_fault(states: States) -> Fault | None:
     """Return the line that gives a loss other labels, of all ranks together, than the unsharded model's."""
+    lines = states.lines
     for function in LOSSES:
         whole = [line for line in lines.unsharded.lines if line.function == function and len(line.inputs) > 1]
         of_ranks = {

@@ -140,7 +140,7 @@ def module_to_open(finding: Finding) -> str | None:
 def with_lines(dump: Dump, results: Iterable[Finding | NotChecked]) -> Iterator[Finding | NotChecked]:
     """Yield the results of a step's checks, those about the module that ranks looked into with its first wrong line."""
     opened, around = _opened(dump), Around.of(dump)
-    faults = [(lines, fault) for lines in opened if (fault := fault_in(lines, States(dump, lines))) is not None]
+    faults = [(lines, fault) for lines in opened if (fault := fault_in(States(dump, lines))) is not None]
     for outcome in results:
         if not isinstance(outcome, Finding):
             yield outcome
@@ -175,7 +175,7 @@ def _with_line_of_term(dump: Dump, finding: Finding, opened: Iterable[Lines]) ->
     if not isinstance(cause, UnsummedInputGradient) or cause.inner:
         return finding
     of_module = (lines for lines in opened if module_to_open(finding) in (lines.module, lines.asked_module))
-    faults = (sent_back_fault(lines, States(dump, lines), cause.axis) for lines in of_module)
+    faults = (sent_back_fault(States(dump, lines), cause.axis) for lines in of_module)
     fault = next((fault for fault in faults if fault is not None and not fault.is_torchs), None)
     return finding if fault is None else with_line(finding, fault)
 

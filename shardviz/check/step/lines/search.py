@@ -45,7 +45,7 @@ from shardviz.relate.values import error_of, is_alike
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardviz.check.step.lines.calls import Call, Lines, Value
+    from shardviz.check.step.lines.calls import Call, Value
     from shardviz.check.step.lines.states import State, States
     from shardviz.dump.records.lines import FrameRecord
 
@@ -63,8 +63,9 @@ ARITHMETIC = ("add", "sub", "rsub", "mul", "div", "truediv", "rtruediv", "pow", 
 class ForwardSearch:
     """Calls of a module, with what is known of their tensors, and which of these are each rank's own."""
 
-    def __init__(self, lines: Lines, states: States) -> None:
+    def __init__(self, states: States) -> None:
         """Take the calls and the states."""
+        lines = states.lines
         self.lines, self.states = lines, states
         right = [value for value in lines.carried if states.placed(value).is_known]
         self.carried = lines.carried if right else {}  # sums may be relative to another maximum
@@ -240,7 +241,7 @@ class ForwardSearch:
 
     def _axis_of_powers(self, value: Value) -> str:
         """Return the axis over which the exponentials of ranks' numbers add up to the unsharded model's; else ''."""
-        whole = self.states.whole(self.lines.wanted[value]) if value in self.lines.wanted else None
+        whole = self.states.reference_of(value)
         held = self.states.held(value)
         if whole is None or not held or any(array.shape != whole.shape for array in held.values()):
             return ""

@@ -181,6 +181,11 @@ class States:
         return self._refined_states[value, gradient]
 
     @cached_property
+    def wrong_results(self) -> list[Value]:
+        """What the module returns wrong, or the loss of a step around the model."""
+        return [value for value, _ in self.lines.returned if self.placed(value).is_wrong]
+
+    @cached_property
     def is_right(self) -> bool:
         """Whether the module returns what the unsharded one does: else gradients come from a wrong result."""
         return all(self.placed(value).is_known for value, _ in self.lines.returned)
@@ -415,6 +420,11 @@ class States:
         except (ShardvizError, KeyError):
             return None
         return array if array.size <= MAX_SIZE else None
+
+    def reference_of(self, value: Value, *, gradient: bool = False) -> NDArray[np.float64] | None:
+        """Return the unsharded model's tensor that a tensor is compared with, or its gradient; None as `whole`."""
+        number = self.lines.wanted.get(value)
+        return None if number is None else self.whole(number, gradient=gradient)
 
     def is_index(self, value: Value) -> bool:
         """Whether a tensor holds whole numbers, as indices do."""

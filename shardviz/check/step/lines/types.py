@@ -92,7 +92,7 @@ def table_of(dump: Dump) -> Table | None:
     if lines is None:
         return None
     states, rows = States(dump, lines), []
-    fault = fault_in(lines, states)
+    fault = fault_in(states)
     wrong = fault.place if fault is not None and not isinstance(fault.cause, WrongLines) else ""
     for call in lines.calls:
         for value in call.outputs[:1]:
