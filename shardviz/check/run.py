@@ -41,7 +41,7 @@ from shardviz.check.ranks import check_completeness, check_missing_ranks, check_
 from shardviz.check.report import NotChecked, Report, grouped, is_of_places, ranks_by_name, unhidden
 from shardviz.check.step.collectives import check_collectives, check_gathered
 from shardviz.check.step.contradictions import check_zero_gradients
-from shardviz.check.step.lines.naming import with_lines, with_unread
+from shardviz.check.step.lines.naming import module_to_open, with_lines, with_unread
 from shardviz.check.step.run import check_step, without_consequences_of_update
 from shardviz.check.step.update.compare import check_unsharded_update
 from shardviz.check.step.update.copies import check_update
@@ -51,6 +51,7 @@ from shardviz.check.verdicts import num_of_model
 from shardviz.dump.dump import dump_of
 from shardviz.dump.pause import collector_paused
 from shardviz.dump.read import read_files
+from shardviz.dump.records.lines import STEP
 from shardviz.errors import ShardvizError
 from shardviz.explain.finding import Finding
 from shardviz.explain.placement.order import OrderNotApplied
@@ -93,6 +94,20 @@ def report_on(dump: Dump) -> Report:
     step = with_unread(dump, with_lines(dump, _check_step(laid_out, _findings(weights), told_right)))
     results = _without_rates([*weights, *step, *check_collectives(dump)])
     return replace(_report(dump, laid_out, results), compared=told_right)
+
+
+def modules_to_open(folder: Path) -> list[str]:
+    """Return inside of which modules ranks should look, once their step is in the dump.
+
+    That is the first wrong one, the model itself only without another, or the step around the model.
+    """
+    try:
+        findings = check_dump(folder).findings
+    except ShardvizError:  # the command that reads the dump says so
+        return []
+    modules = [module for module in map(module_to_open, findings) if module is not None]
+    inside = [module for module in modules if module != STEP]
+    return [next(filter(None, inside), "")] if inside else modules[:1]
 
 
 def _without_rates(results: list[Result]) -> list[Result]:
@@ -262,11 +277,9 @@ def _check_case(case: Case) -> list[Result]:
         axes = ", ".join(axis for axis, _ in case.claimed.partial)
         why = f"a sum over {axes} is pending, so the values that ranks hold are not ids"
         return [NotChecked(case.name, why, "order")]
-    if filled := list(check_filled(case)):
-        return list(filled)
-    recomputed = [*check_recomputed(case), *check_plain_copies(case)]
-    if recomputed:
-        return recomputed
+    certain: list[Result] = [*check_filled(case)] or [*check_recomputed(case), *check_plain_copies(case)]
+    if certain:
+        return certain
     labels = list(check_label(case))
     redrawn = list(check_redrawn(case))
     if redrawn:
