@@ -57,6 +57,7 @@ from shardviz.explain.finding import Finding
 from shardviz.explain.placement.order import OrderNotApplied
 from shardviz.explain.step.update import AnotherLearningRate, RepeatedStep
 from shardviz.layout.intended import split_order
+from shardviz.layout.mesh import ranks_by
 from shardviz.text import natural_key
 
 if TYPE_CHECKING:
@@ -191,12 +192,9 @@ def _dtypes(dump: Dump) -> Iterator[Finding]:
 
 def _not_checked_by_ranks(dump: Dump) -> Iterator[NotChecked]:
     """Yield the checks that ranks could not make, once for all of them."""
-    ranks_by_reason: dict[tuple[str, str], list[int]] = {}
-    for rank, record in dump.files.ranks.items():
-        for pair in dict.fromkeys(record.not_checked):
-            ranks_by_reason.setdefault(pair, []).append(rank)
+    reasons = ((rank, pair) for rank, record in dump.files.ranks.items() for pair in dict.fromkeys(record.not_checked))
     num_ranks = dump.files.run.num_ranks
-    for (name, why), ranks in ranks_by_reason.items():
+    for (name, why), ranks in ranks_by(reasons).items():
         where = "" if len(ranks) == num_ranks else f" (on {len(ranks):,} of {num_ranks:,} ranks)"
         yield NotChecked(name, why + where, _about(dump, name, ranks))
 

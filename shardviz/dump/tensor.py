@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from shardviz.dump.records.base import DIGEST_LENGTH
+from shardviz.layout.mesh import ranks_by
 from shardviz.layout.region import Region
 
 if TYPE_CHECKING:
@@ -125,7 +126,5 @@ class Tensor:
         """Ranks by claimed layout; several keys if ranks disagree or meshes are disjoint."""
         if isinstance(self.shards, LazyShards):
             return self.shards.claims()
-        groups: dict[Layout | None, list[int]] = {}
-        for rank, shard in self.shards.items():
-            groups.setdefault(shard.layout, []).append(rank)
+        groups = ranks_by((rank, shard.layout) for rank, shard in self.shards.items())
         return {layout: tuple(ranks) for layout, ranks in groups.items()}

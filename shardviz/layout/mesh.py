@@ -11,15 +11,16 @@ from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product, zip_longest
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from shardviz.errors import MeshError
 from shardviz.text import counted, did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Hashable, Iterable, Iterator, Sequence
 
 Coord = tuple[int, ...]
+What = TypeVar("What", bound="Hashable")
 AXIS_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 MAX_RANKS = 1 << 20
@@ -188,6 +189,19 @@ class Mesh:
 
     def __str__(self) -> str:
         return "(" + ", ".join(f"{axis}={size}" for axis, size in zip(self.axes, self.shape, strict=True)) + ")"
+
+
+def ranks_by(pairs: Iterable[tuple[int, What]]) -> dict[What, list[int]]:
+    """Group ranks by what they have, in the order in which it is first met.
+
+    Example:
+        >>> ranks_by([(0, "a"), (1, "b"), (2, "a")])
+        {'a': [0, 2], 'b': [1]}
+    """
+    ranks: dict[What, list[int]] = {}
+    for rank, what in pairs:
+        ranks.setdefault(what, []).append(rank)
+    return ranks
 
 
 def parse_mesh(text: str, default_axes: Sequence[str] = ()) -> Mesh:

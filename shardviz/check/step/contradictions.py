@@ -41,6 +41,7 @@ from shardviz.explain.step.whole_step import (
     UncheckedLabel,
 )
 from shardviz.explain.templates import number
+from shardviz.layout.mesh import ranks_by
 from shardviz.layout.notation import write
 from shardviz.text import counted, folded_names, listed, named_ranks
 
@@ -67,11 +68,8 @@ NONE_ANYWHERE = "its gradient: .grad is None on every rank after the step"
 
 def check_raised(dump: Dump) -> Iterator[Finding]:
     """Yield the errors that only the sharded model raised."""
-    ranks_by_error: dict[RaisedRecord, list[int]] = {}
-    for rank, record in dump.files.ranks.items():
-        for raised in record.raised:
-            ranks_by_error.setdefault(raised, []).append(rank)
-    for raised, ranks in ranks_by_error.items():
+    errors = ((rank, raised) for rank, record in dump.files.ranks.items() for raised in record.raised)
+    for raised, ranks in ranks_by(errors).items():
         layouts = _weights_of(dump, raised.module)
         cause = _cause(dump, raised, has_weights=bool(layouts))
         sentence = f"the sharded model's {raised.what} raises, and the unsharded model's does not: {raised.error}"

@@ -12,6 +12,7 @@ from shardviz.check.order.rules.foreign import owners_of
 from shardviz.check.ranks import differing
 from shardviz.check.values.copies import Copies
 from shardviz.errors import ShardvizError
+from shardviz.layout.mesh import ranks_by
 from shardviz.layout.notation import write
 from shardviz.layout.region import Region, index_of
 from shardviz.picture.exhibits.exhibit import MOST_CELLS, MOST_ROWS, Cell, Exhibit, Row, exhibit, plain, title_of
@@ -254,9 +255,8 @@ def _by_shapes(tensor: Tensor) -> dict[tuple[str, str, str], list[int]]:
 def claimed_layouts(dump: Dump, finding: Finding) -> Exhibit | None:
     """Return the layouts that ranks claim; None if they all claim the same."""
     tensor = dump.first_captured.get(finding.tensor)
-    by_claim: dict[str, list[int]] = {}
-    for rank, shard in tensor.shards.items() if tensor is not None else ():
-        by_claim.setdefault(write(shard.layout) if shard.layout is not None else "nothing", []).append(rank)
+    shards = tensor.shards.items() if tensor is not None else ()
+    by_claim = ranks_by((rank, "nothing" if shard.layout is None else write(shard.layout)) for rank, shard in shards)
     if len(by_claim) < 2:
         return None
     usual = max(by_claim, key=lambda text: len(by_claim[text]))
@@ -271,9 +271,7 @@ def numbers_in_groups(dump: Dump, finding: Finding) -> Exhibit | None:
     """Return the coordinates of ranks next to their numbers in the groups along the same axis."""
     rows = []
     for (record, axis), places in differing(dump).items():
-        by_place: dict[tuple[int, int], list[int]] = {}
-        for rank, place in places.items() if tuple(sorted(places)) == finding.ranks else ():
-            by_place.setdefault(place, []).append(rank)
+        by_place = ranks_by(places.items() if tuple(sorted(places)) == finding.ranks else ())
         name = record.axes[axis]
         rows += [
             Row(

@@ -36,6 +36,7 @@ from shardviz.explain.step.two_jobs import (
     TrainedInOneJob,
 )
 from shardviz.explain.step.whole_step import MisplacedWeights
+from shardviz.layout.mesh import ranks_by
 from shardviz.relate.casts import is_narrower
 from shardviz.relate.tolerance import EPSILON, NEAR_STARTS
 from shardviz.text import counted, fold, listed, named_ranks
@@ -280,10 +281,8 @@ def trained_in_one_job(weights: Weights, job: WholeJob) -> Iterator[Finding]:
 def held_back_gradients(weights: Weights, job: WholeJob) -> Iterator[Finding]:
     """Yield weights that a job's optimizer steps without a gradient, because FSDP holds it back."""
     params, gradients = by_name(job.job.ranks, "param"), by_name(job.job.ranks, "grad")
-    ranks_of: dict[str, list[int]] = {}
-    for rank, record in job.job.dump.files.ranks.items():
-        for name in record.held_back:
-            ranks_of.setdefault(name, []).append(rank)
+    files = job.job.dump.files
+    ranks_of = ranks_by((rank, name) for rank, record in files.ranks.items() for name in record.held_back)
     for name in (name for name in weights.grads if name in ranks_of and name in params and name not in gradients):
         text = "the optimizer steps while .grad is None on every rank: FSDP holds the gradient back"
         yield ReductionSwitchedOff().finding(name, tuple(ranks_of[name]), text)

@@ -15,6 +15,7 @@ from shardviz.check.step.trace.traces import Kept, float_of, in_both
 from shardviz.explain.step.whole_step import DifferentBatch, SharedRows
 from shardviz.layout.candidates import shared_placements
 from shardviz.layout.layout import Layout
+from shardviz.layout.mesh import ranks_by
 from shardviz.layout.region import Region, merge_ranges
 from shardviz.relate.casts import rounding_between
 from shardviz.relate.orders import orders_of_slices, places_of
@@ -372,20 +373,13 @@ def _are_padded_parts(whole: Kept, parts: Sequence[Kept]) -> bool:
 
 def _shares(rows: Mapping[int, tuple[int, ...]]) -> str:
     """Say which rows ranks were given, those with the same rows together."""
-    ranks_of = _ranks_of(rows).items()
+    ranks_of = ranks_by(rows.items()).items()
     return listed((f"{named_ranks(ranks)} rows {join_numbers(given)}" for given, ranks in ranks_of), MOST_SHARES)
-
-
-def _ranks_of(rows: Mapping[int, tuple[int, ...]]) -> dict[tuple[int, ...], list[int]]:
-    ranks_of: dict[tuple[int, ...], list[int]] = {}
-    for rank, rows_of_rank in rows.items():
-        ranks_of.setdefault(rows_of_rank, []).append(rank)
-    return ranks_of
 
 
 def _incomplete(rows: Mapping[int, tuple[int, ...]], size: int, mesh: Mesh) -> Rows:
     """Say which rows each rank was given, and along which axes they are the same, if some rows were given to none."""
-    ranks_of = _ranks_of(rows)
+    ranks_of = ranks_by(rows.items())
     given = {row for rows_of_rank in ranks_of for row in rows_of_rank}
     equal = [
         axis
