@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.report import NotChecked, Report, grouped
+from shardviz.checkpoint.comparing.equality import sample_of
 from shardviz.checkpoint.coverage import coverage_of
+from shardviz.checkpoint.formats.headers import read_safetensors
 from shardviz.checkpoint.formats.pickle_reader import UnknownTypeError
 from shardviz.checkpoint.formats.torch_file import BY_ITSELF
 from shardviz.checkpoint.optimizer import check_optimizer, check_states
-from shardviz.checkpoint.second_set import check_second_set
 from shardviz.errors import DumpError
 from shardviz.explain.checkpoints.files import (
     ChunkOutOfBounds,
@@ -22,6 +23,7 @@ from shardviz.explain.checkpoints.files import (
     MixedChunkTypes,
     ShardsOfTwoSaves,
     StaleFileIndex,
+    TwoSetsOfWeights,
     UnknownPickledType,
     UnlistedChunk,
     UnreadableFile,
@@ -34,7 +36,7 @@ from shardviz.text import counted, listed, natural_key, printable
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 
-    from shardviz.checkpoint.records import ByteRange, Checkpoint, Chunk, StoredTensor
+    from shardviz.checkpoint.records import ByteRange, Checkpoint, Chunk, StoredTensor, Tensor
 
     Entries = dict[str, list[tuple[StoredTensor, Chunk]]]
     Span = tuple[int, int, str]
@@ -90,6 +92,34 @@ def _check_unread_files(checkpoint: Checkpoint) -> Iterator[NotChecked]:
     if checkpoint.unread:
         some = listed(map(printable, checkpoint.unread))
         yield NotChecked("", f"files next to the weights ({some}): {BY_ITSELF}", "run")
+
+
+def check_second_set(checkpoint: Checkpoint) -> Finding | NotChecked | None:
+    """Compare a sample of each tensor of a file of all weights next to an index of several; None if there is none."""
+    if not checkpoint.second_set:
+        return None
+    name = printable(checkpoint.second_set)
+    before = f"{name} is next to the index, and transformers reads it before the index"
+    try:
+        tensors = read_safetensors(checkpoint.folder / checkpoint.second_set).tensors
+    except DumpError as error:
+        return TwoSetsOfWeights(name).finding("", (), f"{before}: {error.message}")
+    names = sorted({*tensors, *checkpoint.tensors})
+    odd = [one for one in names if not _are_alike(tensors.get(one), checkpoint.tensors.get(one))]
+    if not odd:
+        why = f"{name}, which transformers reads before the index: only a sample, which equals the index's files"
+        return NotChecked("", why, "run")
+    some = listed(map(printable, odd))
+    differ = f"{counted(len(odd), 'tensor')} of {len(names):,} {'differs' if len(odd) == 1 else 'differ'} there: {some}"
+    return TwoSetsOfWeights(name).finding("", (), f"{before}; {differ}")
+
+
+def _are_alike(first: Tensor | None, second: Tensor | None) -> bool:
+    """Whether two tensors have one dtype and shape, and equal values in a sample of them."""
+    if first is None or second is None or (first.dtype, first.shape) != (second.dtype, second.shape):
+        return False
+    sample, second_sample = sample_of(first), sample_of(second)
+    return sample is None or second_sample is None or np.array_equal(sample, second_sample)
 
 
 def _problems(checkpoint: Checkpoint) -> Iterator[Finding | NotChecked]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -20,6 +19,7 @@ from shardviz.relate.factors import REDUCTIONS
 from shardviz.relate.sides import Elements, Rounding, Sides
 from shardviz.relate.tolerance import EPSILON, NOISE
 from shardviz.relate.values import padded_to
+from shardviz.text import spans_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -49,10 +49,7 @@ MAX_SPANS = 4
 
 def spans(places: Iterable[int]) -> str:
     """Name indices in their order as ranges: `0:6+18:24`."""
-    runs = [
-        [at for _, at in run] for _, run in groupby(enumerate(map(int, places)), key=lambda pair: pair[1] - pair[0])
-    ]
-    named = [f"{run[0]}:{run[-1] + 1}" if len(run) > 1 else f"{run[0]}" for run in runs]
+    named = [f"{start}:{stop}" if stop > start + 1 else f"{start}" for start, stop in spans_of(map(int, places))]
     return "+".join(named[:MAX_SPANS]) + ("+..." if len(named) > MAX_SPANS else "")
 
 

@@ -10,6 +10,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from shardviz.check.report import NotChecked
 from shardviz.checkpoint.comparing.all_tensors.common import with_common_cause, with_roundings, with_summed_replicas
 from shardviz.checkpoint.comparing.all_tensors.lonely import lonely_outcomes, with_lost_states, with_masters
 from shardviz.checkpoint.comparing.all_tensors.moves import (
@@ -29,10 +30,10 @@ from shardviz.checkpoint.comparing.one_tensor.eight_bits import judge_scaled, ju
 from shardviz.checkpoint.comparing.one_tensor.lengths import with_parts
 from shardviz.checkpoint.comparing.outcome import SIDES, Comparison, Outcome, Verdict
 from shardviz.checkpoint.comparing.pairs import padding_notes, pair_tensors
+from shardviz.checkpoint.findings import check_second_set
 from shardviz.checkpoint.maps.families import family_of
 from shardviz.checkpoint.maps.mapped_tensors import PAD, MappedTensor, Op
 from shardviz.checkpoint.maps.wrong import explain_slip
-from shardviz.checkpoint.second_set import second_set_outcome
 from shardviz.errors import DumpError, ShardvizError
 from shardviz.explain.checkpoints.conversion import OverflowInFloat16
 from shardviz.relate.casts import is_narrower
@@ -94,7 +95,7 @@ def compare_checkpoints(
     names = [] if rules or is_told else rename_notes(pairs.both)
     notes = [*padding_notes(pairs.both, padded), *untransposed_notes(results), *notes]
     notes = [*pairs.notes, *names, *notes, *more]
-    second = (second_set_outcome(checkpoint, side) for checkpoint, side in zip((before, after), SIDES, strict=True))
+    second = (_of_second_set(checkpoint, side) for checkpoint, side in zip((before, after), SIDES, strict=True))
     return Comparison((*outcomes, *objects, *filter(None, second)), tuple(notes), pairs.lines, pairs.guessed)
 
 
@@ -152,6 +153,15 @@ def hint(before: Side, after: Side, outcomes: Sequence[Outcome]) -> tuple[str, .
     if family := family_of(before.tensors, after.tensors):
         return (f"--map {family} knows these names",)
     return (WRITE_A_MAP,) if {"missing", "added"} <= set(verdicts) else ()
+
+
+def _of_second_set(checkpoint: Checkpoint, side: str) -> Outcome | None:
+    """Return a difference for a second set of other values in one side of a comparison."""
+    finding = check_second_set(checkpoint)
+    if finding is None or isinstance(finding, NotChecked):
+        return None
+    outcome = Outcome(printable(checkpoint.second_set), "", "other")
+    return outcome.became("other", f"in the {side}, {finding.summary}", finding.explanation)
 
 
 def _but_for_ranks(outcome: Outcome, pair: Pair, checkpoints: tuple[Checkpoint, Checkpoint]) -> Outcome:

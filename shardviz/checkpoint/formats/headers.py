@@ -249,10 +249,7 @@ def _add_chunks(chunks_by_name: dict[str, list[Chunk]], path: Path, size: int | 
             ByteRange(file_name, data_start + begin, end - begin),
             DTYPES.get(tensor.dtype) or printable(tensor.dtype.lower()),
         )
-        if name in chunks_by_name:
-            chunks_by_name[name].append(chunk)
-        else:
-            chunks_by_name[name] = [chunk]
+        chunks_by_name.setdefault(name, []).append(chunk)
 
 
 def _header(text: bytes) -> tuple[Mapping[str, _Header], msgspec.Raw | None]:

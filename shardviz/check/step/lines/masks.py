@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
-from itertools import groupby, islice, product
+from itertools import islice, product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,7 +21,7 @@ from shardviz.check.step.lines.fault import Fault, at, fault_at, place_of, reach
 from shardviz.check.step.lines.states import States
 from shardviz.explain.step.line_rows import MisplacedMask
 from shardviz.relate.tolerance import STEP
-from shardviz.text import listed
+from shardviz.text import listed, spans_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -256,5 +256,5 @@ def _orders(numbers: list[int]) -> Iterator[list[int]]:
 
 def spans(numbers: Sequence[int]) -> str:
     """Write positions in their order: `0-3, 12-15 and 4-11`."""
-    runs = [[number for _, number in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
-    return listed([f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs], MAX_LISTED)
+    named = (f"{start}-{stop - 1}" if stop > start + 1 else f"{start}" for start, stop in spans_of(numbers))
+    return listed(named, MAX_LISTED)
