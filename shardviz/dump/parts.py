@@ -18,6 +18,7 @@ from msgspec import structs
 from shardviz.errors import LayoutError
 from shardviz.layout.layout import JOIN
 from shardviz.layout.region import indices
+from shardviz.layout.splits import axes_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -89,8 +90,8 @@ def _candidates(layout: Layout, shape: tuple[int, ...]) -> Iterator[Layout]:
         for dim, size in enumerate(shape)
     ]
     for chains in product(*per_dim):
-        links = [link for chain in chains for link in chain if isinstance(link, str) and link != JOIN]
-        if len({*links}) == len(links):
+        axes = [axis for chain in chains for axis in axes_in(chain)]
+        if len({*axes}) == len(axes):
             yield replace(layout, shape=shape, chains=chains)
 
 

@@ -387,7 +387,7 @@ class PairOfIds:
         """Return the ids that a rank should hold, from 1 within the tensor; None if nothing says it."""
         if self.wanted is None:
             return None
-        return self.wanted.region(self.mesh.coord_of(rank)).flat_ids(self.wanted.index_shape) + 1
+        return self.wanted.region_of_rank(rank).flat_ids(self.wanted.index_shape) + 1
 
     def held_of(self, rank: int) -> NDArray[np.int64]:
         """Return a rank's ids, from 1 within the tensor; ids of other tensors are 0 or negative."""

@@ -256,7 +256,7 @@ def _part(shard: Shard) -> Region | None:
     if layout is None or not layout.own_axes or {*layout.split_axes} <= {*layout.own_axes}:
         return None
     chains = tuple(tuple(link for link in chain if link not in layout.own_axes) for chain in layout.chains)
-    return replace(layout, chains=chains).region(layout.mesh.coord_of(shard.rank))
+    return replace(layout, chains=chains).region_of_rank(shard.rank)
 
 
 def _is_right(dump: Dump, gathered: GatherRecord) -> bool:

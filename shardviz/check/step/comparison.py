@@ -268,7 +268,7 @@ def in_order(dump: Dump, role: str, name: str, whole: NDArray[np.float64]) -> ND
 def _region(dump: Dump, shard: Shard, name: str, shape: tuple[int, ...]) -> Region | Elements:
     """Return the region that a rank holds: as claimed, or where the ids of the weight `name` are."""
     if shard.layout is not None:
-        return shard.layout.region(shard.layout.mesh.coord_of(shard.rank))
+        return shard.layout.region_of_rank(shard.rank)
     stamped = dump.find("stamped", "param", name) or dump.find("stamped", "buffer", name)
     if shard.body.local_shape != shape and stamped is not None and shard.rank in stamped.shards:
         ids = stamped.shards[shard.rank]

@@ -220,6 +220,6 @@ def _claim(shard: Shard) -> tuple[Region | None, str]:
     if shard.rank not in layout.mesh:
         return None, "it is not on the tensor's mesh"
     try:
-        return layout.region(layout.mesh.coord_of(shard.rank)), ""
+        return layout.region_of_rank(shard.rank), ""
     except LayoutError as error:
         return None, error.message

@@ -191,7 +191,7 @@ def whole(case: Case) -> torch.Tensor:
 
 def sharded(case: Case, mesh: DeviceMesh, placements: Sequence[Placement], values: torch.Tensor) -> Any:
     """Return a DTensor whose shards the oracle cuts, or a share of them if a sum is pending."""
-    region = case.layout(tuple(placements)).region(case.mesh.coord_of(distributed.get_rank()))
+    region = case.layout(tuple(placements)).region_of_rank(distributed.get_rank())
     local = values.flatten()[torch.from_numpy(region.flat_ids(case.shape))]
     if any(isinstance(placement, Partial) for placement in placements):
         local = local * case.share(distributed.get_rank())

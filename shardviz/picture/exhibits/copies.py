@@ -196,7 +196,7 @@ def _place(mesh: Mesh, rank: int) -> str:
 
 
 def _part(layout: Layout | None, rank: int) -> str:
-    return str(layout.region(layout.mesh.coord_of(rank))) if layout is not None and rank in layout.mesh else ""
+    return str(layout.region_of_rank(rank)) if layout is not None and rank in layout.mesh else ""
 
 
 def name_owners(dump: Dump, finding: Finding, cases: LaidOut) -> Exhibit | None:
@@ -246,7 +246,7 @@ def _by_shapes(tensor: Tensor) -> dict[tuple[str, str, str], list[int]]:
     by_shapes: dict[tuple[str, str, str], list[int]] = {}
     for rank, shard in tensor.shards.items():
         if shard.layout is not None and rank in shard.layout.mesh:
-            due = shard.layout.region(shard.layout.mesh.coord_of(rank)).shape
+            due = shard.layout.region_of_rank(rank).shape
             whole, has = shard.layout.shape, shard.body.local_shape
             by_shapes.setdefault((str(list(whole)), str(list(due)), str(list(has))), []).append(rank)
     return by_shapes

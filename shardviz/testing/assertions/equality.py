@@ -303,7 +303,7 @@ def _is_suspect(local: Local, expected: ExpectedTensor) -> bool:
         layout = Layout.from_placements(mesh, local.claimed_shape, placements)
         if layout.partial or local.flat or local.shape != expected.values.shape:
             return True
-        region = layout.region(mesh.coord_of(distributed.get_rank()))
+        region = layout.region_of_rank(distributed.get_rank())
     got = _numbers(local.values)
     if region.shape != got.shape:
         return True

@@ -101,7 +101,7 @@ def _sharded_over_different(
     over = [{*wrapper.ranks} for wrapper in wrappers if wrapper.kind == "fsdp" and name in wrapper.names]
     offsets: dict[Coord, tuple[int, ...]] = {}
     for rank, shard in tensor.shards.items() if over else ():
-        claimed = shard.layout.region(shard.layout.mesh.coord_of(rank)) if shard.layout is not None else None
+        claimed = shard.layout.region_of_rank(rank) if shard.layout is not None else None
         if claimed is None or shard.held is None or len(shard.held.dims) != len(expected) or rank not in mesh:
             return None
         if claimed.size == 0 and shard.held.size == 0:

@@ -261,13 +261,13 @@ def _by_shape(comparison: Compared) -> Iterator[Layout]:
 
 
 def _holds_part(comparison: Compared, layout: Layout, dim: int, rank: int) -> bool:
-    held, expected = comparison.values[rank].shape, layout.region(comparison.mesh.coord_of(rank)).shape
-    size = max(layout.region(comparison.mesh.coord_of(other)).shape[dim] for other in comparison.values)
+    held, expected = comparison.values[rank].shape, layout.region_of_rank(rank).shape
+    size = max(layout.region_of_rank(other).shape[dim] for other in comparison.values)
     return held in (expected, (*expected[:dim], size, *expected[dim + 1 :]))
 
 
 def _laid_out(comparison: Compared, layout: Layout) -> Compared:
-    regions = {rank: layout.region(layout.mesh.coord_of(rank)) for rank in comparison.values}
+    regions = {rank: layout.region_of_rank(rank) for rank in comparison.values}
     values = {rank: held[tuple(map(slice, regions[rank].shape))] for rank, held in comparison.values.items()}
     sides = [zip(comparison.values[rank].shape, values[rank].shape, strict=True) for rank in values]
     cut = next(((dim, held) for shapes in sides for dim, (held, own) in enumerate(shapes) if held > own), None)

@@ -232,7 +232,7 @@ def _whole_of(weight: Weight, parts: Mapping[int, Weight], belonging: Belonging 
 def _region_of(rank: int, part: Weight, belonging: Belonging | None, shape: tuple[int, ...]) -> Region:
     """Return the region of a weight that a rank's part is claimed, or was found, to be."""
     if part.layout is not None:
-        return part.layout.region(part.layout.mesh.coord_of(rank))
+        return part.layout.region_of_rank(rank)
     return belonging.regions[rank] if belonging is not None else Region.whole(shape)
 
 

@@ -137,7 +137,7 @@ def put_together(parts: Mapping[int, Kept], layouts: Mapping[int, Layout]) -> Ke
         The elements that were kept; None if parts are not as claimed, leave gaps, or copies are not equal.
     """
     layout = next(iter(layouts.values()))
-    regions = {rank: layouts[rank].region(layouts[rank].mesh.coord_of(rank)) for rank in parts}
+    regions = {rank: layouts[rank].region_of_rank(rank) for rank in parts}
     if any(regions[rank].shape != part.shape for rank, part in parts.items()):
         return None
     whole = _overlaid(layout.index_shape, [(part, regions[rank]) for rank, part in parts.items()])

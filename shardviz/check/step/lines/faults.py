@@ -21,7 +21,7 @@ from shardviz.check.step.lines.exchanges import (
 from shardviz.check.step.lines.fault import Fault, called, fault_at, with_label
 from shardviz.check.step.lines.foreign import foreign_fault, loop_fault, own_rows_fault, padding_fault, unwritten_fault
 from shardviz.check.step.lines.offsets import other_axis_fault, same_slices_fault, shifted_fault, unequal_fault
-from shardviz.check.step.lines.search import ForwardSearch, axes_in
+from shardviz.check.step.lines.search import ForwardSearch
 from shardviz.explain.step.forward import ShiftedPart
 from shardviz.explain.step.lines import (
     CarriedLine,
@@ -33,6 +33,7 @@ from shardviz.explain.step.lines import (
     WrongLines,
 )
 from shardviz.explain.step.losses import UnsummedValue
+from shardviz.layout.splits import axes_in
 
 if TYPE_CHECKING:
     from shardviz.check.step.lines.calls import Call, Value

@@ -26,6 +26,7 @@ from shardviz.check.step.lines.masks import ATTENTION, mask_fault, ring_mask_fau
 from shardviz.explain.step.line_rows import CausalMaskOfPart, ForeignNumbersSummed, LoopFromZero
 from shardviz.explain.step.lines import ELEMENTWISE, UnlikeOperands, UnwrittenMemory
 from shardviz.explain.step.losses import PaddingSummed
+from shardviz.layout.splits import axes_in
 from shardviz.relate.tolerance import STEP
 from shardviz.relate.values import error_of, part_of, slices_of
 from shardviz.text import join_numbers, named_ranks
@@ -174,7 +175,7 @@ def _sum_over(states: States, value: Value, layout: Layout, dim: int, size: int)
     """Return the first sum over a split dim to which its padding adds something."""
     lines = states.lines
     derived, shape = {value}, lines.records[value[0]].shape
-    for call in lines.calls if any(isinstance(link, str) for link in layout.chains[dim]) else ():
+    for call in lines.calls if axes_in(layout.chains[dim]) else ():
         read = next((given for given in call.inputs if given in derived), None)
         if read is None:
             continue

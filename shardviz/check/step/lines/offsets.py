@@ -17,6 +17,7 @@ from shardviz.check.step.lines.fault import at, fault_at, place_of, reached
 from shardviz.explain.step.forward import ShiftedPart
 from shardviz.explain.step.line_rows import CutByAnotherAxis, OffsetOfUnequalParts, SameSlices
 from shardviz.layout.layout import Layout
+from shardviz.layout.splits import axes_in
 from shardviz.relate.tolerance import SINGLE
 from shardviz.relate.values import error_of, slices_of
 from shardviz.text import listed
@@ -312,7 +313,7 @@ def _axes_of_rows(states: States, value: Value) -> Iterator[str]:
     for source in sources:
         layout = None if states.lines.origin(source).startswith(WEIGHT) else _split_layout(states, source)
         chains = () if layout is None else layout.chains[:-1] or layout.chains
-        yield from (link for chain in chains for link in chain if isinstance(link, str))
+        yield from (axis for chain in chains for axis in axes_in(chain))
 
 
 def _cut(states: States, weight: Value, rows: Sequence[str], name: str) -> CutByAnotherAxis | None:

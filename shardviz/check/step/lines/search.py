@@ -38,6 +38,7 @@ from shardviz.check.step.lines.fault import (
 )
 from shardviz.check.step.lines.states import MAX_RATIO, words_of
 from shardviz.explain.step.lines import DRAWS, ELEMENTWISE, CarriedLine, WrongLines
+from shardviz.layout.splits import axes_in
 from shardviz.relate.factors import over
 from shardviz.relate.tolerance import EXACT, SINGLE
 from shardviz.relate.values import error_of, is_alike
@@ -439,8 +440,3 @@ def _is_of_sizes(call: Call) -> bool:
             math.isclose(square, Fraction(square).limit_denominator(MAX_RATIO), rel_tol=EXACT) for square in squares
         )
     return False
-
-
-def axes_in(chain: Sequence[object]) -> list[str]:
-    """Return the axes of a chain of splits."""
-    return [link for link in chain if isinstance(link, str)]

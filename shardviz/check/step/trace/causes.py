@@ -46,6 +46,7 @@ from shardviz.layout.candidates import placements_of
 from shardviz.layout.layout import Layout
 from shardviz.layout.notation import parse
 from shardviz.layout.region import Region
+from shardviz.layout.splits import axes_in
 from shardviz.relate.factors import MOST_RATIO, ratio_near
 from shardviz.relate.measures import factor_of_all
 from shardviz.relate.sides import Rounding
@@ -127,7 +128,7 @@ def check_rows_of_peers(evidence: Evidence, first: Divergence) -> Finding | None
         for dim in range(1, expected.ndim):
             chains = [rows, *((axis,) if at == dim else () for at in range(1, expected.ndim))]
             dims = [Layout(mesh, (size,), (chain,)) for size, chain in zip(expected.shape, chains, strict=True)]
-            blocks = {rank: Region(tuple(one.region(mesh.coord_of(rank)).dims[0] for one in dims)) for rank in values}
+            blocks = {rank: Region(tuple(one.region_of_rank(rank).dims[0] for one in dims)) for rank in values}
             if all(_is_near(values[rank], part_of(expected, block), near) for rank, block in blocks.items()):
                 return RowsOfPeers(first.module, axis).finding(
                     first.module,
@@ -142,7 +143,7 @@ def _axes_of_rows(call: Call) -> tuple[str, ...]:
     """Return the axes that split the rows of a call's first right input, outermost first."""
     point = call.point("input", "right")
     chains = parse(point.layout).chains if point is not None and point.layout else ()
-    return tuple(link for link in chains[0] if isinstance(link, str)) if chains else ()
+    return tuple(axes_in(chains[0])) if chains else ()
 
 
 def _is_near(values: NDArray[np.float64], expected: NDArray[np.float64], near: float) -> bool:
@@ -190,7 +191,7 @@ def compared_at(evidence: Evidence, calls: Calls, first: Divergence) -> Iterator
     role: Role = "grad" if point.what.startswith("gradient") else "output"
     local = {rank: held.shape for rank, held in values.items()}
     for layout in _layouts(evidence.dump, calls, first, local, expected.shape):
-        regions = {rank: layout.region(layout.mesh.coord_of(rank)) for rank in values}
+        regions = {rank: layout.region_of_rank(rank) for rank in values}
         yield Compared(
             name=point.module,
             role=role,
@@ -221,7 +222,7 @@ def _layouts(
     given = _splits_of_input(first.call)
     by_input = sorted(splits, key=lambda layout: -len(given & set(_axes_by_dim(layout.chains))))
     for layout in (*_of_others(dump, calls, first, shape), *by_input):
-        fits = all(rank in mesh and layout.region(mesh.coord_of(rank)).shape == local[rank] for rank in local)
+        fits = all(rank in mesh and layout.region_of_rank(rank).shape == local[rank] for rank in local)
         if fits and not layout.partial and layout not in layouts:
             layouts.append(layout)
             yield layout
@@ -235,7 +236,7 @@ def _splits_of_input(call: Call) -> set[tuple[int, str]]:
 
 
 def _axes_by_dim(chains: Sequence[Sequence[object]]) -> Iterator[tuple[int, str]]:
-    return ((dim, link) for dim, chain in enumerate(chains) for link in chain if isinstance(link, str))
+    return ((dim, axis) for dim, chain in enumerate(chains) for axis in axes_in(chain))
 
 
 def _of_others(dump: Dump, calls: Calls, first: Divergence, shape: tuple[int, ...]) -> Iterator[Layout]:

@@ -307,7 +307,7 @@ class OfRank:
         layout, body = shard.layout, shard.body
         if layout is None and (0 in body.local_shape or len(body.local_shape) != len(body.shape)):
             return Weight(body.shape, None, None)  # a stretch of a flat parameter, which may be empty here
-        shape = body.local_shape if layout is None else layout.region(layout.mesh.coord_of(self.rank)).shape
+        shape = body.local_shape if layout is None else layout.region_of_rank(self.rank).shape
         kept = Kept.of(shape, self._numbers(shard, name), body.dtype, body.device)
         is_stepped = self.dump.files.ranks[self.rank].steps_before > 0
         return Weight(body.shape, layout, None if kept is None else replace(kept, is_stepped=is_stepped))
