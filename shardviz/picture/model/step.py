@@ -333,7 +333,7 @@ def heats_of(evidence: Evidence) -> list[StepHeat]:
     if first is None:
         return []
     # With two axes of one size several layouts fit the shapes; under a wrong one copies of a part would differ.
-    fitting = [fit for fit in islice(compared_at(evidence, evidence.calls, first), MAX_LAYOUTS) if fit.values]
+    fitting = [fit for fit in islice(compared_at(evidence, first), MAX_LAYOUTS) if fit.values]
     one = min(fitting, key=lambda fit: len(fit.copies_differ_along), default=None)
     return _heats(one) if one is not None and not one.incomparable else []
 

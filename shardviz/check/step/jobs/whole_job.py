@@ -23,6 +23,7 @@ from shardviz.check.step.trace.judging import Judging
 from shardviz.check.step.trace.traces import (
     Kept,
     Weight,
+    added,
     float_of,
     is_pipeline,
     joined_along,
@@ -125,9 +126,7 @@ def _joined(group: Sequence[Kept], placement: Placement) -> Kept | None:
         return joined_along(placement.dim, group)
     if isinstance(placement, Replicate):
         return group[0]
-    if len({(part.shape, part.values.shape) for part in group}) > 1:
-        return None
-    return group[0].with_values(np.sum([part.values for part in group], axis=0))
+    return added(group)
 
 
 def put_together(parts: Mapping[int, Kept], layouts: Mapping[int, Layout]) -> Kept | None:

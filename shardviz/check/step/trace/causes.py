@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.check.step.evidence import Evidence
-    from shardviz.check.step.trace.calls import Call, Calls
+    from shardviz.check.step.trace.calls import Call
     from shardviz.check.step.trace.divergence import Divergence
     from shardviz.dump.dump import Dump, Tensor
     from shardviz.dump.records.base import Role
@@ -68,11 +68,11 @@ if TYPE_CHECKING:
     from shardviz.explain.finding import Finding
 
 
-def cause_of(evidence: Evidence, calls: Calls, first: Divergence) -> Finding | None:
+def cause_of(evidence: Evidence, first: Divergence) -> Finding | None:
     """Return what a rule says of the first wrong values; None if none explains them."""
     if (skipped := check_skipped(evidence, first)) is not None:
         return skipped
-    for comparison in compared_at(evidence, calls, first):
+    for comparison in compared_at(evidence, first):
         if comparison.incomparable or not comparison.wrong:
             continue
         explained = (
@@ -179,7 +179,7 @@ def values_at(dump: Dump, point: PointRecord) -> tuple[NDArray[np.float64] | Non
     return whole_of(dump, "activation", name) if values else None, values
 
 
-def compared_at(evidence: Evidence, calls: Calls, first: Divergence) -> Iterator[Compared]:
+def compared_at(evidence: Evidence, first: Divergence) -> Iterator[Compared]:
     """Yield the first wrong values with the unsharded model's, once for each layout that they may have."""
     point = first.point
     if point is None:
@@ -190,7 +190,7 @@ def compared_at(evidence: Evidence, calls: Calls, first: Divergence) -> Iterator
     of_step = evidence.activations.rounding
     role: Role = "grad" if point.what.startswith("gradient") else "output"
     local = {rank: held.shape for rank, held in values.items()}
-    for layout in _layouts(evidence.dump, calls, first, local, expected.shape):
+    for layout in _layouts(evidence, first, local, expected.shape):
         regions = {rank: layout.region_of_rank(rank) for rank in values}
         yield Compared(
             name=point.module,
@@ -206,13 +206,13 @@ def compared_at(evidence: Evidence, calls: Calls, first: Divergence) -> Iterator
 
 
 def _layouts(
-    dump: Dump, calls: Calls, first: Divergence, local: Mapping[int, tuple[int, ...]], shape: tuple[int, ...]
+    evidence: Evidence, first: Divergence, local: Mapping[int, tuple[int, ...]], shape: tuple[int, ...]
 ) -> Iterator[Layout]:
     """Yield layouts that fit every rank's shape, those of other layers first.
 
     Axes that split the same dim of the module's input come before axes of the same size that don't.
     """
-    mesh = dump.files.mesh
+    mesh = evidence.dump.files.mesh
     layouts: list[Layout] = []
     rank = min(local)
     splits = (
@@ -221,7 +221,7 @@ def _layouts(
     )
     given = _splits_of_input(first.call)
     by_input = sorted(splits, key=lambda layout: -len(given & set(_axes_by_dim(layout.chains))))
-    for layout in (*_of_others(dump, calls, first, shape), *by_input):
+    for layout in (*_of_others(evidence, first, shape), *by_input):
         fits = all(rank in mesh and layout.region_of_rank(rank).shape == local[rank] for rank in local)
         if fits and not layout.partial and layout not in layouts:
             layouts.append(layout)
@@ -239,15 +239,15 @@ def _axes_by_dim(chains: Sequence[Sequence[object]]) -> Iterator[tuple[int, str]
     return ((dim, axis) for dim, chain in enumerate(chains) for axis in axes_in(chain))
 
 
-def _of_others(dump: Dump, calls: Calls, first: Divergence, shape: tuple[int, ...]) -> Iterator[Layout]:
+def _of_others(evidence: Evidence, first: Divergence, shape: tuple[int, ...]) -> Iterator[Layout]:
     point = first.point
     if point is None:
         return
-    for neighbor in calls.alike(calls.call_of(point)):
+    for neighbor in evidence.calls.alike(evidence.calls.call_of(point)):
         right = neighbor.point(point.what, "right")
         if right is not None and right.layout:
             try:
-                yield parse(right.layout).layout(dump.files.mesh, shape)
+                yield parse(right.layout).layout(evidence.dump.files.mesh, shape)
             except ShardvizError:
                 continue
 

@@ -42,7 +42,6 @@ class Divergence:
         point: The first point that is not the unsharded model's; None if it is not there at all.
         after: The last call before it that is right, of those that it makes.
         before: The call that is given, or gives back, what is wrong.
-        axis: The axis along which a sum is pending.
     """
 
     direction: Direction
@@ -51,12 +50,16 @@ class Divergence:
     point: PointRecord | None = None
     after: str = ""
     before: str = ""
-    axis: str = ""
 
     @property
     def module(self) -> str:
         """The name of the first wrong module; empty for the model itself."""
         return self.call.module
+
+    @property
+    def axis(self) -> str:
+        """The axis along which a sum is pending."""
+        return pending_axis(self.point)
 
     @property
     def called(self) -> str:
@@ -131,7 +134,7 @@ def _unsummed_forward(calls: Calls, at: int) -> Divergence | None:
     if "pending" in alike or not is_read:
         return None
     point = last.point("output", "pending")
-    return Divergence("forward", "unsummed", last, point, before=call.module, axis=pending_axis(point))
+    return Divergence("forward", "unsummed", last, point, before=call.module)
 
 
 INPUT: Literal["gradient of input"] = "gradient of input"
@@ -236,7 +239,7 @@ def _left_pending(calls: Calls, call: Call) -> Divergence | None:
     if not inner:
         return None
     point = inner[0].point(OUTPUT, "pending")
-    return Divergence("backward", "unsummed", call, point, before=inner[0].module, axis=pending_axis(point))
+    return Divergence("backward", "unsummed", call, point, before=inner[0].module)
 
 
 def _joined(calls: Calls, call: Call) -> Divergence | None:
@@ -249,7 +252,7 @@ def _joined(calls: Calls, call: Call) -> Divergence | None:
     if outer is None or is_habit or not call.tensors(INPUT, *BAD) & outer.tensors(INPUT):
         return None
     point = call.point(OUTPUT, "pending")
-    return Divergence("backward", "unsummed", outer, point, before=call.module, axis=pending_axis(point))
+    return Divergence("backward", "unsummed", outer, point, before=call.module)
 
 
 def is_left_pending(calls: Calls, call: Call) -> bool:
@@ -297,7 +300,7 @@ def _reader_of_pending(calls: Calls, call: Call) -> Divergence | None:
         if not readers:
             return None
         if readers[-1].state(OUTPUT) != "pending":
-            return Divergence("backward", "unsummed", readers[-1], point, before=call.module, axis=pending_axis(point))
+            return Divergence("backward", "unsummed", readers[-1], point, before=call.module)
         call = readers[-1]
     return None
 

@@ -12,7 +12,7 @@ are right, and a little more.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -110,8 +110,8 @@ class Judging:
     ranks: Mapping[int, Mapping[Place, Point]]
     mesh: Mesh
     noise: Noise | None = None
-    drift: float = field(default=0.0)
-    num_not_finite: int = field(default=0)
+    drift: float = 0.0
+    num_not_finite: int = 0
 
     @cached_property
     def judgments(self) -> Mapping[Place, Judgment]:

@@ -124,7 +124,7 @@ def _explained(evidence: Evidence, first: Divergence, pairs: Sequence[Found] = (
     """Return what a rule says of the first wrong values, unless they are a sum that is pending."""
     if first.way in ("unsummed", "cut", "lost"):
         return None
-    return cause_of(evidence, evidence.calls, first) or _of_weights(first, pairs)
+    return cause_of(evidence, first) or _of_weights(first, pairs)
 
 
 def _of_weights(first: Divergence, pairs: Sequence[Found]) -> Finding | None:

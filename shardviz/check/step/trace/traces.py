@@ -226,7 +226,7 @@ class OfRank:
         by_tensor: dict[tuple[str, int], list[KeptRecord]] = {}
         for record in records:
             by_tensor.setdefault((record.what, record.index), []).append(record)
-        tensors = (joined([self._values(one) for one in own]) for own in by_tensor.values())
+        tensors = (joined([self.activation(_name(one)) for one in own]) for own in by_tensor.values())
         return [one for one in tensors if one is not None]
 
     def points(
@@ -243,13 +243,13 @@ class OfRank:
             rows: What `rows` of this dim returns on the other side.
         """
         by_place = self._by_place(counts)
-        values = {place: [self._values(record) for record in records] for place, records in by_place.items()}
+        values = {place: [self.activation(_name(record)) for record in records] for place, records in by_place.items()}
         once = {place for place, parts in values.items() if _are_alike(parts, dim, rows.get(place, ()))}
         points: dict[Place, Point] = {}
         for place, records in by_place.items():
             parts, forward = values[place], place.forward if place.is_gradient else place
             if forward in once:
-                points[place] = _point(records, _added(parts) if place.is_gradient else parts[0])
+                points[place] = _point(records, added(parts) if place.is_gradient else parts[0])
             else:
                 points[place] = _point(records, joined(parts, dim))
         return points
@@ -271,9 +271,6 @@ class OfRank:
                 place = Place(record.module, record.call % count, record.what, record.index)
                 by_place.setdefault(place, []).append(record)
         return by_place
-
-    def _values(self, record: KeptRecord) -> Kept | None:
-        return self.activation(_name(record))
 
     def _shard(self, name: str) -> Shard | None:
         tensor = self.dump.find("step", "activation", name)
@@ -336,10 +333,10 @@ def _are_alike(parts: Sequence[Kept | None], dim: int, rows: Collection[int]) ->
     )
 
 
-def _added(parts: Sequence[Kept | None]) -> Kept | None:
-    """Return the sum of gradients of one tensor; None if one is missing."""
+def added(parts: Sequence[Kept | None]) -> Kept | None:
+    """Return the sum of parts, as of the gradients of one tensor; None if one is missing or they differ in shape."""
     present = [part for part in parts if part is not None]
-    if len(present) < len(parts) or len({part.values.shape for part in present}) > 1:
+    if len(present) < len(parts) or len({(part.shape, part.values.shape) for part in present}) > 1:
         return None
     return present[0].with_values(np.sum([part.values for part in present], axis=0))
 
