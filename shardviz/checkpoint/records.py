@@ -25,7 +25,7 @@ from shardviz.relate.values import part_of
 from shardviz.text import counted, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -174,6 +174,11 @@ class StoredTensor(msgspec.Struct, frozen=True, gc=False):
         return tuple(dict.fromkeys(chunk.place.file for chunk in self.chunks if chunk.place))
 
     @property
+    def distinct_chunks(self) -> Iterable[Chunk]:
+        """The first of its chunks at each place, as a load reads them."""
+        return {(chunk.offsets, chunk.sizes): chunk for chunk in reversed(self.chunks)}.values()
+
+    @property
     def bits(self) -> NDArray[Any]:
         """Its bits as unsigned integers; mapped and read-only if it is stored in one piece."""
         return self.read(Region.whole(self.shape))
@@ -206,7 +211,7 @@ class StoredTensor(msgspec.Struct, frozen=True, gc=False):
     def _pieces(self, region: Region) -> list[tuple[tuple[slice, ...], NDArray[Any]]]:
         """Return each chunk's overlap with a region, with its place in the region."""
         pieces = []
-        for chunk in {(chunk.offsets, chunk.sizes): chunk for chunk in reversed(self.chunks)}.values():
+        for chunk in self.distinct_chunks:
             shared = _shared_boxes(region, chunk)
             bits = self.chunk_bits(chunk) if shared else np.empty(0)
             pieces += [(into, bits[own]) for into, own in shared]
@@ -422,7 +427,7 @@ def extents(tensor: StoredTensor, region: Region) -> Iterator[Extent]:
         DumpError: A file is missing, too short or damaged.
     """
     width = itemsize(tensor.dtype)
-    for chunk in {(chunk.offsets, chunk.sizes): chunk for chunk in reversed(tensor.chunks)}.values():
+    for chunk in tensor.distinct_chunks:
         overlap = _overlap(chunk, region)
         if chunk.place is not None and all(overlap):
             yield _extent(chunk.place.file, tensor.stored(chunk), overlap, width)

@@ -171,7 +171,7 @@ def _rule(written: str, where: str) -> Rule:
     return _parse_rule(left, right, where, optional=optional)
 
 
-def _parse_rule(left: str, right: str, where: str, *, optional: bool = False) -> Rule:
+def _parse_rule(left: str, right: str, where: str, *, optional: bool) -> Rule:
     tokens = [found[1] for found in _TOKEN.finditer(right)]
     expression, unread = _expression(tokens, where, right, 0)
     if unread:

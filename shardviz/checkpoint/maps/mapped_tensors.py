@@ -119,8 +119,6 @@ class MappedTensor:
 
     def read(self, region: Region) -> NDArray[Any]:
         """Return the values of a part, in the region's order."""
-        from shardviz.relate.values import part_of
-
         return part_of(self.bits, region)
 
 
