@@ -7,7 +7,6 @@ say which columns they are, and the layout is extended by the missing axes.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from itertools import permutations, product
 from typing import TYPE_CHECKING
@@ -99,7 +98,7 @@ def _chains(layout: Layout, outside: Sequence[str], dim: int, size: int) -> Iter
     splits = layout.chains[dim]
     for count in range(1, len(outside) + 1):
         for axes in permutations(outside, count):
-            parts = math.prod(layout.mesh.axis_size(axis) for axis in axes)
+            parts = layout.mesh.size_over(axes)
             if -(-size // parts) == layout.shape[dim]:
                 for segments in SEGMENTS:
                     front: Chain = axes if segments == 1 else (segments, *axes)

@@ -104,6 +104,11 @@ class Mesh:
         """Number of axes."""
         return len(self.axes)
 
+    @property
+    def long_axes(self) -> tuple[str, ...]:
+        """The axes along which there are several ranks: nothing depends on the others."""
+        return tuple(axis for axis, size in zip(self.axes, self.shape, strict=True) if size > 1)
+
     @cached_property
     def _index_of_rank(self) -> dict[int, int]:
         return {rank: index for index, rank in enumerate(self.ranks)}
@@ -124,6 +129,10 @@ class Mesh:
     def axis_size(self, axis: str) -> int:
         """Return the number of ranks along `axis`."""
         return self.shape[self.axis_index(axis)]
+
+    def size_over(self, axes: Iterable[str]) -> int:
+        """Return the number of ranks along some axes together."""
+        return math.prod(map(self.axis_size, axes))
 
     def coords(self) -> Iterator[Coord]:
         """Yield every coordinate, row-major: the order of `ranks`."""

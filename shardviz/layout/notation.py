@@ -173,7 +173,7 @@ def parse(text: str) -> Pattern:
 
 def _padded(flat: FlatView, chain: Chain, mesh: Mesh) -> int:
     """Return the length of a flat concatenation of one tensor, padded to equal shards."""
-    parts = math.prod(map(mesh.axis_size, axes_in(chain)))
+    parts = mesh.size_over(axes_in(chain))
     return -(-math.prod(flat.shape) // parts) * parts
 
 

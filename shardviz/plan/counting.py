@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -362,5 +361,5 @@ def nodes_of(mesh: Mesh, axes: Axes, node: int) -> int:
         return 0
     places = [mesh.axes.index(axis) for axis in axes]
     laid = np.moveaxis(np.array(mesh.ranks).reshape(mesh.shape), places, range(-len(places), 0)) // node
-    groups = np.sort(laid.reshape(-1, math.prod(mesh.axis_size(axis) for axis in axes)), axis=1)
+    groups = np.sort(laid.reshape(-1, mesh.size_over(axes)), axis=1)
     return 1 + int((np.diff(groups, axis=1) > 0).sum(axis=1).max())

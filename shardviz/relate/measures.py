@@ -60,7 +60,7 @@ def axis_sets(axes: Sequence[str], least: int = 1) -> Iterator[tuple[str, ...]]:
 
 def axes_of_size(mesh: Mesh, size: int) -> list[tuple[str, ...]]:
     """Return the sets of the fewest axes whose sizes multiply to a number."""
-    fitting = [axes for axes in axis_sets(mesh.axes) if math.prod(map(mesh.axis_size, axes)) == size > 1]
+    fitting = [axes for axes in axis_sets(mesh.axes) if mesh.size_over(axes) == size > 1]
     return [axes for axes in fitting if len(axes) == len(fitting[0])]
 
 

@@ -81,6 +81,11 @@ class Case:
         """Number of elements that all ranks hold together."""
         return sum(region.size for region in self.regions.values()) + sum(ids.size for ids in self.ids.values())
 
+    @property
+    def initial(self) -> Tensor | None:
+        """The tensor with the model's own values, if they were captured."""
+        return self.dump.find("initial", self.tensor.role, self.name)
+
     @cached_property
     def absent(self) -> tuple[Coord, ...]:
         """Coordinates of the mesh without a record of this tensor."""

@@ -18,7 +18,7 @@ from shardviz.layout.region import Region
 from shardviz.relate.factors import REDUCTIONS
 from shardviz.relate.sides import Elements, Rounding, Sides
 from shardviz.relate.tolerance import EPSILON, NOISE
-from shardviz.relate.values import padded_to
+from shardviz.relate.values import finite_magnitude, padded_to
 from shardviz.text import spans_of
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from shardviz.relate.relations import Related
 
     Wrapped = Wrapper | Literal["", "none", "alone"]
+    Found = tuple["Compared", Finding]
+    """A result that is wrong, with the finding about it."""
 
 
 def apart_text(low: int, high: int, worst: float) -> str:
@@ -172,7 +174,7 @@ def rounding_of(dump: Dump) -> Rounding:
     whole = [tensor for tensor in dump.at("reference") if tensor.role != "activation"]
     terms = max((math.prod(tensor.shape) for tensor in whole), default=1)
     of_grads = [(tensor, name) for tensor in whole for name in tensor.names if tensor.role == "grad"]
-    gradients = [largest_of(dump.values(tensor.first, name)) for tensor, name in of_grads]
+    gradients = [finite_magnitude(dump.values(tensor.first, name)) for tensor, name in of_grads]
     rounding = Rounding(epsilon, max(terms, 1), max(gradients, default=0.0))
     noise = max((record.largest for (role, _), record in dump.noises.items() if role == "grad"), default=0.0)
     return replace(rounding, size=max(rounding.size, NOISE * noise / (rounding.of_sums or 1.0)))
@@ -182,11 +184,6 @@ def whole_of(dump: Dump, role: str, name: str, moment: Moment = "reference") -> 
     """Return the unsharded model's values of a tensor; None if the dump has none of that moment."""
     tensor = dump.find(moment, role, name)
     return None if tensor is None else dump.values(tensor.first, name)
-
-
-def largest_of(values: NDArray[np.float64]) -> float:
-    """Return the size of the largest finite number: NaN says nothing of how others are rounded."""
-    return float(np.max(np.abs(values), initial=0.0, where=np.isfinite(values)))
 
 
 def laid_out(dump: Dump, tensor: Tensor, name: str, expected: NDArray[np.float64], rounding: Rounding) -> Compared:

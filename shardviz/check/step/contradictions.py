@@ -222,7 +222,7 @@ def _of_sizes(comparison: Compared, held: list[int], expected: list[int]) -> Cau
     if padding := _padding_of(comparison, held, expected):
         return padding
     mesh = comparison.mesh
-    sizes = {axis: mesh.axis_size(axis) for axis in mesh.axes if mesh.axis_size(axis) > 1}
+    sizes = {axis: mesh.axis_size(axis) for axis in mesh.long_axes}
     sides = zip(held, expected, strict=True) if len(held) == len(expected) else ()
     for dim, (length, reference_length) in enumerate(sides):
         larger = [axis for axis, size in sizes.items() if length == reference_length * size]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -270,7 +269,7 @@ class ProbeStep:
     def _setting(self, build: Callable[[], nn.Module], *, double: bool) -> Setting:
         axes = batch_axes(self.on.probe, self.on.job.mesh)
         rows = row_axes(axes)
-        parts = math.prod(self.on.job.mesh.axis_size(axis) for axis in rows)
+        parts = self.on.job.mesh.size_over(rows)
         batch = whole_batch(self.on.probe, axes, self.on.job.mesh, double=double)
         return Setting(build, axes, batch, parts, axes[rows[0]] if rows else 0)
 

@@ -113,7 +113,7 @@ def right_label(held: Layout, own_axes: Sequence[str] = ()) -> str:
 
 def splitting(layout: Layout) -> set[str]:
     """Return the axes of more than one rank that split a tensor: the others change nothing."""
-    return {axis for axis in layout.split_axes if layout.mesh.axis_size(axis) > 1}
+    return {*layout.split_axes} & {*layout.mesh.long_axes}
 
 
 def disorder_between(claimed: Layout, held: Layout) -> type[Disorder]:

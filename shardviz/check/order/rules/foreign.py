@@ -112,7 +112,7 @@ def count_ids(case: Case) -> Counts:
     if case.claimed is None:
         return grid.counts(grid.usual(bool(case.changing_axes)), claimed=False)
     axes = (*case.claimed.replicate_axes, *(axis for axis, _ in case.claimed.partial))
-    return grid.counts(math.prod(case.mesh.axis_size(axis) for axis in axes), claimed=True)
+    return grid.counts(case.mesh.size_over(axes), claimed=True)
 
 
 class _Grid:

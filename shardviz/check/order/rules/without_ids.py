@@ -53,7 +53,7 @@ def check_filled(case: Case) -> Iterator[Finding]:
     """Yield a weight that is one number on all ranks and differs in the unsharded model, if other weights have ids."""
     records = case.dump.files.ranks
     ranks = sorted(shard.rank for shard in case.shards.values() if 0 not in shard.body.local_shape)
-    initial = case.dump.find("initial", case.tensor.role, case.name)
+    initial = case.initial
     is_filled = bool(ranks) and all(rank in records and case.name in records[rank].filled for rank in ranks)
     if not is_filled or initial is None or not _have_ids(case.dump):
         return
@@ -108,7 +108,7 @@ def _numbers(case: Case, coord: Coord) -> set[int]:
 
 def _has_finite_values(case: Case) -> bool:
     """Whether the model's own values were captured and are all finite."""
-    initial = case.dump.find("initial", case.tensor.role, case.name)
+    initial = case.initial
     if initial is None:
         return False
     values = (flat_values(shard) for shard in initial.shards.values())

@@ -136,7 +136,7 @@ RULES = (
 def with_reason(evidence: Evidence, comparison: Compared, finding: Finding) -> Finding:
     """Add to an unexplained output's finding the first reason that the step supports."""
     is_output = comparison.role == "output"
-    is_lone_loss = comparison is evidence.loss and not any(result.role == "output" for result in evidence.results)
+    is_lone_loss = comparison is evidence.loss and not evidence.outputs
     if not finding.generic or not (is_output or is_lone_loss):
         return finding
     rules = RULES if is_output else (check_stages,)

@@ -24,7 +24,7 @@ from shardviz.check.step.run import explained, seen_in
 from shardviz.check.step.trace.calls import is_within
 from shardviz.check.step.trace.divergence import blamed_by_weights, first_in_backward, first_in_forward
 from shardviz.check.step.trace.naming import of_output, placed, with_cut
-from shardviz.check.step.trace.traces import float_of
+from shardviz.check.step.trace.traces import largest_of
 from shardviz.dump.dump import Dump, dump_of
 from shardviz.dump.read import DumpFiles
 from shardviz.dump.records.files import RankRecord
@@ -392,7 +392,7 @@ def _is_alike(first: Point | None, second: Point | None) -> bool:
     values, others = (point.values if point is not None else None for point in (first, second))
     if values is None or others is None or values.shape != others.shape:
         return False
-    return farthest(values.values, others.values) <= max(values.tolerance, others.tolerance) * float_of(values)
+    return farthest(values.values, others.values) <= max(values.tolerance, others.tolerance) * largest_of(values)
 
 
 def _of_unequal_losses(judging: Judging) -> Finding | None:

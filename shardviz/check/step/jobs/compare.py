@@ -22,7 +22,7 @@ from shardviz.check.step.jobs.whole_job import WholeJob, chosen, mesh_of_job
 from shardviz.check.step.lines.naming import module_to_open, with_lines
 from shardviz.check.step.runs.departure import Beside, Departure, StepDifference, departure_for
 from shardviz.check.step.trace.judging import Judging
-from shardviz.check.step.trace.traces import counts_per_forward, float_of, trace_of, with_first_module
+from shardviz.check.step.trace.traces import counts_per_forward, largest_of, trace_of, with_first_module
 from shardviz.dump.records.lines import STEP
 from shardviz.explain.checkpoints.conversion import NarrowedOnTheWay
 from shardviz.explain.finding import Finding
@@ -250,7 +250,7 @@ def _step_of(
     states = {place: set(judgment.state.values()) for place, judgment in judging.judgments.items()}
     right = [place for place, of_ranks in states.items() if not of_ranks & BAD]
     num_odd = len({(place.module, place.call) for place, of_ranks in states.items() if of_ranks & BAD})
-    sizes = {place: float_of(judging.whole[place].values) or 1.0 for place in right}
+    sizes = {place: largest_of(judging.whole[place].values) or 1.0 for place in right}
     both = (judging.whole, *list(judging.ranks.values())[:1])
     dtypes = tuple(filter(None, (" and ".join(_dtypes(points)) for points in both)))
     difference = StepDifference(

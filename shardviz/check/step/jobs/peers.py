@@ -90,7 +90,7 @@ def _linears(
         )
         if layout is None or not (given and returned and own_given and own_returned and own_returned[-1]):
             continue
-        axes = frozenset(axis for axis in axes_in(layout.chains[0]) if job.mesh.axis_size(axis) > 1)
+        axes = frozenset({*axes_in(layout.chains[0])} & {*job.mesh.long_axes})
         if axes and layout.shape[0] == returned[-1]:
             yield Linear(module, axes, returned[-1] // own_returned[-1] if given[0] == own_given[0] * shares else 0)
 

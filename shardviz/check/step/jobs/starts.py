@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.order.infer.orders import name_order
-from shardviz.check.step.trace.traces import Kept, float_of, in_both
+from shardviz.check.step.trace.traces import Kept, in_both, largest_of
 from shardviz.explain.step.whole_step import DifferentBatch, SharedRows
 from shardviz.layout.candidates import shared_placements
 from shardviz.layout.layout import Layout
@@ -19,6 +19,7 @@ from shardviz.layout.mesh import ranks_by
 from shardviz.layout.region import Region, merge_ranges
 from shardviz.relate.casts import rounding_between
 from shardviz.relate.orders import orders_of_slices, places_of
+from shardviz.relate.values import magnitude
 from shardviz.text import join_numbers, listed, named_ranks
 
 if TYPE_CHECKING:
@@ -276,8 +277,8 @@ def _apart(whole: Kept, shard: Kept, region: Region) -> float:
     pair = in_both(whole, shard, region)
     if pair is None or not pair[0].size:
         return 0.0
-    apart = float(np.max(np.abs(pair[0] - pair[1])))
-    return apart / (float_of(whole) or 1.0) if np.isfinite(apart) else float("inf")
+    apart = magnitude(pair[0] - pair[1])
+    return apart / (largest_of(whole) or 1.0) if np.isfinite(apart) else float("inf")
 
 
 def _allowed(whole: Kept, part: Kept) -> float:
@@ -359,7 +360,7 @@ def _are_padded_parts(whole: Kept, parts: Sequence[Kept]) -> bool:
     every: dict[int, list[int]] = {}
     is_padded = False
     for part in parts:
-        place = places_of(part.values, whole.values, _near(whole, part) * (float_of(whole) or 1.0))
+        place = places_of(part.values, whole.values, _near(whole, part) * (largest_of(whole) or 1.0))
         if place is None or np.any(np.diff(place[1] < 0) < 0):
             return False
         dim, at = place
@@ -383,11 +384,11 @@ def _incomplete(rows: Mapping[int, tuple[int, ...]], size: int, mesh: Mesh) -> R
     given = {row for rows_of_rank in ranks_of for row in rows_of_rank}
     equal = [
         axis
-        for axis in mesh.axes
-        if mesh.axis_size(axis) > 1 and all(len({rows.get(rank) for rank in group}) == 1 for group in mesh.groups(axis))
+        for axis in mesh.long_axes
+        if all(len({rows.get(rank) for rank in group}) == 1 for group in mesh.groups(axis))
     ]
     every = [axes for number in range(1, len(equal) + 1) for axes in combinations(equal, number)]
-    fitting = [axes for axes in every if len(given) * math.prod(map(mesh.axis_size, axes)) == size]
+    fitting = [axes for axes in every if len(given) * mesh.size_over(axes) == size]
     axes = fitting[0] if len(fitting) == 1 else ()
     sentence = (
         f"its ranks were given {len(given)} of the other job's {size} rows: {_shares(rows)}; no rank was "
@@ -417,7 +418,7 @@ def _rows(whole: Kept, rows: Kept) -> NDArray[np.int64] | None:
     used: set[int] = set()
     at = []
     for row in rows.values:
-        near = _near(whole, rows) * (float_of(whole) or 1.0)
+        near = _near(whole, rows) * (largest_of(whole) or 1.0)
         apart = np.abs(whole.values - row).reshape(len(whole.values), -1).max(axis=1, initial=0.0)
         free = [index for index in np.flatnonzero(apart <= near).tolist() if index not in used]
         if not free:

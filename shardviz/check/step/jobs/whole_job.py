@@ -24,10 +24,10 @@ from shardviz.check.step.trace.traces import (
     Kept,
     Weight,
     added,
-    float_of,
     is_pipeline,
     joined_along,
     joined_rows,
+    largest_of,
     places_in_whole,
     with_first_module,
 )
@@ -112,7 +112,7 @@ def _merged(parts: Parts, axis: int, way: Placements, placements: Placing) -> It
 
 def _are_copies(group: Sequence[Kept], *, is_exact: bool) -> bool:
     first = group[0]
-    near = 0.0 if is_exact else first.tolerance * float_of(first)
+    near = 0.0 if is_exact else first.tolerance * largest_of(first)
     return all(
         copy.shape == first.shape
         and copy.values.shape == first.values.shape
@@ -152,7 +152,7 @@ def _overlaid(shape: tuple[int, ...], parts: Sequence[tuple[Kept, Region]]) -> K
     values = np.full(tuple(map(len, at)), np.nan)
     for (shard, _), indices in zip(parts, places, strict=True):
         where = np.ix_(*(np.searchsorted(every, some) for every, some in zip(at, indices, strict=True)))
-        before, near = values[where], shard.tolerance * float_of(shard)
+        before, near = values[where], shard.tolerance * largest_of(shard)
         if np.any(np.abs(before - shard.values) > near):
             return None
         values[where] = shard.values

@@ -182,7 +182,7 @@ class Around:
                 continue
             made = [value for value in call.outputs if self.lines.wanted.get(value) == wanted]
             is_whole = bool(made) and self.states.placed(made[0]).kind == "right"
-            if is_whole and ratio and ratio * math.prod(map(self.states.mesh.axis_size, terms.axes)) == 1:
+            if is_whole and ratio and ratio * self.states.mesh.size_over(terms.axes) == 1:
                 axis = " and ".join(terms.axes)
                 sentence = f"{reached(call)} sums the ranks' losses over {axis} before the backward"
                 return fault_at(call, sentence, SummedLossAveraged(place_of(call.line), axis))
@@ -281,7 +281,7 @@ class Around:
         """Return by what a gradient is too large, or the mean of its terms; None if it is something else."""
         if state.layout is None or state.moved or not (state.is_known or state.factor != 1):
             return None
-        size = math.prod(map(self.states.mesh.axis_size, state.axes))
+        size = self.states.mesh.size_over(state.axes)
         return 1.0 if state.op == "avg" else state.factor / size
 
     def _backward_of(self, times: float) -> Fault | None:

@@ -22,7 +22,7 @@ from shardviz.explain.step.line_rows import ExchangeNotReversed, RowsNotRestored
 from shardviz.explain.step.lines import INDEXING, MisplacedLine
 from shardviz.layout.layout import Layout
 from shardviz.relate.tolerance import ELEMENT, EXACT, SINGLE
-from shardviz.relate.values import error_of, part_of
+from shardviz.relate.values import error_of, magnitude, part_of
 from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def places_of(rows: NDArray[np.float64], pool: NDArray[np.float64]) -> NDArray[n
     along = np.random.default_rng(0).standard_normal(pool.shape[1])
     order = np.argsort(pool @ along, kind="stable")
     keys, projections = (pool @ along)[order], rows @ along
-    near = EXACT * max(float(np.max(np.abs(pool), initial=0.0)), 1e-30)
+    near = EXACT * max(magnitude(pool), 1e-30)
     slack = near * float(np.abs(along).sum())
     places = np.full(len(rows), -1)
     for row, (low, high) in enumerate(

@@ -28,7 +28,7 @@ from shardviz.explain.step.lines import ELEMENTWISE, UnlikeOperands, UnwrittenMe
 from shardviz.explain.step.losses import PaddingSummed
 from shardviz.layout.splits import axes_in
 from shardviz.relate.tolerance import STEP
-from shardviz.relate.values import error_of, part_of, slices_of
+from shardviz.relate.values import error_of, magnitude, part_of, slices_of
 from shardviz.text import join_numbers, named_ranks
 
 if TYPE_CHECKING:
@@ -287,7 +287,7 @@ def _rows(held: Array, whole: Array | None, dim: int) -> tuple[int, ...]:
     slices, all_slices = slices_of(held, dim), slices_of(whole, dim)
     if slices.shape[1] != all_slices.shape[1] or slices.size * len(all_slices) > MAX_COMPARED or not slices.size:
         return ()
-    near = STEP * float(np.max(np.abs(whole), initial=0.0))
+    near = STEP * magnitude(whole)
     alike = np.abs(slices[:, None] - all_slices[None]).max(-1) <= near
     return tuple(map(int, alike.argmax(1))) if (alike.sum(1) == 1).all() else ()
 

@@ -15,6 +15,7 @@ from shardviz.check.step.lines.search import DIVISIONS
 from shardviz.explain.step.line_rows import LabelsOfOtherRows, RowsLeftOut
 from shardviz.explain.step.losses import MeanOfMeans
 from shardviz.relate.tolerance import SINGLE, STEP
+from shardviz.relate.values import magnitude
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -48,7 +49,7 @@ def means_fault(states: States) -> Fault | None:
             continue
         shown = ", ".join(f"{count:.5g}" for count in counts[: len(calls)])
         sentence = f"{at(calls[0].line)} divides each micro-batch's sum by its own count: {shown} on rank {ranks[0]}"
-        size = math.prod(map(mesh.axis_size, axes))
+        size = mesh.size_over(axes)
         return fault_at(calls[0], sentence, MeanOfMeans(" and ".join(axes), size, place_of(calls[0].line), len(calls)))
     return None
 
@@ -126,7 +127,7 @@ def _exchanged(states: States, whole: LineRecord, calls: Mapping[int, LineRecord
             return None
         if rows_held.size * len(rows) > MAX_COMPARED:
             return None
-        is_same = np.abs(rows_held[:, None] - rows[None]).max(-1) <= STEP * float(np.max(np.abs(rows)))
+        is_same = np.abs(rows_held[:, None] - rows[None]).max(-1) <= STEP * magnitude(rows)
         is_right = (is_same & (labels_held[:, None] == labels[None])).any(1)
         if not is_same.any(1).all():
             return None

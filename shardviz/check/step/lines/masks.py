@@ -21,6 +21,7 @@ from shardviz.check.step.lines.fault import Fault, at, fault_at, place_of, reach
 from shardviz.check.step.lines.states import States
 from shardviz.explain.step.line_rows import MisplacedMask
 from shardviz.relate.tolerance import STEP
+from shardviz.relate.values import finite_magnitude
 from shardviz.text import listed, spans_of
 
 if TYPE_CHECKING:
@@ -188,7 +189,7 @@ def _places_in(whole: Array, held: Array) -> Places | None:
 
 def _is_near(held: Array, due: Array) -> bool:
     """Whether two arrays are equal but for rounding; infinite numbers are, if both have them."""
-    largest = float(np.max(np.abs(due), initial=0.0, where=np.isfinite(due)))
+    largest = finite_magnitude(due)
     return held.shape == due.shape and bool(np.isclose(held, due, rtol=0.0, atol=STEP * largest).all())
 
 

@@ -5,7 +5,6 @@ A sum may be missing from a result because code drops the tensor that has it: th
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -238,7 +237,7 @@ def with_line_around(dump: Dump, finding: Finding, fault: Fault, *, are_gradient
     placed = replace(finding, sentence=fault.sentence, details=sides, line=fault.place)
     if isinstance(fault.cause, UnsummedValue):
         axes = fault.cause.axes
-        size = math.prod(map(dump.files.mesh.axis_size, axes.split(" and ")))
+        size = dump.files.mesh.size_over(axes.split(" and "))
         in_gradients = any(result.role == "grad" for other in placed.others for result in results_of(other))
         return placed.because(TermsAveraged(fault.place, axes, size) if in_gradients else fault.cause)
     is_mean_of_part = isinstance(finding.explanation, UnexplainedLoss) and fault.function in MEANS

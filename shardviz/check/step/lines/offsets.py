@@ -19,7 +19,7 @@ from shardviz.explain.step.line_rows import CutByAnotherAxis, OffsetOfUnequalPar
 from shardviz.layout.layout import Layout
 from shardviz.layout.splits import axes_in
 from shardviz.relate.tolerance import SINGLE
-from shardviz.relate.values import error_of, slices_of
+from shardviz.relate.values import error_of, finite_magnitude, slices_of
 from shardviz.text import listed
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def _starts(held: NDArray[np.float64], whole: NDArray[np.float64], dim: int) -> 
 
 def _near(whole: NDArray[np.float64]) -> float:
     """Return how far equal numbers of a tensor may be apart."""
-    return SINGLE * float(np.max(np.abs(whole), initial=0.0, where=np.isfinite(whole)))
+    return SINGLE * finite_magnitude(whole)
 
 
 def _distances(held: NDArray[np.float64], whole: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -179,7 +179,7 @@ class ForwardSearch:
         is_multiple = state.kind == "other" and state.factor != 1 and not (state.op or state.moved)
         if not is_multiple or term.op != "avg" or state.axes != term.axes:
             return None
-        size = math.prod(map(self.states.mesh.axis_size, state.axes))
+        size = self.states.mesh.size_over(state.axes)
         act = Act(call, term.text, state, self._before(inputs))
         times = state.factor / size
         return scaled_term(act, " and ".join(state.axes), times, is_size=math.isclose(times, size, rel_tol=SINGLE))
@@ -193,9 +193,9 @@ class ForwardSearch:
             is_repeated = is_whole and not state.axes and math.isclose(state.factor, times, rel_tol=EXACT)
             return wrong_reduction(act, "", times if is_repeated else 0)
         mesh, ranks = self.states.mesh, set(call.first.ranks)
-        others = [axis for axis in mesh.axes if mesh.axis_size(axis) > 1 and axis not in inner.axes]
+        others = [axis for axis in mesh.long_axes if axis not in inner.axes]
         copies = [axis for axis in others if ranks >= set(mesh.group_of(min(ranks), axis))]
-        times = math.prod(map(mesh.axis_size, copies))
+        times = mesh.size_over(copies)
         is_of_copies = not (state.axes or inner.op) and times > 1 and math.isclose(state.factor, times, rel_tol=EXACT)
         return wrong_reduction(act, inner.axes[0], *((times, " and ".join(copies)) if is_of_copies else ()))
 
@@ -207,7 +207,7 @@ class ForwardSearch:
     def _fault_of_result(self, state: State, call: Call, inputs: Sequence[Value], through: Sequence[Call]) -> Fault:
         given = [self.states.forward(one) for one in inputs]
         words = words_of(given) if inputs else self._draws(call)
-        of_axes = math.prod(map(self.states.mesh.axis_size, state.axes))
+        of_axes = self.states.mesh.size_over(state.axes)
         is_mean = state.op == "avg" or math.isclose(state.factor, of_axes, rel_tol=EXACT)
         is_mean = is_mean and all(one.kind != "terms" for one in given)
         axes = " and ".join(state.axes) if is_mean else ""

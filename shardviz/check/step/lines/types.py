@@ -105,7 +105,7 @@ def table_of(dump: Dump) -> Table | None:
 
 def types_of(states: States, value: Value) -> dict[str, str]:
     """Return the type of a tensor along each axis that has several ranks."""
-    axes = [axis for axis, size in zip(states.mesh.axes, states.mesh.shape, strict=True) if size > 1]
+    axes = states.mesh.long_axes
     return {axis: type_along(states, value, axis) for axis in axes}
 
 

@@ -55,12 +55,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.comparison import Compared
+    from shardviz.check.step.comparison import Compared, Found
     from shardviz.check.step.evidence import Evidence
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
 
-    Found = tuple[Compared, Finding]
 
 MAX_LISTED = 4
 
@@ -211,7 +210,7 @@ def multiplied(evidence: Evidence) -> Multiplied | None:
 def _has_loss_alone(evidence: Evidence, gradients: Sequence[Compared], factor: float) -> bool:
     """Whether a wrong loss has a factor that is no size of the mesh, and what it is computed from is right."""
     loss = evidence.loss
-    has_wrong_output = any(result.wrong for result in evidence.results if result.role == "output")
+    has_wrong_output = any(output.wrong for output in evidence.outputs)
     if loss is None or has_wrong_output or _ratio(evidence, gradients, factor) is not None:
         return False
     return all(loss.near(values, factor * loss.wanted) for values in loss.reduced.values())

@@ -37,12 +37,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.comparison import Compared
+    from shardviz.check.step.comparison import Compared, Found
     from shardviz.check.step.evidence import Evidence
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
 
-    Found = tuple[Compared, Finding]
     Parts = Sequence[NDArray[np.float64]]
     Weights = tuple[float, ...]
 
@@ -158,7 +157,7 @@ def _summed_again(evidence: Evidence, names: list[str], weights: Weights) -> str
     """Name the axes whose size is the ratio of each weight to the next; empty if there is none."""
     ratios = {round(weight / following, DIGITS) for weight, following in pairwise(weights)}
     mesh = evidence.gradients[names[0]].mesh
-    fitting = [axis for axis in mesh.axes if mesh.axis_size(axis) > 1 and {mesh.axis_size(axis)} == ratios]
+    fitting = [axis for axis in mesh.long_axes if {mesh.axis_size(axis)} == ratios]
     return " or ".join(fitting) or ("all ranks" if ratios == {mesh.size} else "")
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.trace.calls import NUMBER, enclosing, is_within
-from shardviz.check.step.trace.traces import Kept, float_of, in_both
+from shardviz.check.step.trace.traces import Kept, in_both, largest_of
 from shardviz.dump.records.trace import Place, PointRecord
 from shardviz.layout.candidates import placements_of, shared_placements
 from shardviz.layout.layout import Layout
@@ -151,7 +151,7 @@ class Judging:
         outputs = (place for place in shared if place.what == "gradient of output")
         for place in sorted(outputs, key=self._order, reverse=True):
             whole, shard = self.whole[place].values, self.ranks[rank][place].values
-            if whole is not None and shard is not None and float_of(whole):
+            if whole is not None and shard is not None and largest_of(whole):
                 near = self._near(place, whole, {rank: shard}, drift=0.0)
                 for _, region in placements_of(whole.shape, shard.shape, self.mesh, rank):
                     pair = in_both(whole, shard, region)
@@ -165,13 +165,13 @@ class Judging:
 
     def _near(self, place: Place, whole: Kept, parts: Mapping[int, Kept], drift: float) -> float:
         """Return how far an element may be off."""
-        size, moved = float_of(whole), self._moved(place, whole)
+        size, moved = largest_of(whole), self._moved(place, whole)
         is_double = self.noise is not None and self.noise.is_double
         if moved is not None and self.noise is not None and not is_double:
-            return above_noise(float_of(moved), self.noise.precision * size, MOST_NOISE * size)
+            return above_noise(largest_of(moved), self.noise.precision * size, MOST_NOISE * size)
         base = max((max(whole.tolerance, part.tolerance) for part in parts.values()), default=EXACT)
         base = max(base, min(DRIFT * drift, MOST_NOISE)) if base >= TENSOR_FLOAT else base
-        return above_noise(float_of(moved), base * size)
+        return above_noise(largest_of(moved), base * size)
 
     def _moved(self, place: Place, whole: Kept) -> Kept | None:
         """Return how far rounding alone moves each element of the whole; None if that was not measured there."""
@@ -379,7 +379,7 @@ class _Place:
         shapes = {rank: part.shape for rank, part in self.parts.items()}
         placements = shared_placements(self.whole.shape, shapes, self.judging.mesh, fits)
         if placements is not None:
-            self.farthest = max(off.values()) / (float_of(self.whole) or 1.0)
+            self.farthest = max(off.values()) / (largest_of(self.whole) or 1.0)
         return placements
 
     def _apart(self, rank: int, shard: Kept, region: Region, *, is_sum: bool = False) -> float | None:

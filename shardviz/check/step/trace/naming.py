@@ -31,13 +31,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shardviz.check.report import NotChecked
-    from shardviz.check.step.comparison import Compared
+    from shardviz.check.step.comparison import Compared, Found
     from shardviz.check.step.evidence import Evidence
     from shardviz.check.step.trace.divergence import Divergence
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Kind
-
-    Found = tuple[Compared, Finding]
 
 
 def placed(evidence: Evidence, pairs: Sequence[Found]) -> list[Found]:

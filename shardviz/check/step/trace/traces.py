@@ -20,6 +20,7 @@ from shardviz.dump.read import arrays_of, read_files
 from shardviz.dump.records.trace import Place, of_point
 from shardviz.dump.write import TRACE_FOLDER
 from shardviz.relate.tolerance import ELEMENT, EXACT, TENSOR_FLOAT
+from shardviz.relate.values import finite_magnitude
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -404,6 +405,6 @@ def with_first_module(first: str, ranks: Mapping[int, OfRank]) -> dict[int, OfRa
     return {rank: own for rank, own in ranks.items() if first in own.counts} if is_pipeline(ranks) else dict(ranks)
 
 
-def float_of(kept: Kept | None) -> float:
-    """Return the size of the largest finite element."""
-    return float(np.max(np.abs(kept.values), initial=0.0, where=np.isfinite(kept.values))) if kept is not None else 0.0
+def largest_of(kept: Kept | None) -> float:
+    """Return the size of the largest finite element; 0 if nothing was kept."""
+    return finite_magnitude(kept.values) if kept is not None else 0.0

@@ -259,7 +259,7 @@ def _decayed(dump: Dump, comparison: Compared, step: Compared) -> Reason | None:
     offs = [(step.reduced[rank] - step.wanted_of(rank)).ravel() for rank in comparison.wrong]
     off = np.concatenate([nothing, *offs])
     weights = np.concatenate([nothing, *(comparison.part(start, rank).ravel() for rank in comparison.wrong)])
-    if np.count_nonzero(weights) < FEW or np.ptp(weights) <= EXPLAINED_UPDATE * float(np.max(np.abs(weights))):
+    if np.count_nonzero(weights) < FEW or np.ptp(weights) <= EXPLAINED_UPDATE * magnitude(weights):
         return None
     factor = factor_to(off, weights)
     if not factor:
