@@ -11,15 +11,7 @@ from hypothesis import strategies as st
 
 from shardviz.checkpoint.comparing.all_tensors.series import siblings
 from shardviz.cli import main
-from tests.checkpoint.maps import (
-    SETTINGS,
-    both,
-    compared,
-    meta,
-    save,
-    to_hf,
-    weight,
-)
+from tests.checkpoint.maps import SETTINGS, both, compared, meta, save, to_hf, weight
 from tests.lanes import cases
 
 Q, K = (f"model.layers.{{}}.self_attn.{name}_proj.weight" for name in "qk")

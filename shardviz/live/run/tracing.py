@@ -32,14 +32,7 @@ from shardviz.layout.mesh import AXIS_NAME
 from shardviz.live.capture.capture import Capture
 from shardviz.live.capture.locals import Local, held_back_names, local_tensors, unwrapped
 from shardviz.live.claims.wrappers import reducing
-from shardviz.live.compat import (
-    asks_for_shapes,
-    default_store,
-    groups_here,
-    in_backward,
-    is_compiled,
-    parts_of_norm,
-)
+from shardviz.live.compat import asks_for_shapes, default_store, groups_here, in_backward, is_compiled, parts_of_norm
 from shardviz.live.lines.job_lines import JobLines
 from shardviz.live.randomness import random_states
 from shardviz.live.run.hooks.arming import arm, disarm

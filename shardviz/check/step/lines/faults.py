@@ -12,12 +12,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.step.lines.backward import backward_fault, micro_batches_fault
 from shardviz.check.step.lines.calls import SELECTS
-from shardviz.check.step.lines.exchanges import (
-    MOVES,
-    exchange_backward,
-    exchange_fault,
-    misplaced_fault,
-)
+from shardviz.check.step.lines.exchanges import MOVES, exchange_backward, exchange_fault, misplaced_fault
 from shardviz.check.step.lines.fault import Fault, called, fault_at, with_label
 from shardviz.check.step.lines.foreign import foreign_fault, loop_fault, own_rows_fault, padding_fault, unwritten_fault
 from shardviz.check.step.lines.offsets import other_axis_fault, same_slices_fault, shifted_fault, unequal_fault

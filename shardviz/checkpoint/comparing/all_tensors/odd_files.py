@@ -11,12 +11,7 @@ from shardviz.checkpoint.comparing.equality import equal, narrower
 from shardviz.checkpoint.comparing.outcome import NOT_COMPARED, SIDES
 from shardviz.checkpoint.records import StoredTensor
 from shardviz.errors import DumpError
-from shardviz.explain.checkpoints.files import (
-    FileOfAnotherSave,
-    FileOnEitherSide,
-    OddFile,
-    WholeFileDiffers,
-)
+from shardviz.explain.checkpoints.files import FileOfAnotherSave, FileOnEitherSide, OddFile, WholeFileDiffers
 from shardviz.relate.casts import cast
 from shardviz.text import printable
 

@@ -9,11 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from shardviz.checkpoint.comparing.all_tensors.merges import (
-    adapters_among,
-    with_adapters,
-    with_merges,
-)
+from shardviz.checkpoint.comparing.all_tensors.merges import adapters_among, with_adapters, with_merges
 from shardviz.checkpoint.comparing.all_tensors.odd_files import with_odd_file, with_whole_file
 from shardviz.checkpoint.comparing.all_tensors.series import (
     has_values_of,
@@ -25,10 +21,7 @@ from shardviz.checkpoint.comparing.all_tensors.series import (
 )
 from shardviz.checkpoint.comparing.equality import narrower, readable_bits
 from shardviz.checkpoint.comparing.outcome import SIDES
-from shardviz.explain.checkpoints.files import (
-    OutlierCheckpoint,
-    ValuesOfAnotherStep,
-)
+from shardviz.explain.checkpoints.files import OutlierCheckpoint, ValuesOfAnotherStep
 from shardviz.relate.casts import cast
 from shardviz.relate.tolerance import MANY
 from shardviz.relate.values import blocks, is_alike
