@@ -203,6 +203,11 @@ def _merge(members: Sequence[Finding]) -> Finding:
     return replace(whole, sentence=sentence, explanation=first.explanation.renamed(first.tensor, whole.title))
 
 
+def findings_in(results: Iterable[object]) -> list[Finding]:
+    """Return the results that are findings."""
+    return [result for result in results if isinstance(result, Finding)]
+
+
 def ungrouped(findings: Iterable[Finding]) -> list[Finding]:
     """Return one finding for each tensor again, each with its own numbers."""
     return [single for finding in findings for single in finding.each]

@@ -38,7 +38,7 @@ from shardviz.check.order.rules.without_ids import (
     with_suspects,
 )
 from shardviz.check.ranks import check_completeness, check_missing_ranks, check_rank_order
-from shardviz.check.report import NotChecked, Report, grouped, is_of_places, ranks_by_name, unhidden
+from shardviz.check.report import NotChecked, Report, findings_in, grouped, is_of_places, ranks_by_name, unhidden
 from shardviz.check.step.collectives import check_collectives, check_gathered
 from shardviz.check.step.contradictions import check_zero_gradients
 from shardviz.check.step.lines.naming import module_to_open, with_lines, with_unread
@@ -61,7 +61,7 @@ from shardviz.layout.mesh import ranks_by
 from shardviz.text import natural_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from shardviz.check.order.case import Case
@@ -92,7 +92,7 @@ def report_on(dump: Dump) -> Report:
         return _report(dump, laid_out, list(check_planned(dump)))
     weights = [*with_one_order(_check_shards(laid_out), laid_out), *_check_run(dump)]
     told_right: dict[Place, bool] = {}
-    step = with_unread(dump, with_lines(dump, _check_step(laid_out, _findings(weights), told_right)))
+    step = with_unread(dump, with_lines(dump, _check_step(laid_out, findings_in(weights), told_right)))
     results = _without_rates([*weights, *step, *check_collectives(dump)])
     return replace(_report(dump, laid_out, results), compared=told_right)
 
@@ -113,7 +113,7 @@ def modules_to_open(folder: Path) -> list[str]:
 
 def _without_rates(results: list[Result]) -> list[Result]:
     """Drop notes on different learning rates if a finding about a weight's step covers them."""
-    causes = [finding.explanation for finding in _findings(results)]
+    causes = [finding.explanation for finding in findings_in(results)]
     if not any(isinstance(cause, AnotherLearningRate | RepeatedStep) for cause in causes):
         return results
     return [result for result in results if isinstance(result, Finding) or not result.why.startswith(RATE_OF_GROUP)]
@@ -122,7 +122,7 @@ def _without_rates(results: list[Result]) -> list[Result]:
 def _report(dump: Dump, laid_out: LaidOut, results: list[Result]) -> Report:
     """Sort findings, worst first, and add notes on tensors that could not be placed."""
     order = {name: index for index, name in enumerate(dump.stamps)}
-    findings = _findings(results)
+    findings = findings_in(results)
     findings.sort(key=lambda finding: (finding.severity != "error", _place(finding.tensor, order), finding.kind))
     unchecked = {result for result in results if isinstance(result, NotChecked)}
     if dump.files.planned is None:
@@ -136,10 +136,6 @@ def _report(dump: Dump, laid_out: LaidOut, results: list[Result]) -> Report:
         not_checked=tuple(sorted(unchecked, key=lambda result: (_place(result.tensor, order), result.why))),
         laid_out=laid_out,
     )
-
-
-def _findings(results: Iterable[Result]) -> list[Finding]:
-    return [result for result in results if isinstance(result, Finding)]
 
 
 def _check_shards(laid_out: LaidOut) -> list[Result]:
@@ -171,7 +167,7 @@ def _check_step(laid_out: LaidOut, weights: list[Finding], told_right: dict[Plac
     """Yield the findings of a step and its update, and the gradients that cannot show anything."""
     dump = laid_out.dump
     outcomes = with_suspects(check_step(dump, weights, told_right), laid_out, weights)
-    wrong = _findings(outcomes)
+    wrong = findings_in(outcomes)
     yield from outcomes
     yield from check_states(dump)
     if not any(finding.severity == "error" for finding in weights):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.report import NotChecked, Report, grouped
+from shardviz.check.report import NotChecked, Report, findings_in, grouped
 from shardviz.checkpoint.comparing.equality import sample_of
 from shardviz.checkpoint.coverage import coverage_of
 from shardviz.checkpoint.formats.headers import read_safetensors
@@ -29,7 +29,6 @@ from shardviz.explain.checkpoints.files import (
     UnreadableFile,
     UntiedCheckpointHead,
 )
-from shardviz.explain.finding import Finding
 from shardviz.layout.dtypes import itemsize
 from shardviz.text import counted, listed, natural_key, printable
 
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 
     from shardviz.checkpoint.records import ByteRange, Checkpoint, Chunk, StoredTensor, Tensor
+    from shardviz.explain.finding import Finding
 
     Entries = dict[str, list[tuple[StoredTensor, Chunk]]]
     Span = tuple[int, int, str]
@@ -78,9 +78,9 @@ def check_checkpoint(checkpoint: Checkpoint, progress: Callable[[int, int], obje
         is_copied = any(file in copies for file in tensor.files)
         results += [*([] if is_copied else _chunks(tensor)), *_check_chunks(checkpoint, tensor, foreign)]
     results += [*check_spans(checkpoint), *_ties(checkpoint), *check_optimizer(checkpoint), *check_states(checkpoint)]
-    findings = [result for result in results if isinstance(result, Finding)]
-    findings.sort(key=lambda finding: (finding.severity != "error", natural_key(finding.tensor), finding.kind))
+    findings = findings_in(results)
     unchecked = [result for result in results if isinstance(result, NotChecked)]
+    findings.sort(key=lambda finding: (finding.severity != "error", natural_key(finding.tensor), finding.kind))
     return Report(0, len(checkpoint.names), tuple(grouped(findings)), tuple(dict.fromkeys(unchecked)))
 
 

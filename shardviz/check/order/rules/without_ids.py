@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeGuard
 
 import numpy as np
 
-from shardviz.check.report import NotChecked
+from shardviz.check.report import NotChecked, findings_in
 from shardviz.check.values.copies import flat_values, is_constant
 from shardviz.dump.records.base import WEIGHTS
 from shardviz.errors import ShardvizError
@@ -314,7 +314,7 @@ def of_masters(dump: Dump, results: list[Finding | NotChecked]) -> list[Finding 
     On ranks that have some elsewhere, those that are not found are taken to be elsewhere too: they are in the
     same buffers, and cut where the buffers end.
     """
-    findings = [finding for finding in results if isinstance(finding, Finding)]
+    findings = findings_in(results)
     wrong = {finding.tensor for finding in findings}
     moved = {rank for finding in findings if isinstance(finding.explanation, MisplacedMaster) for rank in finding.ranks}
     return [

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec import structs
 
-from shardviz.check.report import NotChecked
+from shardviz.check.report import NotChecked, findings_in
 from shardviz.check.step.contradictions import check_no_gradient
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.jobs.clips import of_size_before
@@ -315,8 +315,7 @@ def _add_weight(
 
 def _add_place(assembling: Assembling, judging: Judging, place: Place) -> None:
     whole = judging.whole[place].values
-    by_rank = {rank: points[place].values for rank, points in judging.ranks.items() if place in points}
-    parts = {rank: values for rank, values in by_rank.items() if values is not None}
+    parts = judging.held(place)
     if whole is None or not whole.is_whole or not all(part.is_whole for part in parts.values()):
         return
     name = place.values_name
@@ -350,24 +349,23 @@ def findings_on(evidence: JobEvidence, judging: Judging, reference_name: str) ->
         return
     yield from of_all
     absent, pairs = with_cut(evidence, list(check_no_gradient(evidence)), placed(evidence, pairs))
-    yield from (result for result in absent if isinstance(result, Finding))
+    yield from findings_in(absent)
     yield from (finding for _, finding in pairs)
 
 
 def _in_forward(
     evidence: JobEvidence, judging: Judging, first: Divergence, reference_name: str
 ) -> Finding | NotChecked:
-    call = first.call
+    call, name = first.call, first.module or "the model itself"
     if draws(judging, call.module, call.number):
-        name = call.module or "the model itself"
         why = (
             f"what follows {name}: it draws random numbers, and the jobs draw different ones; make both run without "
             "(p=0 or eval()), or load the same masks, to compare the rest"
         )
         return check_masks(judging, call.module, call.number) or NotChecked(call.module, why, "step")
-    ranks = tuple(sorted(call.points))
-    name = first.module or "the model itself"
-    base = UnexplainedJobStep().finding(name, ranks, f"its step differs from that of {reference_name}", generic=True)
+    base = UnexplainedJobStep().finding(
+        name, tuple(sorted(call.points)), f"its step differs from that of {reference_name}", generic=True
+    )
     finding = of_output(evidence, first, base)
     stages = _stages_of(judging, call) if isinstance(finding.explanation, UnexplainedInput) else None
     return finding if stages is None else finding.because(LayerOnTwoStages(name, *stages))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.ranks import without_trace
-from shardviz.check.report import NotChecked, grouped, ranks_by_name
+from shardviz.check.report import NotChecked, findings_in, grouped, ranks_by_name
 from shardviz.check.step.comparison import compared
 from shardviz.check.step.jobs.assembly import JobEvidence, Weights, assembled, findings_on
 from shardviz.check.step.jobs.clips import clips_of, with_own_clips
@@ -25,7 +25,6 @@ from shardviz.check.step.trace.judging import Judging
 from shardviz.check.step.trace.traces import counts_per_forward, largest_of, trace_of, with_first_module
 from shardviz.dump.records.lines import STEP
 from shardviz.explain.checkpoints.conversion import NarrowedOnTheWay
-from shardviz.explain.finding import Finding
 from shardviz.explain.step.gradients import ReductionSwitchedOff
 from shardviz.explain.step.modules import UnexplainedModule
 from shardviz.explain.step.two_jobs import (
@@ -51,6 +50,7 @@ if TYPE_CHECKING:
     from shardviz.dump.dump import Dump
     from shardviz.dump.records.trace import Place
     from shardviz.explain.cause import Cause
+    from shardviz.explain.finding import Finding
 
 
 MAX_LISTED = 3
@@ -180,7 +180,7 @@ def _of_weights(
     steps = max(record.steps_before for record in jobs[1].job.dump.files.ranks.values())
     is_near = all(weight.apart <= NEAR_STARTS for weight in others if len(params[weight.name].shape) > 1)
     if steps and is_near and isinstance(cause, DifferentWeights):
-        cause = cause_of_steps(others, params, parts, jobs)
+        cause = _cause_of_steps(others, params, parts, jobs, steps)
     sentence = (
         f"weights differ already before the step, {len(others)} of {total}: {names}; on rank {first.rank} of "
         f"{jobs[1].name} {first.name} {what}"
@@ -240,9 +240,9 @@ def _step_of(
     evidence = JobEvidence(dump, tuple(compared(dump)), clips_of(reference, job))
     results = [*findings_on(evidence, judging, reference_name), *trained_in_one_job(weights, job)]
     results += [*held_back_gradients(weights, job), *different_settings(reference, job)]
-    findings = grouped([result for result in results if isinstance(result, Finding)], ranks_by_name(dump))
-    placed = [result for result in with_lines(dump, findings) if isinstance(result, Finding)]
-    findings = with_own_clips(sorted(placed, key=lambda finding: not finding.module), job)
+    findings = grouped(findings_in(results), ranks_by_name(dump))
+    placed = sorted(findings_in(with_lines(dump, findings)), key=lambda finding: not finding.module)
+    findings = with_own_clips(placed, job)
     look = _look_at_lines(findings, dump, reference, job)
     not_compared = [result for result in results if isinstance(result, NotChecked)]
     not_compared += [NotChecked(name, WITHOUT_GRADIENT, "step") for name in sampled]
@@ -336,17 +336,17 @@ OPTIONS = (RATE, "weight_decay", "momentum", "betas", "eps", "dampening", "alpha
 """Settings: other numbers in a group may be what the optimizer works out."""
 
 
-def cause_of_steps(
+def _cause_of_steps(
     others: Sequence[OtherWeight],
     params: Mapping[str, Weight],
     parts: Mapping[str, Mapping[int, Weight]],
     jobs: tuple[WholeJob, WholeJob],
+    steps: int,
 ) -> Cause:
-    """Return why steps before the traced one moved weights differently."""
-    steps = max(record.steps_before for record in jobs[1].job.dump.files.ranks.values())
+    """Return why so many steps before the traced one moved weights differently."""
     options = options_of(jobs[0]), options_of(jobs[1])
-    if different := different_options(options, jobs):
-        return DifferentSettings(different)
+    if different := {each for _, each in _different(options)}:
+        return DifferentSettings(_texts(different, jobs))
     rates = {values[RATE] for of_job in options for values in of_job.values() if RATE in values}
     unknown = EarlierStepsDiffer(steps, rates.pop() if len(rates) == 1 and all(options) else "")
     dtypes = _narrow_steps(params, parts, jobs, options)
@@ -371,12 +371,8 @@ def options_of(job: WholeJob) -> Options:
     return {name: dict(record.options) for record in records for name in record.names}
 
 
-def different_options(options: tuple[Options, Options], jobs: tuple[WholeJob, WholeJob]) -> tuple[str, ...]:
-    """Return the options that differ, the learning rate first: `lr (0.1 in the first run, 0.2 in the second run)`."""
-    return _texts({each for _, each in _different(options)}, jobs)
-
-
 def _texts(different: Iterable[tuple[str, str, str]], jobs: tuple[WholeJob, WholeJob]) -> tuple[str, ...]:
+    """Return the options that differ, the learning rate first: `lr (0.1 in the first run, 0.2 in the second run)`."""
     ordered = sorted(different, key=lambda each: (OPTIONS.index(each[0]), each))
     texts = [f"{option} ({old} in {jobs[0].name}, {new} in {jobs[1].name})" for option, old, new in ordered]
     return tuple(texts[:MAX_LISTED])

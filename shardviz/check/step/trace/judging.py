@@ -180,11 +180,16 @@ class Judging:
             return None
         return whole.with_values(np.abs(point.values.values - whole.values))
 
+    def held(self, place: Place) -> dict[int, Kept]:
+        """Return what was kept of ranks' values at a place."""
+        by_rank = {rank: points[place].values for rank, points in self.ranks.items() if place in points}
+        return {rank: values for rank, values in by_rank.items() if values is not None}
+
     def judged(self, place: Place) -> Judgment | None:
         """Judge ranks' values at a place; return None if nothing can be judged."""
         whole = self.whole[place].values
         by_rank = {rank: points[place] for rank, points in self.ranks.items() if place in points}
-        parts = {rank: point.values for rank, point in by_rank.items() if point.values is not None}
+        parts = self.held(place)
         absent: dict[int, State] = {
             rank: "none" if point.needs_grad else "cut"
             for rank, point in by_rank.items()
@@ -273,8 +278,7 @@ class Judging:
 
     def _skipped(self, place: Place) -> str:
         """Return a module that no rank calls, if it is given what ranks have here, or alone reads it; else empty."""
-        parts = {rank: own[place].values for rank, own in self.ranks.items() if place in own}
-        held = {rank: values for rank, values in parts.items() if values is not None}
+        held = self.held(place)
         for given in self._given_to_uncalled:
             whole = self.whole[given].values
             if place.what == "gradient of output" and _are_one(self.whole, given, place.forward):

@@ -145,10 +145,8 @@ class StepJudge:
         if judgment is None or judgment.layout is None or whole is None or set(judgment.state.values()) != {"right"}:
             return None
         layout = Layout.from_placements(self.judging.mesh, whole.shape, judgment.layout)
-        points = {rank: self.judging.ranks[rank][place].values for rank in judgment.state}
         parts = {
-            rank: values.with_values(values.values / self.judging.scale(place, rank))
-            for rank, values in points.items()
-            if values is not None
+            rank: kept.with_values(kept.values / self.judging.scale(place, rank))
+            for rank, kept in self.judging.held(place).items()
         }
         return put_together(parts, dict.fromkeys(parts, layout))
