@@ -38,7 +38,7 @@ from shardviz.live.randomness import random_states
 from shardviz.live.run.hooks.arming import arm, disarm
 from shardviz.live.run.hooks.observing import nested, quietly, report
 from shardviz.live.run.outside import outside
-from shardviz.live.run.references.values import outermost, parameters_of
+from shardviz.live.run.references.values import contains, outermost, parameters_of
 from shardviz.live.run.references.writing import is_first_here, rank_here
 from shardviz.live.step.optimizer_settings import options_of, options_records
 from shardviz.live.step.running import tensors_in
@@ -383,7 +383,7 @@ class Follower:
             self._step = replace(self._step, lines=self._lines)
             self._lines.follow(root)
         copied = [ddp for ddp in root.modules() if isinstance(ddp, DistributedDataParallel)]
-        if not any(_contains(called.modules(), ddp) for ddp in copied):
+        if not any(contains(called, ddp) for ddp in copied):
             trace.uncalled = set(copied)
             forget = _without_errors(lambda module, *_: trace.uncalled.clear())
             self._handles += [ddp.register_forward_pre_hook(forget) for ddp in copied]
@@ -449,10 +449,6 @@ class Follower:
             self.write(replace(step, broke_off=broke_off), problem)
 
 
-def _contains(modules: Iterable[nn.Module], module: nn.Module) -> bool:
-    return any(candidate is module for candidate in modules)
-
-
 def runs(module: nn.Module, model: nn.Module) -> bool:
     """Whether a call of a module is one of a model: of itself, of a wrapper or of a part."""
-    return _contains(module.modules(), model) or _contains(model.modules(), module)
+    return contains(module, model) or contains(model, module)
