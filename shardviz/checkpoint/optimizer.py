@@ -121,18 +121,17 @@ def check_optimizer(checkpoint: Checkpoint) -> Iterator[Finding | NotChecked]:
         yield NotChecked("", f"optimizer state in {counted(len(buckets), 'bucket')}: {IN_BUCKETS}", "run")
     for optimizer in optimizers.values():
         yield from _incomplete(optimizer)
-        if any(name.isdigit() for name in optimizer.states):
+        is_numbered = any(name.isdigit() for name in optimizer.states)
+        before = None if is_numbered else _model_of(optimizer, model)
+        if before is not None:
+            yield from _orphans(optimizer, before, checkpoint)
+            yield from _ungrouped(optimizer)
+            yield from _stateless(optimizer, before, model)
+            continue
+        why = "whether its states belong to parameters: no model of the checkpoint clearly has their names"
+        if is_numbered:
             why = "which parameters its states belong to: the states are numbered"
-            yield NotChecked("", f"{printable(optimizer.before) or 'optimizer'}: {why}", "run")
-            continue
-        before = _model_of(optimizer, model)
-        if before is None:
-            why = "whether its states belong to parameters: no model of the checkpoint clearly has their names"
-            yield NotChecked("", f"{printable(optimizer.before) or 'optimizer'}: {why}", "run")
-            continue
-        yield from _orphans(optimizer, before, checkpoint)
-        yield from _ungrouped(optimizer)
-        yield from _stateless(optimizer, before, model)
+        yield NotChecked("", f"{printable(optimizer.before) or 'optimizer'}: {why}", "run")
 
 
 def _split(name: str) -> re.Match[str] | None:

@@ -87,6 +87,11 @@ class Tensor:
         """Return the position of one of its names, which is that of its digest, too."""
         return self._positions[name]
 
+    def is_equal_on_ranks(self, name: str) -> bool:
+        """Whether digests show that one of its names has the same values on all ranks."""
+        digests = {shard.digest(self.index(name)) for shard in self.shards.values()}
+        return len(digests) == 1 and "" not in digests
+
     @cached_property
     def _positions(self) -> Mapping[str, int]:
         return {name: position for position, name in enumerate(self.names)}

@@ -123,14 +123,14 @@ def _part(folder: Path, models: Mapping[int, str], optims: Mapping[int, str]) ->
     found_here = _ModelPart()
     ranks = {dp: RankFile.read(open_archive(folder / name), name) for dp, name in optims.items()}
     shapes = _groups(state, first.path)
-    layout = lay_out(ranks, shapes, _world(state, first.path), sorted(models) if len(models) > 1 else None)
-    found_here.problems += [] if not ranks and has_universal(folder) else layout.problems
+    unflattened = lay_out(ranks, shapes, _world(state, first.path), sorted(models) if len(models) > 1 else None)
+    found_here.problems += [] if not ranks and has_universal(folder) else unflattened.problems
     is_3 = any(one.stage == 3 for one in ranks.values()) or _are_of_stage_3(models)
     for name, pickled in dict_of(state.get("module"), first.path, "module", optional=True).items():
         saved = whole_tensor(first, pickled, name, folder) if type(name) is str else None
         if saved is not None and (not is_3 or saved.size or not _is_partitioned(name, shapes, state)):
             found_here.tensors[printable(name)] = saved
-    for (name, kind), (shape, dtype, chunks) in layout.tensors.items():
+    for (name, kind), (shape, dtype, chunks) in unflattened.tensors.items():
         # Under stage 3, whose module is empty, the masters are the weights.
         called = printable(name) if is_3 and kind == MASTER else f"optimizer.state.{printable(name)}.{kind}"
         found_here.tensors[called] = StoredTensor(called, shape, dtype, tuple(chunks), folder)
