@@ -83,7 +83,7 @@ class Rule:
     left: str
     right: Expression | None
     where: str
-    optional: bool = False
+    optional: bool
 
 
 def names_in(expression: Expression | None) -> Iterator[str]:

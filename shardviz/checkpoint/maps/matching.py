@@ -201,11 +201,11 @@ class MapResult:
         right_alone: And the other way round.
     """
 
-    known_as: Mapping[str, str] = field(default_factory=dict)
-    made: Mapping[str, MappedTensor] = field(default_factory=dict)
-    lacking: Mapping[str, str] = field(default_factory=dict)
-    left_alone: frozenset[str] = frozenset()
-    right_alone: frozenset[str] = frozenset()
+    known_as: Mapping[str, str]
+    made: Mapping[str, MappedTensor]
+    lacking: Mapping[str, str]
+    left_alone: frozenset[str]
+    right_alone: frozenset[str]
 
 
 def is_turned(rule: Rule, first: Collection[str], second: Collection[str]) -> bool:

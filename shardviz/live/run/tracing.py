@@ -101,7 +101,7 @@ def weights_of(tensors: Iterable[Local], most: int) -> list[Local]:
     ]
 
 
-def write_step(step: Step, folder: Path, command: tuple[str, ...], problem: str = "") -> None:
+def write_step(step: Step, folder: Path, command: tuple[str, ...], problem: str) -> None:
     """Write this rank's file, and on the first rank of each disk that of the run.
 
     Args:

@@ -55,7 +55,7 @@ LABELS_FSDP_OVER_TP = (2, 5)
 NO_LABEL = "no placements (torch has none for this layout: split the tensor again)"
 
 
-def explain_label(claimed: Layout, held: Layout, torch: str = "") -> Fit:
+def explain_label(claimed: Layout, held: Layout, torch: str) -> Fit:
     """Name the difference between two layouts, as the torch that wrote the dump labels them."""
     kind = disorder_between(claimed, held)
     if kind is AnotherOrder and _version(torch) >= LABELS_FSDP_OVER_TP:

@@ -226,7 +226,7 @@ def with_line(finding: Finding, fault: Fault) -> Finding:
     return replace(placed, kind=_kind_of(fault.cause, placed.kind)).because(fault.cause)
 
 
-def with_line_around(dump: Dump, finding: Finding, fault: Fault, *, are_gradients_wrong: bool = False) -> Finding:
+def with_line_around(dump: Dump, finding: Finding, fault: Fault, *, are_gradients_wrong: bool) -> Finding:
     """Return a finding that begins with a line around the model; its cause is the line's unless only one cause fits.
 
     What is logged in a wrong way makes no gradient wrong.

@@ -110,7 +110,7 @@ class Over:
     splits: bool
     labeled: bool
     averaged: bool
-    by_ddp: bool = False
+    by_ddp: bool
 
     @property
     def text(self) -> str:

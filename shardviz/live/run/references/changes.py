@@ -190,7 +190,7 @@ FEW = 0.1
 
 
 def sifting(
-    kept_values: Mapping[str, Kept], chosen: Chosen, locals_: Sequence[Local], moments: Sequence[Local] = ()
+    kept_values: Mapping[str, Kept], chosen: Chosen, locals_: Sequence[Local], moments: Sequence[Local]
 ) -> Sift:
     """Return a function that finds tensors written since they had their reference values.
 
