@@ -56,6 +56,7 @@ from shardviz.errors import ShardvizError
 from shardviz.explain.finding import Finding
 from shardviz.explain.placement.order import OrderNotApplied
 from shardviz.explain.step.update import AnotherLearningRate, RepeatedStep
+from shardviz.groups import in_groups
 from shardviz.layout.intended import split_order
 from shardviz.layout.mesh import ranks_by
 from shardviz.text import natural_key
@@ -215,9 +216,7 @@ def _check_stamped(laid_out: LaidOut, tensor: Tensor) -> Iterator[Result]:
     dump = laid_out.dump
     as_claimed = is_as_claimed(dump, tensor)
     dense = any(shard.body.dense for shard in tensor.shards.values())
-    by_intention: dict[str, list[str]] = {}
-    for name in tensor.names:
-        by_intention.setdefault(intended_text(dump.files.run.intended, name), []).append(name)
+    by_intention = in_groups((intended_text(dump.files.run.intended, name), name) for name in tensor.names)
     for text, names in by_intention.items():
         if as_claimed and is_intended(tensor, text):
             continue

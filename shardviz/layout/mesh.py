@@ -14,6 +14,7 @@ from itertools import product, zip_longest
 from typing import TYPE_CHECKING, TypeVar
 
 from shardviz.errors import MeshError
+from shardviz.groups import in_groups
 from shardviz.text import counted, did_you_mean
 
 if TYPE_CHECKING:
@@ -207,10 +208,7 @@ def ranks_by(pairs: Iterable[tuple[int, What]]) -> dict[What, list[int]]:
         >>> ranks_by([(0, "a"), (1, "b"), (2, "a")])
         {'a': [0, 2], 'b': [1]}
     """
-    ranks: dict[What, list[int]] = {}
-    for rank, what in pairs:
-        ranks.setdefault(what, []).append(rank)
-    return ranks
+    return in_groups((what, rank) for rank, what in pairs)
 
 
 def parse_mesh(text: str, default_axes: Sequence[str] = ()) -> Mesh:

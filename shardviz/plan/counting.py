@@ -13,6 +13,7 @@ from shardviz.dump.costs.comms import groups_text, received_bytes
 from shardviz.dump.costs.memory import owner_of
 from shardviz.dump.plan.sizes import sizes
 from shardviz.dump.records.plan import PeakRecord
+from shardviz.groups import in_groups
 from shardviz.layout.dtypes import itemsize
 from shardviz.plan.folding import kind_of
 from shardviz.text import Fold
@@ -206,11 +207,9 @@ def uneven_parameters(amounts: PlanBytes) -> list[UnevenParameter]:
 
     Those of FSDP1's flat parameters do not count: these are cut into equal parts, wherever one of them ends.
     """
-    by_name: dict[str, list[HeldTensor]] = {}
-    for _, held in amounts.held:
-        for amount in held:
-            if amount.role == "parameters":
-                by_name.setdefault(amount.name, []).append(amount)
+    by_name = in_groups(
+        (amount.name, amount) for _, held in amounts.held for amount in held if amount.role == "parameters"
+    )
     parameters = []
     for same in by_name.values():  # in all parts of the plan
         sizes = np.concatenate([one.sizes for one in same])

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 from shardviz.errors import ShardvizError
+from shardviz.groups import in_groups
 from shardviz.text import listed
 
 if TYPE_CHECKING:
@@ -107,10 +108,7 @@ def _unmatched(others: Collection[str], found: Mapping[str, str]) -> set[str]:
 
 def _by_wrappers(names: Iterable[str], others: Collection[str]) -> dict[str, str]:
     """Match names that differ by wrappers' words on either side; ambiguous ones are left out."""
-    by_bare: dict[str, list[str]] = {}
-    for other in others:
-        for short in dict.fromkeys(_shorter_names(other)):
-            by_bare.setdefault(short, []).append(other)
+    by_bare = in_groups((short, other) for other in others for short in dict.fromkeys(_shorter_names(other)))
     pairs = {}
     for name in names:
         fits = next((by_bare[short] for short in _shorter_names(name) if short in by_bare), [])

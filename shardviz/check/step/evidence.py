@@ -26,6 +26,7 @@ from shardviz.check.step.trace.divergence import (
 )
 from shardviz.check.step.trace.judging import judged_output
 from shardviz.dump.records.trace import is_point
+from shardviz.groups import in_groups
 from shardviz.layout.layout import Layout
 from shardviz.layout.region import indices
 from shardviz.relate.measures import WrongResults, ratio_of
@@ -254,10 +255,8 @@ class Evidence:
     @cached_property
     def _tied(self) -> Mapping[str, Sequence[str]]:
         """All names of each tensor, by each of them."""
-        names: dict[str, list[str]] = {}
         stamps = {stamp.name: stamp.tied_to or stamp.name for stamp in self.dump.files.run.stamps}
-        for name, owner in stamps.items():
-            names.setdefault(owner, []).append(name)
+        names = in_groups((owner, name) for name, owner in stamps.items())
         return {name: names[owner] for name, owner in stamps.items()}
 
     @cached_property

@@ -12,6 +12,7 @@ from shardviz.checkpoint.live_job.job import JobTensor
 from shardviz.checkpoint.live_job.reading import equals_job
 from shardviz.checkpoint.maps.mapped_tensors import MappedTensor, pieces
 from shardviz.errors import DumpError
+from shardviz.groups import in_groups
 from shardviz.layout.dtypes import itemsize
 from shardviz.machine import cores
 from shardviz.relate.casts import cast, is_narrower, is_whole
@@ -171,9 +172,7 @@ class ContentIndex:
     @classmethod
     def of(cls, tensors: Iterable[Tensor]) -> ContentIndex:
         """Return tensors; their values are read only when one is looked for."""
-        by_shape: dict[tuple[int, ...], list[Tensor]] = {}
-        for tensor in tensors:
-            by_shape.setdefault(tensor.shape, []).append(tensor)
+        by_shape = in_groups((tensor.shape, tensor) for tensor in tensors)
         return cls(by_shape)
 
     def equal_to(self, tensor: Tensor) -> Iterator[Tensor]:

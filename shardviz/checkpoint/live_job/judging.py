@@ -17,6 +17,7 @@ from shardviz.checkpoint.live_job.reading import Reader
 from shardviz.errors import DumpError, ShardvizError
 from shardviz.explain.checkpoints.conversion import NarrowedOnTheWay, OneSidedTie
 from shardviz.explain.checkpoints.files import NeverLoaded, ValuesOfAnotherStep
+from shardviz.groups import in_groups
 from shardviz.layout.region import Region, index_of
 from shardviz.relate.casts import cast, is_narrower
 from shardviz.relate.values import padded_to
@@ -295,11 +296,9 @@ def ranks_of(pieces: Iterable[JobShard]) -> tuple[int, ...]:
 
 def in_words(pieces: Sequence[JobShard], live: JobTensor) -> str:
     """Name shards by their ranks and claimed parts: `ranks 1, 3 in [2:4, 0:8]`; `all ranks`."""
-    by_part: dict[Region | None, list[JobShard]] = {}
     if len(pieces) == len(live.pieces) > 1:
         return f"all of {named_ranks(ranks_of(pieces))}"
-    for piece in pieces:
-        by_part.setdefault(piece.claimed, []).append(piece)
+    by_part = in_groups((piece.claimed, piece) for piece in pieces)
     texts = (f"{named_ranks(ranks_of(same))} in {part}" for part, same in by_part.items())
     return listed(texts)
 

@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from shardviz.errors import RankError
+from shardviz.groups import in_groups
 from shardviz.layout.placements import Partial, Placement, Shard
 from shardviz.live import compat
 from shardviz.live import world as worlds
@@ -156,9 +157,7 @@ def _is_right(case: Case, rank: int, shape: tuple[int, ...], ids: list[int]) -> 
 
 
 def _classes(cases: list[Case], wrong: dict[int, dict[int, list[int] | str]]) -> list[Disagreement]:
-    families: dict[tuple[object, ...], list[int]] = {}
-    for index in sorted(wrong):
-        families.setdefault(cases[index].family, []).append(index)
+    families = in_groups((cases[index].family, index) for index in sorted(wrong))
     disagreements = [Disagreement(cases[of[0]], len(of), wrong[of[0]]) for of in families.values()]
     return sorted(disagreements, key=lambda disagreement: -disagreement.count)
 

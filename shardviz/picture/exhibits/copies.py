@@ -203,11 +203,9 @@ def name_owners(dump: Dump, finding: Finding, cases: LaidOut) -> Exhibit | None:
     """Show which unsharded tensor each rank has under a name, if each has a whole one."""
     tensor = dump.stamped.get(finding.tensor)
     for case in cases.cases(tensor, finding.tensor) if tensor is not None else ():
-        by_owner: dict[str, list[int]] = {}
         if not all(owners_of(case).values()):
             continue
-        for rank, owner in owners_of(case).items():
-            by_owner.setdefault(owner, []).append(rank)
+        by_owner = ranks_by(owners_of(case).items())
         rows = [
             Row(title_of(ranks, case.mesh), (Cell(owner, owner != finding.tensor),), len(ranks))
             for owner, ranks in by_owner.items()

@@ -33,6 +33,7 @@ from shardviz.explain.testing.transfers import (
     SwappedTensors,
     WriteIntoCopies,
 )
+from shardviz.groups import in_groups
 from shardviz.layout.region import indices
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.stamp import bits_of_tensor, dtype_name
@@ -203,11 +204,7 @@ def parts_of_all(locals_: Mapping[str, Local], targets: Mapping[str, TargetTenso
     for name, rank_part in own_parts.items():
         if rank_part.fate == "other" and (whose := _owner(locals_[name], targets)):
             own_parts[name] = replace(rank_part, fate="swapped", why=whose)
-    parts: dict[str, list[PartOutcome]] = {}
-    for of_rank in of_all_ranks(own_parts):
-        for name, rank_part in of_rank.items():
-            parts.setdefault(name, []).append(rank_part)
-    return parts
+    return in_groups((name, rank_part) for of_rank in of_all_ranks(own_parts) for name, rank_part in of_rank.items())
 
 
 def _owner(local: Local, targets: Mapping[str, TargetTensor]) -> str:

@@ -35,6 +35,7 @@ from shardviz.explain.step.two_jobs import (
     TrainedInOneJob,
 )
 from shardviz.explain.step.whole_step import MisplacedWeights
+from shardviz.groups import in_groups
 from shardviz.layout.mesh import ranks_by
 from shardviz.relate.casts import is_narrower
 from shardviz.relate.tolerance import EPSILON, NEAR_STARTS
@@ -389,9 +390,7 @@ def _different(options: tuple[Options, Options]) -> Iterator[tuple[str, tuple[st
 
 def different_settings(reference: WholeJob, job: WholeJob) -> Iterator[Finding]:
     """Yield weights that the optimizers of two jobs step with other settings."""
-    of_names: dict[str, list[tuple[str, str, str]]] = {}
-    for name, each in _different((options_of(reference), options_of(job))):
-        of_names.setdefault(name, []).append(each)
+    of_names = in_groups((name, each) for name, each in _different((options_of(reference), options_of(job))))
     for name, different in of_names.items():
         cause = DifferentSettings(_texts(different, (reference, job)))
         text = "the optimizers of the two jobs step it with different settings"

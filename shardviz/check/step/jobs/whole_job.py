@@ -31,6 +31,7 @@ from shardviz.check.step.trace.traces import (
     places_in_whole,
     with_first_module,
 )
+from shardviz.groups import in_groups
 from shardviz.layout.mesh import Mesh
 from shardviz.layout.placements import Partial, Replicate, Shard
 
@@ -100,9 +101,7 @@ def _merged(parts: Parts, axis: int, way: Placements, placements: Placing) -> It
     if axis < 0:
         yield from (Together(way, whole) for whole in parts.values())
         return
-    groups: dict[Coord, list[Kept]] = {}
-    for coord in sorted(parts):
-        groups.setdefault(coord[:axis], []).append(parts[coord])
+    groups = in_groups((coord[:axis], parts[coord]) for coord in sorted(parts))
     for placement in placements(axis, list(groups.values())) if groups else ():
         joined = {coord: _joined(group, placement) for coord, group in groups.items()}
         whole = {coord: one for coord, one in joined.items() if one is not None}

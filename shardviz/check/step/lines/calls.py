@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from shardviz.dump.records.lines import STEP
+from shardviz.groups import in_groups
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -186,10 +187,11 @@ class Lines:
     @cached_property
     def consumers(self) -> Mapping[tuple[int, int], list[Call]]:
         """The calls that read a tensor, by rank and number."""
-        calls_by_tensor: dict[tuple[int, int], list[Call]] = {}
-        for call in self.calls:
-            for pair in dict.fromkeys(pair for value in call.inputs for pair in value):
-                calls_by_tensor.setdefault(pair, []).append(call)
+        calls_by_tensor = in_groups(
+            (pair, call)
+            for call in self.calls
+            for pair in dict.fromkeys(pair for value in call.inputs for pair in value)
+        )
         return calls_by_tensor
 
     def producer(self, value: Value) -> Call | None:
@@ -292,12 +294,8 @@ class Lines:
         A variable is what a round reads of the round before, and the first round of what comes before the loop. What a
         collective makes of it goes from rank to rank, and is none.
         """
-        rounds: dict[Key, list[Call]] = {}
-        for call in self.calls:
-            rounds.setdefault(self.key_of(call.first), []).append(call)
-        of_whole: dict[Key, list[LineRecord]] = {}
-        for line in self.unsharded.lines:
-            of_whole.setdefault(self.key_of(line), []).append(line)
+        rounds = in_groups((self.key_of(call.first), call) for call in self.calls)
+        of_whole = in_groups((self.key_of(line), line) for line in self.unsharded.lines)
         for key, calls in rounds.items():
             if key not in of_whole or len(calls) <= len(of_whole[key]):
                 continue

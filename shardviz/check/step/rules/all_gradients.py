@@ -34,6 +34,7 @@ from shardviz.explain.step.scales import (
     ScaledReduction,
 )
 from shardviz.explain.templates import number, times_text
+from shardviz.groups import in_groups
 from shardviz.relate.factors import ratio_near
 from shardviz.relate.measures import axis_sets, factor_of_all
 from shardviz.relate.tolerance import (
@@ -357,9 +358,7 @@ class Parts:
 
     @cached_property
     def _by_ratio(self) -> Mapping[Fraction | None, Part]:
-        by_ratio: dict[Fraction | None, list[Compared]] = {}
-        for gradient in self._known:
-            by_ratio.setdefault(self.ratios[gradient.name], []).append(gradient)
+        by_ratio = in_groups((self.ratios[gradient.name], gradient) for gradient in self._known)
         return {ratio: self._part(have) for ratio, have in by_ratio.items() if ratio is not None}
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 from shardviz.check.step.trace.calls import Call, Calls, is_within
 from shardviz.explain.templates import module_name
+from shardviz.groups import in_groups
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -329,9 +330,7 @@ def blamed_by_weights(first: Divergence | None, calls: Calls, gradients: Mapping
     """Return a divergence in backward with the reader that is to blame, if weights' gradients say so."""
     if first is None or (first.direction, first.way) != ("backward", "within") or first.before:
         return first
-    is_wrong: dict[str, list[bool]] = {}
-    for name, gradient in gradients.items():
-        is_wrong.setdefault(name.rpartition(".")[0], []).append(bool(gradient.wrong))
+    is_wrong = in_groups((name.rpartition(".")[0], bool(gradient.wrong)) for name, gradient in gradients.items())
     if any(is_wrong.get(first.module, [True])):
         return first
     tensors = first.call.tensors(INPUT)
