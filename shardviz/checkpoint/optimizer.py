@@ -29,6 +29,7 @@ from shardviz.explain.checkpoints.states import (
     OrphanState,
     PartialState,
 )
+from shardviz.groups import the_only
 from shardviz.relate.casts import cast, is_whole
 from shardviz.text import counted, folded_names, listed, printable, starred
 
@@ -240,8 +241,7 @@ def _model_of(optimizer: _Optimizer, model: Collection[str]) -> str | None:
     fits = [(_num_shared_levels(before, optimizer.before), before) for before, count in counts.items() if count == most]
     if 2 * most < len(optimizer.states):
         return None
-    best = [before for length, before in fits if length == max(fits)[0]]
-    return best[0] if len(best) == 1 else None
+    return the_only([before for length, before in fits if length == max(fits)[0]])
 
 
 def _num_shared_levels(first: str, second: str) -> int:

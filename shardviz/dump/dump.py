@@ -17,7 +17,7 @@ from shardviz.dump.pause import collector_paused
 from shardviz.dump.records.base import MAX_NUMBER
 from shardviz.dump.tensor import Shard, Tensor
 from shardviz.errors import DumpError
-from shardviz.groups import in_groups
+from shardviz.groups import in_groups, the_only
 from shardviz.text import natural_key, printable
 
 if TYPE_CHECKING:
@@ -219,8 +219,7 @@ class Dump:
 def _first_of_runs(tensor: Tensor) -> int | None:
     """Return the id with which every run of a tensor's ids begins; None if runs differ."""
     bodies = [shard.body for shard in tensor.shards.values() if 0 not in shard.body.local_shape]
-    first_ids = {run[0] for body in bodies for run in body.runs or ((None, 0, 0),)}
-    return first_ids.pop() if len(first_ids) == 1 else None
+    return the_only({run[0] for body in bodies for run in body.runs or ((None, 0, 0),)})
 
 
 def dump_of(files: DumpFiles) -> Dump:

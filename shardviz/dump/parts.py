@@ -15,6 +15,7 @@ import numpy as np
 from msgspec import structs
 
 from shardviz.errors import LayoutError
+from shardviz.groups import the_only
 from shardviz.layout.layout import JOIN
 from shardviz.layout.region import indices
 from shardviz.layout.splits import axes_in
@@ -63,8 +64,7 @@ def _extended_layouts(
     """Yield the stamped tensors that ranks have parts of."""
     for tensor in tensors:
         layout = tensor.claimed
-        wholes = {shapes.get(name) for name in tensor.names}
-        shape = wholes.pop() if len(wholes) == 1 else None
+        shape = the_only({shapes.get(name) for name in tensor.names})
         if tensor.moment != "stamped" or shape is None or layout is None or not _is_of_part(layout, shape):
             continue
         held = {rank: shard.held for rank, shard in tensor.shards.items()}

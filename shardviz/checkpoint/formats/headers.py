@@ -15,6 +15,7 @@ import msgspec
 from shardviz.checkpoint.records import MAX_SIZE, ByteRange, Checkpoint, Chunk, StoredTensor, file_size
 from shardviz.dump.pause import collector_paused
 from shardviz.errors import DumpError
+from shardviz.groups import the_only
 from shardviz.layout.dtypes import itemsize
 from shardviz.layout.region import MAX_DIMS
 from shardviz.text import listed, printable
@@ -156,8 +157,7 @@ def index_in(folder: Path) -> Path | None:
     index = folder / INDEX
     if index.is_file():
         return index
-    others = sorted(folder.glob("*.safetensors.index.json"))
-    return others[0] if len(others) == 1 else None
+    return the_only(list(folder.glob("*.safetensors.index.json")))
 
 
 def _read_index(index: Path) -> dict[str, str]:

@@ -17,7 +17,7 @@ from shardviz.checkpoint.live_job.reading import Reader
 from shardviz.errors import DumpError, ShardvizError
 from shardviz.explain.checkpoints.conversion import NarrowedOnTheWay, OneSidedTie
 from shardviz.explain.checkpoints.files import NeverLoaded, ValuesOfAnotherStep
-from shardviz.groups import in_groups
+from shardviz.groups import in_groups, the_only
 from shardviz.layout.region import Region, index_of
 from shardviz.relate.casts import cast, is_narrower
 from shardviz.relate.values import padded_to
@@ -178,8 +178,7 @@ def _other_shards_text(pieces: ShardVerdicts) -> str:
 
 def _other_name(live: JobTensor, wrong: Sequence[JobShard], saved: Tensor, search: Search) -> str:
     """Return whose values shards have, where all have those of one other tensor."""
-    names = {search.other_name(live, piece, saved.name) for piece in wrong}
-    return names.pop() if len(names) == 1 else ""
+    return the_only({search.other_name(live, piece, saved.name) for piece in wrong}) or ""
 
 
 def _narrower_dtype(live: JobTensor, wrong: Sequence[JobShard], saved: Tensor) -> str:

@@ -12,7 +12,7 @@ from torch import nn
 from torch.autograd.graph import get_gradient_edge
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from shardviz.groups import in_groups
+from shardviz.groups import in_groups, the_only
 from shardviz.live.claims.flat import FlatParam
 from shardviz.live.compat.modules import clean_name, followed, replaced
 
@@ -61,7 +61,7 @@ def unit_calling() -> nn.Module | None:
         frame = frame.f_back
     group = frame.f_locals.get("self") if frame is not None else None
     modules: tuple[nn.Module, ...] = getattr(group, "modules", ())
-    return modules[0] if len(modules) == 1 else None
+    return the_only(modules)
 
 
 PARAM_GROUPS = "torch.distributed.fsdp._fully_shard._fsdp_param_group"

@@ -33,7 +33,7 @@ from shardviz.explain.testing.transfers import (
     SwappedTensors,
     WriteIntoCopies,
 )
-from shardviz.groups import in_groups
+from shardviz.groups import in_groups, the_only
 from shardviz.layout.region import indices
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.stamp import bits_of_tensor, dtype_name
@@ -254,8 +254,8 @@ class TransferOutcome:
 
     def owner(self, name: str) -> str:
         """Return the tensor whose values all wrong parts have; empty if they share none."""
-        owners = {part.why if part.fate == "swapped" else "" for part in self.parts[name] if part.fate != "right"}
-        return owners.pop() if len(owners) == 1 else ""
+        wrong = [part for part in self.parts[name] if part.fate != "right"]
+        return the_only({part.why if part.fate == "swapped" else "" for part in wrong}) or ""
 
     def is_padded(self, name: str) -> bool:
         """Whether ranks padded their own parts although a map pads the whole."""
@@ -264,8 +264,7 @@ class TransferOutcome:
 
     def change(self, name: str) -> Outcome | None:
         """Return the one change of all wrong parts' values; None if they changed differently."""
-        changes = {part.change for part in self.parts[name] if part.fate != "right"}
-        return changes.pop() if len(changes) == 1 else None
+        return the_only({part.change for part in self.parts[name] if part.fate != "right"})
 
     @property
     def unplaced(self) -> list[str]:

@@ -35,7 +35,7 @@ from shardviz.explain.step.two_jobs import (
     TrainedInOneJob,
 )
 from shardviz.explain.step.whole_step import MisplacedWeights
-from shardviz.groups import in_groups
+from shardviz.groups import in_groups, the_only
 from shardviz.layout.mesh import ranks_by
 from shardviz.relate.casts import is_narrower
 from shardviz.relate.tolerance import EPSILON, NEAR_STARTS
@@ -348,8 +348,8 @@ def _cause_of_steps(
     options = options_of(jobs[0]), options_of(jobs[1])
     if different := {each for _, each in _different(options)}:
         return DifferentSettings(_texts(different, jobs))
-    rates = {values[RATE] for of_job in options for values in of_job.values() if RATE in values}
-    unknown = EarlierStepsDiffer(steps, rates.pop() if len(rates) == 1 and all(options) else "")
+    rate = the_only({values[RATE] for of_job in options for values in of_job.values() if RATE in values})
+    unknown = EarlierStepsDiffer(steps, rate if rate and all(options) else "")
     dtypes = _narrow_steps(params, parts, jobs, options)
     if dtypes is None:
         return unknown

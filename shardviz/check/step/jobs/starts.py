@@ -13,6 +13,7 @@ import numpy as np
 from shardviz.check.order.infer.orders import name_order
 from shardviz.check.step.trace.traces import Kept, in_both, largest_of
 from shardviz.explain.step.whole_step import DifferentBatch, SharedRows
+from shardviz.groups import the_only
 from shardviz.layout.candidates import shared_placements
 from shardviz.layout.layout import Layout
 from shardviz.layout.mesh import ranks_by
@@ -389,7 +390,7 @@ def _incomplete(rows: Mapping[int, tuple[int, ...]], size: int, mesh: Mesh) -> R
     ]
     every = [axes for number in range(1, len(equal) + 1) for axes in combinations(equal, number)]
     fitting = [axes for axes in every if len(given) * mesh.size_over(axes) == size]
-    axes = fitting[0] if len(fitting) == 1 else ()
+    axes = the_only(fitting) or ()
     sentence = (
         f"its ranks were given {len(given)} of the other job's {size} rows: {_shares(rows)}; no rank was "
         f"given rows {join_numbers(set(range(size)) - given)}"

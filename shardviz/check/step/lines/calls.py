@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from shardviz.dump.records.lines import STEP
-from shardviz.groups import in_groups
+from shardviz.groups import in_groups, the_only
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -86,8 +86,7 @@ class Call:
 
 
 def _across(numbers: Mapping[int, Sequence[int]]) -> tuple[Value, ...]:
-    sizes = {len(own) for own in numbers.values()}
-    count = sizes.pop() if len(sizes) == 1 else 0
+    count = the_only({len(own) for own in numbers.values()}) or 0
     return tuple(tuple((rank, own[at]) for rank, own in sorted(numbers.items())) for at in range(count))
 
 
@@ -196,8 +195,7 @@ class Lines:
 
     def producer(self, value: Value) -> Call | None:
         """Return the call that makes a tensor on every rank; None if it comes from outside."""
-        makers = {self.producers.get(pair) for pair in value}
-        return makers.pop() if len(makers) == 1 else None
+        return the_only({self.producers.get(pair) for pair in value})
 
     def makers(self, value: Value) -> Iterator[Call]:
         """Yield the calls that a tensor is made of, the nearest first."""

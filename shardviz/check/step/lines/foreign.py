@@ -26,6 +26,7 @@ from shardviz.check.step.lines.masks import ATTENTION, mask_fault, ring_mask_fau
 from shardviz.explain.step.line_rows import CausalMaskOfPart, ForeignNumbersSummed, LoopFromZero
 from shardviz.explain.step.lines import ELEMENTWISE, UnlikeOperands, UnwrittenMemory
 from shardviz.explain.step.losses import PaddingSummed
+from shardviz.groups import the_only
 from shardviz.layout.splits import axes_in
 from shardviz.relate.tolerance import STEP
 from shardviz.relate.values import error_of, magnitude, part_of, slices_of
@@ -348,10 +349,9 @@ def _rounds(states: States) -> Iterator[tuple[list[Call], dict[int, int], list[A
 def _first(held: Sequence[Mapping[int, Array]], wholes: Sequence[Array], rank: int) -> int | None:
     """Return the round of the unsharded model that is a rank's first, if one alone fits."""
     starts = range(0, len(wholes), len(held))
-    fitting = [
-        start for start in starts if all(_equal(own.get(rank), wholes[start + at]) for at, own in enumerate(held))
-    ]
-    return fitting[0] if len(fitting) == 1 else None
+    return the_only(
+        [start for start in starts if all(_equal(own.get(rank), wholes[start + at]) for at, own in enumerate(held))]
+    )
 
 
 def _equal(held: Array | None, whole: Array) -> bool:

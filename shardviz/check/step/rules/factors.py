@@ -52,6 +52,7 @@ from shardviz.explain.step.scales import ClippedByParts, LossScaleLeft, ScaledBy
 from shardviz.explain.step.sums import GradientNotReduced, MixedLayers, OutputNotReduced, UnreducedSharedPart
 from shardviz.explain.step.whole_step import RankDependentCode
 from shardviz.explain.templates import number, times_text
+from shardviz.groups import the_only
 from shardviz.layout.notation import parse
 from shardviz.relate.measures import (
     OPS,
@@ -120,8 +121,7 @@ class Over:
 
 def batch_of(axes: Sequence[str], batch: Batch | None) -> bool | None:
     """Return whether all of some axes split the batch, or none of them; None if that differs or is not known."""
-    splits = {batch.get(axis) for axis in axes} if batch is not None else {None}
-    return splits.pop() if len(splits) == 1 else None
+    return the_only({batch.get(axis) for axis in axes}) if batch is not None else None
 
 
 def check_scale(

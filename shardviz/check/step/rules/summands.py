@@ -26,6 +26,7 @@ from shardviz.explain.step.gradients import (
 )
 from shardviz.explain.step.losses import MiscountedTerm, TermOfPart
 from shardviz.explain.templates import number, times_text
+from shardviz.groups import the_only
 from shardviz.relate.factors import ratio_near
 from shardviz.relate.measures import columns_of, weights_between
 from shardviz.relate.tolerance import TELLING, near_ratio
@@ -105,8 +106,7 @@ def _weights(evidence: Evidence, comparison: Compared) -> Weights:
     parts = [part.reshape(comparison.wanted.shape) / len(parts) for part in parts]
     if not comparison.near(sum(parts, np.zeros(comparison.wanted.shape)), comparison.wanted):
         return ()
-    weights = {_fitted(comparison, rank, parts) for rank in comparison.reduced}
-    return weights.pop() if len(weights) == 1 else ()
+    return the_only({_fitted(comparison, rank, parts) for rank in comparison.reduced}) or ()
 
 
 def _fitted(comparison: Compared, rank: int, parts: Parts) -> Weights:

@@ -37,6 +37,7 @@ from shardviz.explain.step.whole_step import (
     WeightOnSomeRanks,
 )
 from shardviz.explain.templates import number
+from shardviz.groups import the_only
 from shardviz.layout.region import Region, index_of, indices
 from shardviz.relate.measures import (
     factor_of_all,
@@ -179,9 +180,8 @@ def check_related(comparison: Compared) -> Finding | None:
     """Return the finding if all wrong ranks have what is wanted but for the same one relation."""
     if comparison.role == "scalar" or any(comparison.values[rank].size <= FEW for rank in comparison.wrong):
         return None  # fewer numbers are some other relation by chance
-    chains = {comparison.changes_of(rank) for rank in comparison.wrong}
-    links = chains.pop() if len(chains) == 1 else None
-    link = links[0] if links is not None and len(links) == 1 else None
+    links = the_only({comparison.changes_of(rank) for rank in comparison.wrong})
+    link = the_only(links or ())
     cause = _cause(comparison, link) if link is not None else None
     if link is None or cause is None:
         return None

@@ -21,6 +21,7 @@ import numpy as np
 from shardviz.check.step.trace.calls import NUMBER, enclosing, is_within
 from shardviz.check.step.trace.traces import Kept, in_both, largest_of
 from shardviz.dump.records.trace import Place, PointRecord
+from shardviz.groups import the_only
 from shardviz.layout.candidates import placements_of, shared_placements
 from shardviz.layout.layout import Layout
 from shardviz.layout.notation import write
@@ -139,8 +140,7 @@ class Judging:
         by_rank = {rank: self._scale_of(rank) for rank in self.ranks}
         pairs = [pair for pair in by_rank.values() if pair is not None]
         last = max((order for order, _ in pairs), default=-1)
-        at_end = {scale for order, scale in pairs if order == last}
-        common = at_end.pop() if len(at_end) == 1 else None
+        common = the_only({scale for order, scale in pairs if order == last})
         return {
             rank: pair[1] if pair is not None and (pair[0] == last or common is None) else common or 1.0
             for rank, pair in by_rank.items()

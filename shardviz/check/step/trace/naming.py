@@ -24,6 +24,7 @@ from shardviz.explain.step.modules import (
 from shardviz.explain.step.scales import ClippedByParts
 from shardviz.explain.step.sums import GradientNotReduced
 from shardviz.explain.templates import times_text
+from shardviz.groups import the_only
 from shardviz.relate.measures import ratio_of
 from shardviz.text import counted
 
@@ -61,8 +62,7 @@ def _pending_behind(evidence: Evidence, pairs: Sequence[Found]) -> Divergence | 
     unreduced = {
         result.name: finding for result, finding in pairs if isinstance(finding.explanation, GradientNotReduced)
     }
-    causes = {finding.explanation for finding in unreduced.values()}
-    cause = next(iter(causes)) if len(causes) == 1 and evidence.loss_is_right else None
+    cause = the_only({finding.explanation for finding in unreduced.values()}) if evidence.loss_is_right else None
     if not isinstance(cause, GradientNotReduced) or cause.op != "SUM" or len(cause.axes) != 1 or cause.rest:
         return None
     modules = {name.rpartition(".")[0] for name in unreduced}
@@ -128,8 +128,7 @@ def _explained(evidence: Evidence, first: Divergence, pairs: Sequence[Found] = (
 def _of_weights(first: Divergence, pairs: Sequence[Found]) -> Finding | None:
     """Return that a module multiplies a gradient in backward, if its own weights' gradients say by what."""
     factors = [(result, ratio_of(result)) for result, _ in pairs if _is_weight_of(first, result)]
-    ratios = {ratio for _, ratio in factors}
-    ratio = ratios.pop() if len(ratios) == 1 else None
+    ratio = the_only({ratio for _, ratio in factors})
     if first.direction != "backward" or ratio is None or ratio == 1:
         return None
     comparison = factors[0][0]

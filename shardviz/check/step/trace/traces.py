@@ -19,7 +19,7 @@ from shardviz.dump.dump import dump_of
 from shardviz.dump.read import arrays_of, read_files
 from shardviz.dump.records.trace import Place, of_point
 from shardviz.dump.write import TRACE_FOLDER
-from shardviz.groups import in_groups
+from shardviz.groups import in_groups, the_only
 from shardviz.relate.tolerance import ELEMENT, EXACT, TENSOR_FLOAT
 from shardviz.relate.values import finite_magnitude
 
@@ -223,7 +223,7 @@ class OfRank:
         outermost: list[str] = []
         for name in () if "" in self.counts else sorted(self.counts, key=lambda name: f"{name}."):
             outermost += [] if outermost and is_within(name, outermost[-1]) else [name]
-        model = outermost[0] if len(outermost) == 1 else ""
+        model = the_only(outermost) or ""
         records = [one for one in self.records if one.what == "batch" or (one.module, one.what) == (model, "input")]
         by_tensor = in_groups(((record.what, record.index), record) for record in records)
         tensors = (joined([self.activation(_name(one)) for one in own]) for own in by_tensor.values())

@@ -10,6 +10,7 @@ from shardviz.checkpoint.findings import copied_files
 from shardviz.checkpoint.optimizer import state_of
 from shardviz.explain.checkpoints.files import FileCopiedOver, StaleFileIndex, UnreadableFile
 from shardviz.explain.checkpoints.states import StatelessParameters
+from shardviz.groups import the_only
 from shardviz.text import printable
 
 if TYPE_CHECKING:
@@ -75,8 +76,7 @@ def _as_master(outcome: Outcome, pair: Pair, weights: Mapping[str, Pair]) -> Out
 
 def _weight_of(parameter: str, weights: Mapping[str, Pair]) -> Pair | None:
     """Return the only weight that matches an optimizer's parameter name, or None."""
-    fits = [pair for name, pair in weights.items() if name == parameter or name.endswith(f".{parameter}")]
-    return fits[0] if len(fits) == 1 else None
+    return the_only([pair for name, pair in weights.items() if name == parameter or name.endswith(f".{parameter}")])
 
 
 def with_lost_states(outcomes: Outcomes) -> Outcomes:

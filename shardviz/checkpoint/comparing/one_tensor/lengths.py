@@ -19,6 +19,7 @@ from shardviz.explain.checkpoints.conversion import (
     PaddedParts,
     RepeatedHeads,
 )
+from shardviz.groups import the_only
 from shardviz.reference.windows import line_hashes
 from shardviz.relate.values import is_alike
 from shardviz.text import join_numbers
@@ -191,8 +192,8 @@ def _lengths(pair: Pair) -> _Lengths | None:
     """Return both lengths of the only dim that differs; None if that isn't one dim."""
     if pair.first is None or pair.second is None or len(pair.first.shape) != len(pair.second.shape):
         return None
-    odd = [(mine, theirs) for mine, theirs in zip(pair.first.shape, pair.second.shape, strict=True) if mine != theirs]
-    return odd[0] if len(odd) == 1 else None
+    lengths = zip(pair.first.shape, pair.second.shape, strict=True)
+    return the_only([(mine, theirs) for mine, theirs in lengths if mine != theirs])
 
 
 def _ratio(lengths: _Lengths | None) -> _Lengths | None:
