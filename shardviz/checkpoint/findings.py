@@ -30,6 +30,7 @@ from shardviz.explain.checkpoints.files import (
     UntiedCheckpointHead,
 )
 from shardviz.layout.dtypes import itemsize
+from shardviz.layout.region import gaps_in, length
 from shardviz.text import counted, listed, natural_key, printable
 
 if TYPE_CHECKING:
@@ -366,13 +367,7 @@ def _overlaps(file: str, spans: list[Span]) -> Iterator[Finding]:
 
 def _unused(file: str, spans: list[Span], size: int | None) -> Iterator[Finding]:
     """Yield that a file has bytes between or behind its tensors that are none's."""
-    ends = [spans[0][0]]
-    for _, stop, _ in spans:
-        ends.append(max(ends[-1], stop))
-    holes = [(end, start) for end, (start, _, _) in zip(ends, spans, strict=False) if start > end]
-    if size is not None and size > ends[-1]:
-        holes.append((ends[-1], size))
-    if holes:
-        lost = sum(stop - start for start, stop in holes)
-        text = f"{lost:,} bytes of {printable(file)} belong to no tensor, the first at byte {holes[0][0]:,}"
+    used = [(0, spans[0][0]), *((start, stop) for start, stop, _ in spans)]
+    if holes := gaps_in(used, size or 0):
+        text = f"{length(holes):,} bytes of {printable(file)} belong to no tensor, the first at byte {holes[0][0]:,}"
         yield DamagedHeader().finding("", (), text, kind="incomplete")

@@ -189,7 +189,7 @@ def _legs(layout: Layout, end: Layout) -> Iterator[Leg]:
         for split in _split_by(layout, axis, end):
             yield _leg("slice", axis, layout, split)
     for dim, chain in enumerate(layout.chains):
-        for axis in axes_in(chain[-1:]):
+        for axis in axes_in(chain[-1:]):  # none if nothing splits the dim
             gathered = _with_chain(layout, dim, without_axis(chain, axis))
             yield _leg("all_gather", axis, layout, gathered)
             for split in _split_by(gathered, axis, end):

@@ -15,7 +15,7 @@ import numpy as np
 from shardviz.checkpoint.maps.functions import FUNCTIONS, MapArgumentError
 from shardviz.errors import DumpError
 from shardviz.layout.dtypes import itemsize
-from shardviz.layout.region import indices
+from shardviz.layout.region import gaps_in, indices
 from shardviz.relate.values import part_of
 from shardviz.text import printable
 
@@ -238,7 +238,7 @@ def unused_texts(nodes: Iterable[Node]) -> list[str]:
     for (key, dim), (tensor, used) in spans.items():
         if key not in whole and dims[key] == 1:
             what = f"{printable(tensor.name)}: {_dim_text(dim, len(tensor.shape))}"
-            texts += [f"{what} {start:,} to {stop - 1:,}" for start, stop in _gaps(used, tensor.shape[dim])]
+            texts += [f"{what} {start:,} to {stop - 1:,}" for start, stop in gaps_in(used, tensor.shape[dim])]
     return texts
 
 
@@ -257,11 +257,3 @@ def _add_used(node: Node, whole: set[int], spans: Spans) -> None:
     size = operand.shape[dim] // first if node.function == "split" else 0
     span = (first, second) if node.function == "slice" else (second * size, (second + 1) * size)
     spans.setdefault((id(operand), dim), (operand, []))[1].append(span)
-
-
-def _gaps(used: list[tuple[int, int]], size: int) -> list[tuple[int, int]]:
-    at, gaps = 0, []
-    for start, stop in [*sorted(used), (size, size)]:
-        gaps += [(at, start)] if start > at else []
-        at = max(at, stop)
-    return gaps

@@ -17,6 +17,7 @@ import numpy as np
 from shardviz.check.order.infer.orders import blocks_of, name_order, period_of, transposed_digits, transpositions
 from shardviz.checkpoint.comparing.equality import BLOCK
 from shardviz.explain.checkpoints.conversion import ReorderedInConversion
+from shardviz.layout.region import gaps_in, length
 from shardviz.reference.lookup import locate
 from shardviz.reference.windows import UNPLACED
 from shardviz.relate.orders import orders_of_slices
@@ -321,26 +322,16 @@ def _stretches(before: NDArray[Any], after: NDArray[Any], first: Stretch) -> lis
 
 def _with_short_stretches(before: NDArray[Any], after: NDArray[Any], stretches: list[Stretch]) -> list[Stretch] | None:
     """Add the stretches that were too short to search for; None if places don't add up."""
-    gaps = _gaps({stretch.start: stretch.size for stretch in stretches}, before.size)
-    sources = _gaps({stretch.source: stretch.size for stretch in stretches}, before.size)
-    if gaps is None or sources is None or len(gaps) != len(sources):
+    gaps = gaps_in([(stretch.start, stretch.start + stretch.size) for stretch in stretches], before.size)
+    sources = gaps_in([(stretch.source, stretch.source + stretch.size) for stretch in stretches], before.size)
+    num_left = before.size - sum(stretch.size for stretch in stretches)
+    if len(gaps) != len(sources) or {length(gaps), length(sources)} != {num_left}:
         return None
-    for (start, size), (source, room) in zip(gaps, sources, strict=True):
-        if size != room or not np.array_equal(before[source : source + size], after[start : start + size]):
+    for (start, stop), (source, end) in zip(gaps, sources, strict=True):
+        if not np.array_equal(before[source:end], after[start:stop]):
             return None
-        stretches.append(Stretch(start, source, size))
+        stretches.append(Stretch(start, source, stop - start))
     return sorted(stretches, key=lambda stretch: stretch.start)
-
-
-def _gaps(sizes: dict[int, int], end: int) -> list[tuple[int, int]] | None:
-    """Return the starts and sizes of what stretches leave of a tensor; None if they overlap."""
-    at, gaps = 0, []
-    for start, size in sorted(sizes.items()):
-        if start < at:
-            return None
-        gaps += [(at, start - at)] if start > at else []
-        at = start + size
-    return gaps + ([(at, end - at)] if at < end else [])
 
 
 def _stretch_within(before: NDArray[Any], after: NDArray[Any], at: int) -> Stretch | None:
