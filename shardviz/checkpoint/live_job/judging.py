@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from itertools import permutations
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,10 +24,9 @@ from shardviz.relate.values import padded_to
 from shardviz.text import counted, listed, named_ranks, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from numpy.typing import NDArray
-
+    from shardviz.checkpoint.comparing.equality import Turn
     from shardviz.checkpoint.comparing.outcome import Outcome, Verdict
     from shardviz.checkpoint.live_job.job import JobShard, JobTensor
     from shardviz.checkpoint.live_job.searching import Search
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from shardviz.dump.dump import Dump
     from shardviz.explain.finding import Finding
 
-    Turn = Callable[[NDArray[Any]], NDArray[Any]]
 
 MAX_PERMUTED = 4
 """Dims of a tensor whose dims are exchanged in every way."""

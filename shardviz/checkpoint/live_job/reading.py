@@ -24,15 +24,14 @@ from shardviz.relate.values import part_of
 from shardviz.text import listed, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from numpy.typing import NDArray
 
+    from shardviz.checkpoint.comparing.equality import Turn
     from shardviz.checkpoint.maps.mapped_tensors import MappedTensor, Node
     from shardviz.checkpoint.records import Entry, Tensor
     from shardviz.layout.region import Region
-
-    Turn = Callable[[NDArray[Any]], NDArray[Any]]
 
 
 class Reader:
@@ -131,7 +130,7 @@ class RestoredTensor:
     @property
     def name(self) -> str:
         """The checkpoint's tensors that have it."""
-        return listed((printable(one.name) for _, one in self.sources))
+        return listed(printable(one.name) for _, one in self.sources)
 
     @property
     def shape(self) -> tuple[int, ...]:

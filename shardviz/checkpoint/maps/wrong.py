@@ -112,7 +112,7 @@ def _with_others(outcome: Outcome, mapped: MappedTensor, tensor: Tensor, content
             odd.append((leaf, piece))
     if len(odd) == num:
         return None
-    names = listed((label_of(part) for part, _ in odd))
+    names = listed(label_of(part) for part, _ in odd)
     what = f"{len(odd)} of its {num} parts {'differs' if len(odd) == 1 else 'differ'}: {names}"
     if (overwritten := _overwritten(odd, contents)) is not None:
         return outcome.became(

@@ -227,7 +227,7 @@ def check_foreign(case: Case) -> Iterator[Finding]:
         yield _rounded_ids(case, foreign, dtype)
     elif mixed and all(owners.values()) and _may_be_renumbered(case, names):
         by_rank = owners_of(case)
-        named = listed((f"{name} on rank {rank}" for rank, name in by_rank.items()))
+        named = listed(f"{name} on rank {rank}" for rank, name in by_rank.items())
         distinct = len(set(by_rank.values()))
         sentence = f"ranks use this name for {distinct} different tensors of the unsharded model: {named}"
         yield case.finding(LocalNumbering(), by_rank, sentence, held="a different tensor on each rank")

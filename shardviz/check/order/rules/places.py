@@ -65,7 +65,7 @@ def _held_in_words(case: Case) -> str:
     regions = sorted((shard.rank, case.regions[coord]) for coord, shard in case.shards.items() if coord in case.regions)
     if len({region for _, region in regions}) == 1 < len(regions):
         return f"every rank {regions[0][1]}"
-    return listed((f"rank {rank} {region}" for rank, region in regions))
+    return listed(f"rank {rank} {region}" for rank, region in regions)
 
 
 def explain_plain(case: Case, counts: Counts) -> Fit:

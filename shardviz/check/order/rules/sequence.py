@@ -199,4 +199,4 @@ def _split_text(mesh: Mesh, order: Order) -> str:
             return split.held
     if len(set(order.held.values())) == 1:
         return f"every rank {_ranges_text(next(iter(order.held.values())))}"
-    return listed((f"rank {rank} {_ranges_text(ranges)}" for rank, ranges in sorted(order.held.items())))
+    return listed(f"rank {rank} {_ranges_text(ranges)}" for rank, ranges in sorted(order.held.items()))

@@ -269,7 +269,7 @@ def _by_numbers(comparison: Compared, gradients_alike: Part | None) -> Finding |
         return None
     low, high = min(factors.values()), max(factors.values())
     alike = high - low <= near_ratio(comparison.rounding.epsilon) * abs(high)
-    shown = listed((f"{number(factor)} on rank {rank}" for rank, factor in factors.items()))
+    shown = listed(f"{number(factor)} on rank {rank}" for rank, factor in factors.items())
     times = f"{number(high)} times {comparison.whose} on every rank" if alike else f"scaled by {shown}"
     cause: Cause = ClippedByParts() if comparison.role == "grad" else ScaledByOwnCount()
     if comparison.role == "grad" and len(comparison.wrong) < len(factors) and high > 1 + SINGLE:  # clipping lessens
