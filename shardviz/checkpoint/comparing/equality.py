@@ -16,7 +16,7 @@ from shardviz.groups import in_groups
 from shardviz.layout.dtypes import itemsize
 from shardviz.machine import cores
 from shardviz.relate.casts import cast, is_narrower, is_whole
-from shardviz.relate.values import is_alike, sampled
+from shardviz.relate.values import BLOCK, is_alike, sampled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     Turn = Callable[[NDArray[Any]], NDArray[Any]]
 
-BLOCK = 1 << 18
-"""Elements that are compared at a time: as many as a processor keeps near."""
 
 TILE = 256
 """Rows and columns that are compared at a time if one side lies across the other."""

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from shardviz.checkpoint.comparing.pairs import Pair, Pairs
     from shardviz.checkpoint.records import Checkpoint, Tensor
 
-    Outcomes = list[tuple[Outcome, Pair]]
-
 FEWEST_LAYERS = 3
 """Layers that show a map if most names are equal: with fewer, no layer is the odd one."""
 

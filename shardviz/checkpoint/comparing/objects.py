@@ -15,10 +15,7 @@ from shardviz.text import counted, listed, printable
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from shardviz.checkpoint.comparing.pairs import Pair
     from shardviz.checkpoint.records import Checkpoint
-
-    Outcomes = list[tuple[Outcome, Pair]]
 
 GROUP_LISTS = ("params", "param_names")
 """The lists of an optimizer's group that have an entry for each of its parameters."""

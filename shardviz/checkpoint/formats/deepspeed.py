@@ -18,7 +18,7 @@ from shardviz.checkpoint.formats.archive import Archive, open_archive, strides_o
 from shardviz.checkpoint.formats.headers import is_plain
 from shardviz.checkpoint.formats.pickle_reader import PickledObject, dict_of
 from shardviz.checkpoint.formats.torch_file import whole_tensor
-from shardviz.checkpoint.formats.zero_buffers import MASTER, RankFile, chunks_of, lay_out
+from shardviz.checkpoint.formats.zero_buffers import MASTER, RankFile, Shapes, chunks_of, lay_out
 from shardviz.checkpoint.records import ByteRange, Checkpoint, Problem, StoredTensor
 from shardviz.errors import DumpError
 from shardviz.explain.checkpoints.files import UnfinishedUniversalCheckpoint
@@ -39,8 +39,6 @@ ENDING = ".pt"
 MAX_PARAMETERS = 1 << 18
 MAX_KINDS = 64
 """Files of one parameter."""
-
-Shapes = dict[str, tuple[int, ...]]
 
 
 @dataclass

@@ -13,6 +13,7 @@ from shardviz.check.order.case import Case
 from shardviz.check.order.rules.places import check_places
 from shardviz.checkpoint.comparing.equality import can_cast
 from shardviz.checkpoint.comparing.one_tensor.changes import through_types
+from shardviz.checkpoint.comparing.one_tensor.orders import MAX_PERMUTED
 from shardviz.checkpoint.live_job.reading import Reader
 from shardviz.errors import DumpError, ShardvizError
 from shardviz.explain.checkpoints.conversion import NarrowedOnTheWay, OneSidedTie
@@ -34,9 +35,6 @@ if TYPE_CHECKING:
     from shardviz.dump.dump import Dump
     from shardviz.explain.finding import Finding
 
-
-MAX_PERMUTED = 4
-"""Dims of a tensor whose dims are exchanged in every way."""
 
 MAX_PADDED = 1 << 30
 """Elements of a tensor to which zeros are added."""

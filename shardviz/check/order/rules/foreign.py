@@ -46,6 +46,7 @@ from shardviz.explain.placement.content import (
     WeightNotLoaded,
     ZerosAmongElements,
 )
+from shardviz.layout.dtypes import HALVES
 from shardviz.layout.region import Ranges, Region, index_of, indices
 from shardviz.relate.casts import rounded
 from shardviz.text import listed, natural_key, starred
@@ -201,7 +202,6 @@ class _Grid:
 
 
 MAX_RANKS = 4
-NARROW = ("bfloat16", "float16")
 MAX_COMPARED = 64
 """Tensors that are asked whose elements they have."""
 
@@ -242,7 +242,7 @@ def _rounded_to(case: Case) -> str:
     first = case.dump.first_ids.get(case.name)
     if first is None or case.numel < FEW:
         return ""
-    for dtype in NARROW:
+    for dtype in HALVES:
         pairs = [(case.local_ids(coord), _own_ids(case, coord)) for coord in case.shards]
         as_of_model = [(np.where(ids > 0, ids + first - 1, -1 - ids), own_ids + first - 1) for ids, own_ids in pairs]
         if all(np.array_equal(held, rounded(due, dtype)) for held, due in as_of_model):

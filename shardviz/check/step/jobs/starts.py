@@ -15,6 +15,7 @@ from shardviz.check.step.trace.traces import Kept, in_both, largest_of
 from shardviz.explain.step.whole_step import DifferentBatch, SharedRows
 from shardviz.groups import the_only
 from shardviz.layout.candidates import shared_placements
+from shardviz.layout.dtypes import HALVES
 from shardviz.layout.layout import Layout
 from shardviz.layout.mesh import ranks_by
 from shardviz.layout.region import Region, merge_ranges
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
 
 MOST_SHARES = 4
 """Ranks whose rows are listed."""
-
-NARROW = ("bfloat16", "float16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +205,7 @@ def _related(other: OtherWeight, full: Mapping[str, Weight], held: NDArray[np.fl
             return replace(other, holds=name)
     before, after = (np.ascontiguousarray(values + 0.0).view(np.uint64) for values in (expected.values, held))
     for old, new in ((before, after), (after, before)):
-        if rounding := rounding_between(old, "float64", new, "float64", NARROW):
+        if rounding := rounding_between(old, "float64", new, "float64", HALVES):
             return replace(other, rounded=rounding.dtype)
     orders = orders_of_slices(before, after)
     moved = [(dim, order) for dim, order in enumerate(orders or ()) if (order != np.arange(len(order))).any()]

@@ -23,6 +23,7 @@ from shardviz.check.step.trace.traces import Kept, in_both, largest_of
 from shardviz.dump.records.trace import Place, PointRecord
 from shardviz.groups import the_only
 from shardviz.layout.candidates import placements_of, shared_placements
+from shardviz.layout.dtypes import HALVES
 from shardviz.layout.layout import Layout
 from shardviz.layout.notation import write
 from shardviz.layout.placements import Partial
@@ -51,8 +52,6 @@ if TYPE_CHECKING:
     from shardviz.layout.candidates import Placements
     from shardviz.layout.mesh import Mesh
     from shardviz.layout.region import Region
-
-NARROW = ("bfloat16", "float16")
 
 BAD: tuple[State, ...] = ("odd", "repeated")
 
@@ -256,7 +255,7 @@ class Judging:
 
     def _record(self, place: Place, judgment: Judgment, rank: int, *, is_wrong: bool) -> PointRecord:
         whole, point = self.whole[place], self.ranks[rank][place]
-        has_noise = self.noise is not None or (whole.values is not None and whole.values.dtype in NARROW)
+        has_noise = self.noise is not None or (whole.values is not None and whole.values.dtype in HALVES)
         layout = ""
         if judgment.layout is not None and point.values is not None and whole.values is not None:
             layout = write(Layout.from_placements(self.mesh, whole.values.shape, judgment.layout))

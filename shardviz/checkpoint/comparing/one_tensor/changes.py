@@ -25,6 +25,7 @@ from shardviz.explain.checkpoints.conversion import (
     ForgottenOffset,
     NarrowedOnTheWay,
 )
+from shardviz.layout.dtypes import HALVES
 from shardviz.layout.region import box_of, index_of
 from shardviz.relate.casts import cast, is_cut_off, line_between, numbers_of, rounding_between, values_of
 from shardviz.relate.relations import Scaled
@@ -44,8 +45,6 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
 
 NAMES = ("the first", "the second")
-
-NARROW = ("bfloat16", "float16")
 
 WIDE = ("float32", "float64")
 
@@ -231,7 +230,7 @@ def _explain_narrowing(
 
 def through_types(dtype: str, to: str) -> Sequence[str]:
     """Return the narrower types through which values may have been cast between two types."""
-    return NARROW if dtype in WIDE and to in (dtype, *NARROW) else ()
+    return HALVES if dtype in WIDE and to in (dtype, *HALVES) else ()
 
 
 def overflown(wide: NDArray[Any], dtype: str, to: str) -> str:

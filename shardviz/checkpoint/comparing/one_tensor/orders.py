@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardviz.check.order.infer.orders import blocks_of, name_order, period_of, transposed_digits, transpositions
-from shardviz.checkpoint.comparing.equality import BLOCK
 from shardviz.explain.checkpoints.conversion import ReorderedInConversion
 from shardviz.layout.region import gaps_in, length
 from shardviz.reference.lookup import locate
 from shardviz.reference.windows import UNPLACED
 from shardviz.relate.orders import orders_of_slices
-from shardviz.relate.values import is_alike
+from shardviz.relate.values import BLOCK, is_alike
 from shardviz.text import join_numbers
 
 if TYPE_CHECKING:
