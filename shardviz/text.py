@@ -81,7 +81,7 @@ def fold(named: Iterable[tuple[str, Key]], *, by_last: bool = False) -> list[tup
         numbers = groups.setdefault((prefix, suffix, number is None, key), [])
         if number is not None:
             numbers.append(number)
-    return [(Fold(prefix, _spans(numbers), suffix), key) for (prefix, suffix, _, key), numbers in groups.items()]
+    return [(Fold(prefix, spans_of(numbers), suffix), key) for (prefix, suffix, _, key), numbers in groups.items()]
 
 
 def folded_names(names: Iterable[str], most: int) -> str:
@@ -114,7 +114,7 @@ def starred(name: str) -> str:
 def join_numbers(numbers: Iterable[int], comma: str = ", ") -> str:
     """Write rising numbers briefly: `0-3, 7`, or `0…1016 step 8`; long lists end in a count."""
     rising = sorted(numbers)
-    pieces = _one_piece(rising) or _pieces(_spans(rising))
+    pieces = _one_piece(rising) or _pieces(spans_of(rising))
     if len(pieces) <= MOST_PIECES:
         return comma.join(pieces)
     return f"{comma.join(pieces[: MOST_PIECES - 2])}{comma}… ({len(rising):,} in all)"
@@ -169,7 +169,13 @@ def _span(span: tuple[int, int]) -> str:
     return str(start) if stop == start + 1 else f"{start}-{stop - 1}"
 
 
-def _spans(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
+def spans_of(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """Return the start and stop of each run of numbers that follow each other, in their order.
+
+    Example:
+        >>> spans_of([4, 5, 6, 0])
+        ((4, 7), (0, 1))
+    """
     rising = [*numbers]
     breaks = [at for at, (one, other) in enumerate(pairwise(rising), 1) if other != one + 1]
     return tuple((rising[start], rising[stop - 1] + 1) for start, stop in pairwise([0, *breaks, len(rising)]) if rising)
@@ -192,8 +198,8 @@ def printable(name: str) -> str:
     return "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in name)
 
 
-def listed(things: Iterable[object], most: int) -> str:
-    """Return the first `most` things between commas, with dots if there are more."""
+def listed(things: Iterable[object], most: int = 3) -> str:
+    """Return things between commas: the first three, or the first `most`, with dots if there are more."""
     shown = [str(thing) for thing in islice(things, most + 1)]
     return ", ".join(shown[:most]) + (", ..." if len(shown) > most else "")
 

@@ -106,5 +106,5 @@ def _body(rank: int, tensor: Made, mesh: Mesh, first: int, layouts: dict[LayoutR
         runs = tuple((int(i + first - 1 if i > 0 else i), 0, 1) for i in ids.ravel())
         return Body("param", "stamped", shape, ids.shape, dtype, layout=index, runs=runs)
     held = parse(tensor.held).layout(mesh) if tensor.held else claimed
-    region = held.region(mesh.coord_of(rank))
+    region = held.region_of_rank(rank)
     return Body("param", "stamped", shape, region.shape, dtype, layout=index, held=region.dims)

@@ -50,7 +50,7 @@ def _rank(rank: int, num_ranks: int, tensors: Mapping[str, Planned]) -> RankReco
     claims = [(parse(text).layout(mesh), meshes.index(mesh)) for text, mesh in tensors.values()]
     layouts = [LayoutRecord(at, tuple(map(str, one.placements() or ())), one.shape) for one, at in claims]
     bodies = [
-        Body("param", "initial", one.shape, one.region(one.mesh.coord_of(rank)).shape, "float32", layout=number)
+        Body("param", "initial", one.shape, one.region_of_rank(rank).shape, "float32", layout=number)
         for number, (one, _) in enumerate(claims)
     ]
     names = [TensorRecord(name, number) for number, name in enumerate(tensors)]

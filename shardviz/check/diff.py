@@ -45,7 +45,6 @@ class Change:
     """One thing that is another in the second dump.
 
     Attributes:
-        tensor: The tensor's name.
         aspect: What about it changed.
         before: What it was, in the notation or in words; empty if only hashes show that the values differ.
         after: What it is.
@@ -116,8 +115,6 @@ def compare(
     """Compare two dumps.
 
     Args:
-        before: The one to compare with.
-        after: The one that may have changed.
         reports: What they say, if they are checked already.
         plans: The bytes of both, if they are plans.
     """
@@ -135,12 +132,12 @@ def compare(
     results = [_change_or_unread(result, before, after) if isinstance(result, Change) else result for result in results]
     changes = dict.fromkeys(result for result in results if isinstance(result, Change))
     relaid = [change for change in changes if step.is_of_jobs and _is_of_layout(change, before, after)]
-    unchecked_results = [result for result in results if isinstance(result, NotChecked)]
     not_compared = (
         *(
             unchecked
-            for unchecked in unchecked_results
-            if not (step.is_of_jobs and unchecked.tensor and unchecked.about == "values")  # compared in the traces
+            for unchecked in results
+            if isinstance(unchecked, NotChecked)
+            and not (step.is_of_jobs and unchecked.tensor and unchecked.about == "values")  # compared in the traces
         ),
         *step.not_compared,
     )

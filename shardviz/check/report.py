@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from shardviz.explain.finding import MOST_NAMES, Finding
 from shardviz.explain.kinds import KINDS, PLACES, SEQUENCES, UNCOMPARED
+from shardviz.groups import in_groups
 from shardviz.text import counted, fold, listed
 
 if TYPE_CHECKING:
@@ -52,13 +53,7 @@ class NotChecked:
 
 
 class Place(NamedTuple):
-    """A tensor at one moment, as the files have it.
-
-    Attributes:
-        moment: When it was recorded.
-        role: What it is.
-        name: Its name.
-    """
+    """A tensor at one moment, as the files have it."""
 
     moment: Moment
     role: Role
@@ -89,10 +84,7 @@ class Report:
     @cached_property
     def findings_of(self) -> Mapping[str, tuple[Finding, ...]]:
         """The findings of each tensor that has any, worst first, with its own numbers."""
-        by_name: dict[str, list[Finding]] = {}
-        for finding in self.findings:
-            for member in finding.of_all:
-                by_name.setdefault(member.tensor, []).append(member)
+        by_name = in_groups((member.tensor, member) for finding in self.findings for member in finding.of_all)
         return {name: tuple(findings) for name, findings in by_name.items()}
 
     @cached_property
@@ -103,9 +95,7 @@ class Report:
     @cached_property
     def why_not_checked(self) -> Mapping[str, tuple[str, ...]]:
         """Why a check of a tensor could not be made, by the names of the tensors."""
-        by_name: dict[str, list[str]] = {}
-        for unchecked in self.not_checked:
-            by_name.setdefault(unchecked.tensor, []).append(unchecked.why)
+        by_name = in_groups((unchecked.tensor, unchecked.why) for unchecked in self.not_checked)
         return {name: tuple(reasons) for name, reasons in by_name.items()}
 
     @cached_property
@@ -126,9 +116,10 @@ class Report:
 
 def reasons_of(not_checked: Iterable[NotChecked]) -> list[str]:
     """Return each reason once, after the names of its tensors."""
-    by_why: dict[tuple[str, bool], list[Fold]] = {}
-    for folded, why in fold((unchecked.tensor, unchecked.why) for unchecked in not_checked):
-        by_why.setdefault((why, bool(str(folded))), []).append(folded)
+    by_why = in_groups(
+        ((why, bool(str(folded))), folded)
+        for folded, why in fold((unchecked.tensor, unchecked.why) for unchecked in not_checked)
+    )
     return [f"{names_of(folds)}: {why}" if is_named else why for (why, is_named), folds in by_why.items()]
 
 
@@ -207,6 +198,11 @@ def _merge(members: Sequence[Finding]) -> Finding:
     what = "tensors alike" if are_alike else f"tensors, such as {first.tensor}"
     sentence = f"{len(members)} {what}: {first.sentence}"
     return replace(whole, sentence=sentence, explanation=first.explanation.renamed(first.tensor, whole.title))
+
+
+def findings_in(results: Iterable[object]) -> list[Finding]:
+    """Return the results that are findings."""
+    return [result for result in results if isinstance(result, Finding)]
 
 
 def ungrouped(findings: Iterable[Finding]) -> list[Finding]:

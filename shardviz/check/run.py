@@ -38,10 +38,10 @@ from shardviz.check.order.rules.without_ids import (
     with_suspects,
 )
 from shardviz.check.ranks import check_completeness, check_missing_ranks, check_rank_order
-from shardviz.check.report import NotChecked, Report, grouped, is_of_places, ranks_by_name, unhidden
+from shardviz.check.report import NotChecked, Report, findings_in, grouped, is_of_places, ranks_by_name, unhidden
 from shardviz.check.step.collectives import check_collectives, check_gathered
 from shardviz.check.step.contradictions import check_zero_gradients
-from shardviz.check.step.lines.naming import with_lines, with_unread
+from shardviz.check.step.lines.naming import module_to_open, with_lines, with_unread
 from shardviz.check.step.run import check_step, without_consequences_of_update
 from shardviz.check.step.update.compare import check_unsharded_update
 from shardviz.check.step.update.copies import check_update
@@ -51,15 +51,18 @@ from shardviz.check.verdicts import num_of_model
 from shardviz.dump.dump import dump_of
 from shardviz.dump.pause import collector_paused
 from shardviz.dump.read import read_files
+from shardviz.dump.records.lines import STEP
 from shardviz.errors import ShardvizError
 from shardviz.explain.finding import Finding
 from shardviz.explain.placement.order import OrderNotApplied
 from shardviz.explain.step.update import AnotherLearningRate, RepeatedStep
+from shardviz.groups import in_groups
 from shardviz.layout.intended import split_order
+from shardviz.layout.mesh import ranks_by
 from shardviz.text import natural_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from shardviz.check.order.case import Case
@@ -90,14 +93,28 @@ def report_on(dump: Dump) -> Report:
         return _report(dump, laid_out, list(check_planned(dump)))
     weights = [*with_one_order(_check_shards(laid_out), laid_out), *_check_run(dump)]
     told_right: dict[Place, bool] = {}
-    step = with_unread(dump, with_lines(dump, _check_step(laid_out, _findings(weights), told_right)))
+    step = with_unread(dump, with_lines(dump, _check_step(laid_out, findings_in(weights), told_right)))
     results = _without_rates([*weights, *step, *check_collectives(dump)])
     return replace(_report(dump, laid_out, results), compared=told_right)
 
 
+def modules_to_open(folder: Path) -> list[str]:
+    """Return inside of which modules ranks should look, once their step is in the dump.
+
+    That is the first wrong one, the model itself only without another, or the step around the model.
+    """
+    try:
+        findings = check_dump(folder).findings
+    except ShardvizError:  # the command that reads the dump says so
+        return []
+    modules = [module for module in map(module_to_open, findings) if module is not None]
+    inside = [module for module in modules if module != STEP]
+    return [next(filter(None, inside), "")] if inside else modules[:1]
+
+
 def _without_rates(results: list[Result]) -> list[Result]:
     """Drop notes on different learning rates if a finding about a weight's step covers them."""
-    causes = [finding.explanation for finding in _findings(results)]
+    causes = [finding.explanation for finding in findings_in(results)]
     if not any(isinstance(cause, AnotherLearningRate | RepeatedStep) for cause in causes):
         return results
     return [result for result in results if isinstance(result, Finding) or not result.why.startswith(RATE_OF_GROUP)]
@@ -106,7 +123,7 @@ def _without_rates(results: list[Result]) -> list[Result]:
 def _report(dump: Dump, laid_out: LaidOut, results: list[Result]) -> Report:
     """Sort findings, worst first, and add notes on tensors that could not be placed."""
     order = {name: index for index, name in enumerate(dump.stamps)}
-    findings = _findings(results)
+    findings = findings_in(results)
     findings.sort(key=lambda finding: (finding.severity != "error", _place(finding.tensor, order), finding.kind))
     unchecked = {result for result in results if isinstance(result, NotChecked)}
     if dump.files.planned is None:
@@ -120,10 +137,6 @@ def _report(dump: Dump, laid_out: LaidOut, results: list[Result]) -> Report:
         not_checked=tuple(sorted(unchecked, key=lambda result: (_place(result.tensor, order), result.why))),
         laid_out=laid_out,
     )
-
-
-def _findings(results: Iterable[Result]) -> list[Finding]:
-    return [result for result in results if isinstance(result, Finding)]
 
 
 def _check_shards(laid_out: LaidOut) -> list[Result]:
@@ -155,7 +168,7 @@ def _check_step(laid_out: LaidOut, weights: list[Finding], told_right: dict[Plac
     """Yield the findings of a step and its update, and the gradients that cannot show anything."""
     dump = laid_out.dump
     outcomes = with_suspects(check_step(dump, weights, told_right), laid_out, weights)
-    wrong = _findings(outcomes)
+    wrong = findings_in(outcomes)
     yield from outcomes
     yield from check_states(dump)
     if not any(finding.severity == "error" for finding in weights):
@@ -176,12 +189,9 @@ def _dtypes(dump: Dump) -> Iterator[Finding]:
 
 def _not_checked_by_ranks(dump: Dump) -> Iterator[NotChecked]:
     """Yield the checks that ranks could not make, once for all of them."""
-    ranks_by_reason: dict[tuple[str, str], list[int]] = {}
-    for rank, record in dump.files.ranks.items():
-        for pair in dict.fromkeys(record.not_checked):
-            ranks_by_reason.setdefault(pair, []).append(rank)
+    reasons = ((rank, pair) for rank, record in dump.files.ranks.items() for pair in dict.fromkeys(record.not_checked))
     num_ranks = dump.files.run.num_ranks
-    for (name, why), ranks in ranks_by_reason.items():
+    for (name, why), ranks in ranks_by(reasons).items():
         where = "" if len(ranks) == num_ranks else f" (on {len(ranks):,} of {num_ranks:,} ranks)"
         yield NotChecked(name, why + where, _about(dump, name, ranks))
 
@@ -206,9 +216,7 @@ def _check_stamped(laid_out: LaidOut, tensor: Tensor) -> Iterator[Result]:
     dump = laid_out.dump
     as_claimed = is_as_claimed(dump, tensor)
     dense = any(shard.body.dense for shard in tensor.shards.values())
-    by_intention: dict[str, list[str]] = {}
-    for name in tensor.names:
-        by_intention.setdefault(intended_text(dump.files.run.intended, name), []).append(name)
+    by_intention = in_groups((intended_text(dump.files.run.intended, name), name) for name in tensor.names)
     for text, names in by_intention.items():
         if as_claimed and is_intended(tensor, text):
             continue
@@ -262,11 +270,9 @@ def _check_case(case: Case) -> list[Result]:
         axes = ", ".join(axis for axis, _ in case.claimed.partial)
         why = f"a sum over {axes} is pending, so the values that ranks hold are not ids"
         return [NotChecked(case.name, why, "order")]
-    if filled := list(check_filled(case)):
-        return list(filled)
-    recomputed = [*check_recomputed(case), *check_plain_copies(case)]
-    if recomputed:
-        return recomputed
+    certain: list[Result] = [*check_filled(case)] or [*check_recomputed(case), *check_plain_copies(case)]
+    if certain:
+        return certain
     labels = list(check_label(case))
     redrawn = list(check_redrawn(case))
     if redrawn:

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.report import NotChecked, Report, grouped
+from shardviz.check.report import NotChecked, Report, findings_in, grouped
+from shardviz.checkpoint.comparing.equality import sample_of
 from shardviz.checkpoint.coverage import coverage_of
+from shardviz.checkpoint.formats.headers import read_safetensors
 from shardviz.checkpoint.formats.pickle_reader import UnknownTypeError
 from shardviz.checkpoint.formats.torch_file import BY_ITSELF
 from shardviz.checkpoint.optimizer import check_optimizer, check_states
-from shardviz.checkpoint.second_set import check_second_set
 from shardviz.errors import DumpError
 from shardviz.explain.checkpoints.files import (
     ChunkOutOfBounds,
@@ -22,24 +23,25 @@ from shardviz.explain.checkpoints.files import (
     MixedChunkTypes,
     ShardsOfTwoSaves,
     StaleFileIndex,
+    TwoSetsOfWeights,
     UnknownPickledType,
     UnlistedChunk,
     UnreadableFile,
     UntiedCheckpointHead,
 )
-from shardviz.explain.finding import Finding
 from shardviz.layout.dtypes import itemsize
+from shardviz.layout.region import gaps_in, length
 from shardviz.text import counted, listed, natural_key, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 
-    from shardviz.checkpoint.records import ByteRange, Checkpoint, Chunk, StoredTensor
+    from shardviz.checkpoint.records import ByteRange, Checkpoint, Chunk, StoredTensor, Tensor
+    from shardviz.explain.finding import Finding
 
     Entries = dict[str, list[tuple[StoredTensor, Chunk]]]
     Span = tuple[int, int, str]
 
-MAX_NAMES = 3
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "tok_embeddings.weight", "word_embeddings.weight", "shared.weight")
 HEADS = ("lm_head.weight", "output.weight", "embed_out.weight")
 TRIED = 3
@@ -61,7 +63,6 @@ def check_checkpoint(checkpoint: Checkpoint, progress: Callable[[int, int], obje
     """Return every finding that a checkpoint's metadata and the headers of its chunks show.
 
     Args:
-        checkpoint: The checkpoint.
         progress: Called with the tensors looked at, and their number.
     """
     results: list[Finding | NotChecked] = [
@@ -78,20 +79,48 @@ def check_checkpoint(checkpoint: Checkpoint, progress: Callable[[int, int], obje
         is_copied = any(file in copies for file in tensor.files)
         results += [*([] if is_copied else _chunks(tensor)), *_check_chunks(checkpoint, tensor, foreign)]
     results += [*check_spans(checkpoint), *_ties(checkpoint), *check_optimizer(checkpoint), *check_states(checkpoint)]
-    findings = [result for result in results if isinstance(result, Finding)]
-    findings.sort(key=lambda finding: (finding.severity != "error", natural_key(finding.tensor), finding.kind))
+    findings = findings_in(results)
     unchecked = [result for result in results if isinstance(result, NotChecked)]
+    findings.sort(key=lambda finding: (finding.severity != "error", natural_key(finding.tensor), finding.kind))
     return Report(0, len(checkpoint.names), tuple(grouped(findings)), tuple(dict.fromkeys(unchecked)))
 
 
 def _check_unread_files(checkpoint: Checkpoint) -> Iterator[NotChecked]:
     """Yield the files next to the weights that are not looked at."""
     if checkpoint.ranks:
-        some = listed(map(printable, checkpoint.ranks), MAX_NAMES)
+        some = listed(map(printable, checkpoint.ranks))
         yield NotChecked("", f"the other ranks: it has one rank's parts, of {len(checkpoint.ranks)} ({some})", "run")
     if checkpoint.unread:
-        some = listed(map(printable, checkpoint.unread), MAX_NAMES)
+        some = listed(map(printable, checkpoint.unread))
         yield NotChecked("", f"files next to the weights ({some}): {BY_ITSELF}", "run")
+
+
+def check_second_set(checkpoint: Checkpoint) -> Finding | NotChecked | None:
+    """Compare a sample of each tensor of a file of all weights next to an index of several; None if there is none."""
+    if not checkpoint.second_set:
+        return None
+    name = printable(checkpoint.second_set)
+    before = f"{name} is next to the index, and transformers reads it before the index"
+    try:
+        tensors = read_safetensors(checkpoint.folder / checkpoint.second_set).tensors
+    except DumpError as error:
+        return TwoSetsOfWeights(name).finding("", (), f"{before}: {error.message}")
+    names = sorted({*tensors, *checkpoint.tensors})
+    odd = [one for one in names if not _are_alike(tensors.get(one), checkpoint.tensors.get(one))]
+    if not odd:
+        why = f"{name}, which transformers reads before the index: only a sample, which equals the index's files"
+        return NotChecked("", why, "run")
+    some = listed(map(printable, odd))
+    differ = f"{counted(len(odd), 'tensor')} of {len(names):,} {'differs' if len(odd) == 1 else 'differ'} there: {some}"
+    return TwoSetsOfWeights(name).finding("", (), f"{before}; {differ}")
+
+
+def _are_alike(first: Tensor | None, second: Tensor | None) -> bool:
+    """Whether two tensors have one dtype and shape, and equal values in a sample of them."""
+    if first is None or second is None or (first.dtype, first.shape) != (second.dtype, second.shape):
+        return False
+    sample, second_sample = sample_of(first), sample_of(second)
+    return sample is None or second_sample is None or np.array_equal(sample, second_sample)
 
 
 def _problems(checkpoint: Checkpoint) -> Iterator[Finding | NotChecked]:
@@ -121,7 +150,7 @@ def _files(checkpoint: Checkpoint) -> Iterator[Finding]:
         if cut:
             has = "is missing" if size is None else f"has {size:,} bytes of at least {max(ends.values()):,}"
             what = f"{printable(file)} {has}: {counted(len(cut), 'entry' if len(cut) == 1 else 'entrie')} in it cannot"
-            others = listed((printable(name) for name in cut if name not in checkpoint.names), MAX_NAMES)
+            others = listed(printable(name) for name in cut if name not in checkpoint.names)
             text = f"{what} be read{': ' * bool(others)}{others}"
             yield of_tensors(UnreadableFile().finding("", (), text), [name for name in cut if name in checkpoint.names])
 
@@ -309,7 +338,7 @@ def check_spans(checkpoint: Checkpoint) -> Iterator[Finding | NotChecked]:
         yield from _unused(file, spans, checkpoint.file_sizes.get(file))
     strange = [name for name, one in checkpoint.tensors.items() if not itemsize(one.dtype)]
     if strange:
-        types = listed(sorted({checkpoint.tensors[name].dtype for name in strange}), MAX_NAMES)
+        types = listed(sorted({checkpoint.tensors[name].dtype for name in strange}))
         why = f"whether the bytes of {counted(len(strange), 'tensor')} fit: dtype {types} is not known here"
         yield NotChecked(strange[0] if len(strange) == 1 else "", why, "run")
 
@@ -338,13 +367,7 @@ def _overlaps(file: str, spans: list[Span]) -> Iterator[Finding]:
 
 def _unused(file: str, spans: list[Span], size: int | None) -> Iterator[Finding]:
     """Yield that a file has bytes between or behind its tensors that are none's."""
-    ends = [spans[0][0]]
-    for _, stop, _ in spans:
-        ends.append(max(ends[-1], stop))
-    holes = [(end, start) for end, (start, _, _) in zip(ends, spans, strict=False) if start > end]
-    if size is not None and size > ends[-1]:
-        holes.append((ends[-1], size))
-    if holes:
-        lost = sum(stop - start for start, stop in holes)
-        text = f"{lost:,} bytes of {printable(file)} belong to no tensor, the first at byte {holes[0][0]:,}"
+    used = [(0, spans[0][0]), *((start, stop) for start, stop, _ in spans)]
+    if holes := gaps_in(used, size or 0):
+        text = f"{length(holes):,} bytes of {printable(file)} belong to no tensor, the first at byte {holes[0][0]:,}"
         yield DamagedHeader().finding("", (), text, kind="incomplete")

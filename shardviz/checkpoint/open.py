@@ -116,7 +116,7 @@ def _refusal(path: Path, names: list[str]) -> tuple[str, str]:
     if files := sorted(name for name in names if name.endswith(SUFFIXES)):
         if ranks := of_ranks(files):
             return refusal_of_ranks(path, ranks)
-        some = listed(map(printable, files), 3)
+        some = listed(map(printable, files))
         return f"{path} has {some}, each a whole checkpoint or a part of one", "give one of them"
     if SETTINGS in names:
         return f"{path} has {SETTINGS} and no weights: its save was not finished", "save it again, or copy all files"

@@ -29,6 +29,7 @@ from shardviz.explain.checkpoints.states import (
     OrphanState,
     PartialState,
 )
+from shardviz.groups import the_only
 from shardviz.relate.casts import cast, is_whole
 from shardviz.text import counted, folded_names, listed, printable, starred
 
@@ -121,18 +122,17 @@ def check_optimizer(checkpoint: Checkpoint) -> Iterator[Finding | NotChecked]:
         yield NotChecked("", f"optimizer state in {counted(len(buckets), 'bucket')}: {IN_BUCKETS}", "run")
     for optimizer in optimizers.values():
         yield from _incomplete(optimizer)
-        if any(name.isdigit() for name in optimizer.states):
+        is_numbered = any(name.isdigit() for name in optimizer.states)
+        before = None if is_numbered else _model_of(optimizer, model)
+        if before is not None:
+            yield from _orphans(optimizer, before, checkpoint)
+            yield from _ungrouped(optimizer)
+            yield from _stateless(optimizer, before, model)
+            continue
+        why = "whether its states belong to parameters: no model of the checkpoint clearly has their names"
+        if is_numbered:
             why = "which parameters its states belong to: the states are numbered"
-            yield NotChecked("", f"{printable(optimizer.before) or 'optimizer'}: {why}", "run")
-            continue
-        before = _model_of(optimizer, model)
-        if before is None:
-            why = "whether its states belong to parameters: no model of the checkpoint clearly has their names"
-            yield NotChecked("", f"{printable(optimizer.before) or 'optimizer'}: {why}", "run")
-            continue
-        yield from _orphans(optimizer, before, checkpoint)
-        yield from _ungrouped(optimizer)
-        yield from _stateless(optimizer, before, model)
+        yield NotChecked("", f"{printable(optimizer.before) or 'optimizer'}: {why}", "run")
 
 
 def _split(name: str) -> re.Match[str] | None:
@@ -241,8 +241,7 @@ def _model_of(optimizer: _Optimizer, model: Collection[str]) -> str | None:
     fits = [(_num_shared_levels(before, optimizer.before), before) for before, count in counts.items() if count == most]
     if 2 * most < len(optimizer.states):
         return None
-    best = [before for length, before in fits if length == max(fits)[0]]
-    return best[0] if len(best) == 1 else None
+    return the_only([before for length, before in fits if length == max(fits)[0]])
 
 
 def _num_shared_levels(first: str, second: str) -> int:
@@ -270,7 +269,7 @@ def _ungrouped(optimizer: _Optimizer) -> Iterator[Finding]:
     missing = [name for name in optimizer.states if name not in optimizer.grouped]
     if not optimizer.grouped or optimizer.unread or not missing:
         return
-    some = listed(map(printable, missing), MAX_NAMES)
+    some = listed(map(printable, missing))
     has = "has" if len(missing) == 1 else "have"
     text = f"{counted(len(missing), 'parameter')} {has} optimizer state, and no group names them: {some}; "
     text += f"the groups name {len(optimizer.grouped):,} others"
@@ -284,7 +283,7 @@ def _incomplete(optimizer: _Optimizer) -> Iterator[Finding]:
         for fuller in [one for one in counts if keys < one and len(one - keys) == 1 and counts[one] > counts[keys]]:
             key = next(iter(fuller - keys))
             if key in NUMBERS or (key not in OPTIONAL and counts[keys] == 1 and counts[fuller] >= SURE):
-                text = f"the optimizer has {listed(sorted(keys), MAX_NAMES)} of {printable(name)} and no {key}"
+                text = f"the optimizer has {listed(sorted(keys))} of {printable(name)} and no {key}"
                 text += f"; {counts[fuller]:,} other parameters have one"
                 yield PartialState().finding(optimizer.states[name][0][1].name, (), text, severity="warning")
 
@@ -299,7 +298,7 @@ def _stateless(optimizer: _Optimizer, before: str, model: Collection[str]) -> It
             text = f"the optimizer's groups name it, but it has no state; {others}"
             yield AbsentState().finding(before + name, (), text, severity="warning")
     if missing and not optimizer.grouped:
-        some = listed(map(printable, missing), MAX_NAMES)
+        some = listed(map(printable, missing))
         why = f"whether {counted(len(missing), 'tensor')} without optimizer state are frozen, or buffers: {some}"
         yield NotChecked("", why, "run")
 
@@ -427,7 +426,7 @@ def _steps(steps: list[tuple[str, float]]) -> Iterator[Finding]:
 
 
 def _of_another_save(file: str, value: float, usual: float, by_file: Mapping[str, Counter[float]]) -> Finding:
-    other_files = listed((printable(one) for one in by_file if one != file), 3)
+    other_files = listed(printable(one) for one in by_file if one != file)
     has = f"the {by_file[file][value]:,} optimizer steps in {printable(file)} are {value:g}"
     text = f"{has}, and all of those in {counted(len(by_file) - 1, 'other file')} ({other_files}) are {usual:g}"
     return MixedStepFiles().finding("", (), text, severity="warning")

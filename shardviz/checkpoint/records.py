@@ -25,7 +25,7 @@ from shardviz.relate.values import part_of
 from shardviz.text import counted, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -85,7 +85,6 @@ class MemoryTensor:
     """A tensor whose values are in memory.
 
     Attributes:
-        name: What they are called.
         dtype: Their element type.
         bits: They as unsigned integers.
     """
@@ -109,8 +108,6 @@ class ByteRange(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         file: The file's name in the checkpoint's folder.
-        start: The first byte.
-        size: How many bytes.
         archive: Whether they are what `torch.save` wrote; the elements themselves otherwise.
         transformed: What the bytes went through after that, such as a compression; empty if through nothing.
     """
@@ -148,9 +145,7 @@ class StoredTensor(msgspec.Struct, frozen=True, gc=False):
     """One tensor of a checkpoint, with its chunks.
 
     Attributes:
-        name: Its name.
         shape: Its global shape.
-        dtype: Its dtype.
         chunks: The parts that it is stored in.
         folder: The folder of the files.
         parts: What it is called in a nested state dict, level by level, where that is known.
@@ -177,6 +172,11 @@ class StoredTensor(msgspec.Struct, frozen=True, gc=False):
     def files(self) -> tuple[str, ...]:
         """The files that it is in."""
         return tuple(dict.fromkeys(chunk.place.file for chunk in self.chunks if chunk.place))
+
+    @property
+    def distinct_chunks(self) -> Iterable[Chunk]:
+        """The first of its chunks at each place, as a load reads them."""
+        return {(chunk.offsets, chunk.sizes): chunk for chunk in reversed(self.chunks)}.values()
 
     @property
     def bits(self) -> NDArray[Any]:
@@ -211,7 +211,7 @@ class StoredTensor(msgspec.Struct, frozen=True, gc=False):
     def _pieces(self, region: Region) -> list[tuple[tuple[slice, ...], NDArray[Any]]]:
         """Return each chunk's overlap with a region, with its place in the region."""
         pieces = []
-        for chunk in {(chunk.offsets, chunk.sizes): chunk for chunk in reversed(self.chunks)}.values():
+        for chunk in self.distinct_chunks:
             shared = _shared_boxes(region, chunk)
             bits = self.chunk_bits(chunk) if shared else np.empty(0)
             pieces += [(into, bits[own]) for into, own in shared]
@@ -407,8 +407,6 @@ class Extent:
     """The bytes of a file from a part's first element to its last.
 
     Attributes:
-        file: The file.
-        start: The first byte.
         stop: One past the last.
         is_full: Whether the part has all of them; other elements lie between otherwise.
     """
@@ -429,7 +427,7 @@ def extents(tensor: StoredTensor, region: Region) -> Iterator[Extent]:
         DumpError: A file is missing, too short or damaged.
     """
     width = itemsize(tensor.dtype)
-    for chunk in {(chunk.offsets, chunk.sizes): chunk for chunk in reversed(tensor.chunks)}.values():
+    for chunk in tensor.distinct_chunks:
         overlap = _overlap(chunk, region)
         if chunk.place is not None and all(overlap):
             yield _extent(chunk.place.file, tensor.stored(chunk), overlap, width)

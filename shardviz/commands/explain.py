@@ -217,14 +217,13 @@ def _other_placements(layout: Layout) -> tuple[Placement, ...] | None:
 
 
 def _local_shapes(layout: Layout) -> list[Text]:
+    from shardviz.layout.mesh import ranks_by
     from shardviz.picture.model.holders import mask_of
     from shardviz.picture.model.mesh import ranks_label
     from shardviz.picture.model.palette import Coloring
 
     coloring = Coloring(layout.mesh)
-    by_shape: dict[tuple[int, ...], list[int]] = {}
-    for rank, region in layout.regions():
-        by_shape.setdefault(region.shape, []).append(rank)
+    by_shape = ranks_by((rank, region.shape) for rank, region in layout.regions())
     if len(by_shape) == 1:
         return [_entry("shape", f"{list(next(iter(by_shape)))} on every rank")]
     texts = [

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 LOG_LINE = re.compile(r"\[rank\d+\]:[IWE]\d{4} |$")
 """How a line of torch's log begins; or an empty one."""
 
-QUESTION = "shardviz.check.step.lines.question:modules_of"
+QUESTION = "shardviz.check.run:modules_to_open"
 """The judge that rank 0 asks, by name: it is not imported unless a step goes wrong."""
 
 PRELOADED = ("shardviz.live.probe",)

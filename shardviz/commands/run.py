@@ -58,6 +58,7 @@ from shardviz.dump.origin import is_earlier_job
 from shardviz.dump.trace_dump import write_around
 from shardviz.dump.write import SUFFIX, TRACE_FOLDER, check_folder, prepare_folder
 from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, EXIT_RANK_FAILED, EXIT_USAGE, DumpError, ShardvizError
+from shardviz.layout.mesh import ranks_by
 from shardviz.live.run.options import PATIENCE, Options, ranks_on, read, session_beside
 from shardviz.live.trace_modules import Followed
 from shardviz.text import named_ranks
@@ -366,9 +367,7 @@ def _deaths(notes: Sequence[Note]) -> dict[int, int]:
 
 def _first_deaths(notes: Sequence[Note]) -> dict[int, list[int]]:
     """Group the failed ranks by exit code, without those that the launcher ended afterwards."""
-    by_code: dict[int, list[int]] = {}
-    for rank, code in _deaths(notes).items():
-        by_code.setdefault(code, []).append(rank)
+    by_code = ranks_by(_deaths(notes).items())
     return {code: ranks for code, ranks in by_code.items() if code != -signal.SIGTERM} or by_code
 
 

@@ -17,6 +17,7 @@ from shardviz.dump.pause import collector_paused
 from shardviz.dump.records.base import MAX_NUMBER
 from shardviz.dump.tensor import Shard, Tensor
 from shardviz.errors import DumpError
+from shardviz.groups import in_groups, the_only
 from shardviz.text import natural_key, printable
 
 if TYPE_CHECKING:
@@ -78,10 +79,7 @@ class Dump:
 
     @cached_property
     def _by_moment(self) -> Mapping[Moment, Sequence[Tensor]]:
-        tensors: dict[Moment, list[Tensor]] = {}
-        for tensor in self.tensors:
-            tensors.setdefault(tensor.moment, []).append(tensor)
-        return tensors
+        return in_groups((tensor.moment, tensor) for tensor in self.tensors)
 
     def named(self, name: str) -> Sequence[Tensor]:
         """Return the tensors of a name, of every moment and role."""
@@ -89,11 +87,7 @@ class Dump:
 
     @cached_property
     def _by_name(self) -> Mapping[str, Sequence[Tensor]]:
-        by_name: dict[str, list[Tensor]] = {}
-        for tensor in self.tensors:
-            for name in tensor.names:
-                by_name.setdefault(name, []).append(tensor)
-        return by_name
+        return in_groups((name, tensor) for tensor in self.tensors for name in tensor.names)
 
     def find(self, moment: Moment, role: str, name: str) -> Tensor | None:
         """Return the tensor of a name, if it was captured at that moment."""
@@ -225,8 +219,7 @@ class Dump:
 def _first_of_runs(tensor: Tensor) -> int | None:
     """Return the id with which every run of a tensor's ids begins; None if runs differ."""
     bodies = [shard.body for shard in tensor.shards.values() if 0 not in shard.body.local_shape]
-    first_ids = {run[0] for body in bodies for run in body.runs or ((None, 0, 0),)}
-    return first_ids.pop() if len(first_ids) == 1 else None
+    return the_only({run[0] for body in bodies for run in body.runs or ((None, 0, 0),)})
 
 
 def dump_of(files: DumpFiles) -> Dump:

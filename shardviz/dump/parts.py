@@ -7,7 +7,6 @@ say which columns they are, and the layout is extended by the missing axes.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from itertools import permutations, product
 from typing import TYPE_CHECKING
@@ -16,8 +15,10 @@ import numpy as np
 from msgspec import structs
 
 from shardviz.errors import LayoutError
+from shardviz.groups import the_only
 from shardviz.layout.layout import JOIN
 from shardviz.layout.region import indices
+from shardviz.layout.splits import axes_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -63,8 +64,7 @@ def _extended_layouts(
     """Yield the stamped tensors that ranks have parts of."""
     for tensor in tensors:
         layout = tensor.claimed
-        wholes = {shapes.get(name) for name in tensor.names}
-        shape = wholes.pop() if len(wholes) == 1 else None
+        shape = the_only({shapes.get(name) for name in tensor.names})
         if tensor.moment != "stamped" or shape is None or layout is None or not _is_of_part(layout, shape):
             continue
         held = {rank: shard.held for rank, shard in tensor.shards.items()}
@@ -89,8 +89,8 @@ def _candidates(layout: Layout, shape: tuple[int, ...]) -> Iterator[Layout]:
         for dim, size in enumerate(shape)
     ]
     for chains in product(*per_dim):
-        links = [link for chain in chains for link in chain if isinstance(link, str) and link != JOIN]
-        if len({*links}) == len(links):
+        axes = [axis for chain in chains for axis in axes_in(chain)]
+        if len({*axes}) == len(axes):
             yield replace(layout, shape=shape, chains=chains)
 
 
@@ -98,7 +98,7 @@ def _chains(layout: Layout, outside: Sequence[str], dim: int, size: int) -> Iter
     splits = layout.chains[dim]
     for count in range(1, len(outside) + 1):
         for axes in permutations(outside, count):
-            parts = math.prod(layout.mesh.axis_size(axis) for axis in axes)
+            parts = layout.mesh.size_over(axes)
             if -(-size // parts) == layout.shape[dim]:
                 for segments in SEGMENTS:
                     front: Chain = axes if segments == 1 else (segments, *axes)

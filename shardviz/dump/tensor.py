@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from shardviz.dump.records.base import DIGEST_LENGTH
+from shardviz.layout.mesh import ranks_by
 from shardviz.layout.region import Region
 
 if TYPE_CHECKING:
@@ -86,6 +87,11 @@ class Tensor:
         """Return the position of one of its names, which is that of its digest, too."""
         return self._positions[name]
 
+    def is_equal_on_ranks(self, name: str) -> bool:
+        """Whether digests show that one of its names has the same values on all ranks."""
+        digests = {shard.digest(self.index(name)) for shard in self.shards.values()}
+        return len(digests) == 1 and "" not in digests
+
     @cached_property
     def _positions(self) -> Mapping[str, int]:
         return {name: position for position, name in enumerate(self.names)}
@@ -125,7 +131,5 @@ class Tensor:
         """Ranks by claimed layout; several keys if ranks disagree or meshes are disjoint."""
         if isinstance(self.shards, LazyShards):
             return self.shards.claims()
-        groups: dict[Layout | None, list[int]] = {}
-        for rank, shard in self.shards.items():
-            groups.setdefault(shard.layout, []).append(rank)
+        groups = ranks_by((rank, shard.layout) for rank, shard in self.shards.items())
         return {layout: tuple(ranks) for layout, ranks in groups.items()}

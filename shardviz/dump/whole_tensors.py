@@ -40,7 +40,7 @@ def values_and_places(dump: Dump, tensor: Tensor, name: str) -> tuple[NDArray[np
         if shard.layout is None:
             whole, has = values, np.ones(values.shape, dtype=bool)
             continue
-        region = shard.layout.region(shard.layout.mesh.coord_of(rank))
+        region = shard.layout.region_of_rank(rank)
         if region.shape != values.shape:
             own_shape, claimed = list(values.shape), list(region.shape)
             raise DumpError(f"{printable(name)}: rank {rank} has a shape of {own_shape}, but claims {claimed}")

@@ -36,18 +36,18 @@ class Cause:
     `same-shard`).
 
     Attributes:
-        kinds: The kinds of finding that have this cause, the usual one first; a wrong value unless a cause says more.
+        kinds: The kinds of finding that have this cause, the usual one first; a wrong value unless its class names
+            another `kind` next to its base, or has several here.
         why: The most likely cause, one sentence, or several sentences, the likeliest first; empty if a mismatch is all
             that is known.
         how: The fix, in torch's own words; of several the last belongs to the last cause.
         references: Known upstream bugs of this kind: `pytorch#129229`.
 
     Example:
-        >>> class IgnoredCoordinate(Cause):
+        >>> class IgnoredCoordinate(Cause, kind="duplicated"):
         ...     '''Every rank along an axis loads the same shard.'''
         ...
         ...     axis: str
-        ...     kinds = ("duplicated",)
         ...     why = "The loader ignores the rank's coordinate on {axis}"
         ...     how = "choose the shard by mesh.get_local_rank({axis!r})"
         >>> IgnoredCoordinate("tp").fix
@@ -60,13 +60,16 @@ class Cause:
     how: ClassVar[str | tuple[str, ...]] = ""
     references: ClassVar[tuple[str, ...]] = ()
 
-    def __init_subclass__(cls, *, abstract: bool = False) -> None:
+    def __init_subclass__(cls, *, kind: Kind | None = None, abstract: bool = False) -> None:
         """Make the cause a dataclass, and enter it in the catalogue under its name.
 
         Args:
+            kind: The kind of all findings that have this cause.
             abstract: Whether the class is only a base of causes, and none itself.
         """
         dataclass(frozen=True)(cls)
+        if kind is not None:
+            cls.kinds = (kind,)
         if abstract:
             return
         cls.name = re.sub(r"(?<!^)(?=[A-Z])", "-", cls.__name__).lower()
@@ -92,8 +95,9 @@ class Cause:
 
     @property
     def rivals(self) -> tuple[Cause, ...]:
-        """Other causes that fit as well, the likeliest first."""
-        return ()
+        """Other causes that fit as well, the likeliest first: the one in the field `or_else`, if the cause has that."""
+        or_else = getattr(self, "or_else", None)
+        return () if or_else is None else (or_else,)
 
     @property
     def ways(self) -> tuple[tuple[str, str], ...]:
@@ -152,18 +156,7 @@ class Cause:
         """Return the finding that has this cause; the arguments are the finding's own attributes.
 
         Args:
-            tensor: The tensor's name; empty if it is about the whole dump.
-            ranks: The ranks that disagree, rising.
-            sentence: What is wrong, in numbers.
             kind: Which of the cause's kinds; the first if not given.
-            severity: `error` if numbers are wrong.
-            details: Clauses that follow the sentence.
-            claimed: Where the placements say each element is.
-            held: Where each element really is.
-            intended: Where the author wants it.
-            also: What else the ranks may hold that looks the same.
-            module: The first module of a step that goes wrong.
-            generic: Whether a finding that names a cause replaces this one.
         """
         return Finding(
             kind or self.kinds[0],

@@ -31,7 +31,7 @@ def placements_of(
         return ()
     fitting = []
     for placements in sorted(product(kinds, repeat=mesh.ndim), key=num_splits):
-        region = Layout.from_placements(mesh, shape, placements).region(mesh.coord_of(rank))
+        region = Layout.from_placements(mesh, shape, placements).region_of_rank(rank)
         if region.shape == local:
             fitting.append((placements, region))
     return tuple(fitting)

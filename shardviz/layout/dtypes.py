@@ -12,6 +12,9 @@ USUAL = (
     *("complex64", "bool", "int32", "int16", "int8", "uint8"),
 )
 
+HALVES = ("bfloat16", "float16")
+"""The floats of two bytes."""
+
 _NAME = re.compile(r"(?:b?float|complex|u?int|qu?int|bits)([0-9]{1,3})[a-z0-9_]{0,24}")
 """By family and bits: a newer torch has types that are not in any list of today."""
 

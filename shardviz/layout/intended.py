@@ -119,7 +119,7 @@ def order_between(claimed: Layout, held: Layout) -> str:
         count = next((link for link in chain if isinstance(link, int)), 0)
         axes = [link for link in claimed.chains[dim] if link in claimed.mesh.axes]
         for number in range(1, len(axes) + 1) if count > 1 else ():
-            ways = math.prod(claimed.mesh.axis_size(str(axis)) for axis in axes[:number])
+            ways = claimed.mesh.size_over(map(str, axes[:number]))
             rows, rest = divmod(held.shape[dim], count * ways)
             order = DimOrder(dim, (count, ways, rows), (0, 1))
             if ways > 1 and not rest and _is_ordered(claimed, held, order):

@@ -25,6 +25,7 @@ from shardviz.layout.splits import (
     MAX_SEGMENTS,
     Chain,
     Link,
+    axes_in,
     bind_chain,
     check_segments,
     chunk,
@@ -106,8 +107,7 @@ class Layout:
     def __post_init__(self) -> None:
         if len(self.chains) != len(self.shape):
             raise LayoutError(f"{len(self.chains)} chains of splits for a tensor of {len(self.shape)} dims")
-        used = [link for chain in self.chains for link in chain if isinstance(link, str) and link != JOIN]
-        used += [axis for axis, _ in self.partial]
+        used = [*self.nested_axes, *(axis for axis, _ in self.partial)]
         for axis in used:
             self.mesh.axis_index(axis)
             if used.count(axis) > 1:
@@ -183,8 +183,7 @@ class Layout:
     @property
     def nested_axes(self) -> tuple[str, ...]:
         """The axes that split some dim, dim by dim, the outermost of each first."""
-        links = (link for chain in self.chains for link in chain)
-        return tuple(link for link in links if isinstance(link, str) and link != JOIN)
+        return tuple(axis for chain in self.chains for axis in axes_in(chain))
 
     @property
     def replicate_axes(self) -> tuple[str, ...]:
@@ -201,6 +200,14 @@ class Layout:
             for size, chain in zip(self.shape, self.chains, strict=True)
         )
         return Region(dims) if self.flat is None else Region((self.flat.window(dims[0]),))
+
+    def region_of_rank(self, rank: int) -> Region:
+        """Return the elements that a rank of the mesh holds, in `index_shape`.
+
+        Raises:
+            MeshError: The mesh does not have the rank.
+        """
+        return self.region(self.mesh.coord_of(rank))
 
     def regions(self) -> Iterator[tuple[int, Region]]:
         """Yield every rank of the mesh with the region it holds, in mesh order."""

@@ -11,15 +11,17 @@ from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product, zip_longest
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from shardviz.errors import MeshError
+from shardviz.groups import in_groups
 from shardviz.text import counted, did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Hashable, Iterable, Iterator, Sequence
 
 Coord = tuple[int, ...]
+What = TypeVar("What", bound="Hashable")
 AXIS_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 MAX_RANKS = 1 << 20
@@ -103,6 +105,11 @@ class Mesh:
         """Number of axes."""
         return len(self.axes)
 
+    @property
+    def long_axes(self) -> tuple[str, ...]:
+        """The axes along which there are several ranks: nothing depends on the others."""
+        return tuple(axis for axis, size in zip(self.axes, self.shape, strict=True) if size > 1)
+
     @cached_property
     def _index_of_rank(self) -> dict[int, int]:
         return {rank: index for index, rank in enumerate(self.ranks)}
@@ -123,6 +130,10 @@ class Mesh:
     def axis_size(self, axis: str) -> int:
         """Return the number of ranks along `axis`."""
         return self.shape[self.axis_index(axis)]
+
+    def size_over(self, axes: Iterable[str]) -> int:
+        """Return the number of ranks along some axes together."""
+        return math.prod(map(self.axis_size, axes))
 
     def coords(self) -> Iterator[Coord]:
         """Yield every coordinate, row-major: the order of `ranks`."""
@@ -188,6 +199,16 @@ class Mesh:
 
     def __str__(self) -> str:
         return "(" + ", ".join(f"{axis}={size}" for axis, size in zip(self.axes, self.shape, strict=True)) + ")"
+
+
+def ranks_by(pairs: Iterable[tuple[int, What]]) -> dict[What, list[int]]:
+    """Group ranks by what they have, in the order in which it is first met.
+
+    Example:
+        >>> ranks_by([(0, "a"), (1, "b"), (2, "a")])
+        {'a': [0, 2], 'b': [1]}
+    """
+    return in_groups((what, rank) for rank, what in pairs)
 
 
 def parse_mesh(text: str, default_axes: Sequence[str] = ()) -> Mesh:

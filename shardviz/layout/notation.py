@@ -24,6 +24,7 @@ from shardviz.layout.layout import JOIN, Chain, FlatView, Layout
 from shardviz.layout.mesh import AXIS_NAME
 from shardviz.layout.placements import REDUCTIONS
 from shardviz.layout.region import MAX_DIMS
+from shardviz.layout.splits import axes_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -65,7 +66,7 @@ class Pattern:
     @property
     def axes(self) -> tuple[str, ...]:
         """Every axis that is named, each once."""
-        split = [link for chain in self.chains for link in chain if isinstance(link, str) and link != JOIN]
+        split = [axis for chain in self.chains for axis in axes_in(chain)]
         return tuple(dict.fromkeys([*split, *self.equal, *(axis for axis, _ in self.partial)]))
 
     def layout(self, mesh: Mesh, shape: Sequence[int] | None = None) -> Layout:
@@ -172,7 +173,7 @@ def parse(text: str) -> Pattern:
 
 def _padded(flat: FlatView, chain: Chain, mesh: Mesh) -> int:
     """Return the length of a flat concatenation of one tensor, padded to equal shards."""
-    parts = math.prod(mesh.axis_size(link) for link in chain if isinstance(link, str) and link != JOIN)
+    parts = mesh.size_over(axes_in(chain))
     return -(-math.prod(flat.shape) // parts) * parts
 
 

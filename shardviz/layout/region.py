@@ -47,6 +47,20 @@ def merge_ranges(ranges: Iterable[Range]) -> Ranges:
     return tuple(joined)
 
 
+def gaps_in(ranges: Iterable[Range], size: int) -> Ranges:
+    """Return the ranges of a dim of some size that none of the given ones covers, rising.
+
+    Example:
+        >>> gaps_in([(6, 8), (1, 4), (2, 5)], 10)
+        ((0, 1), (5, 6), (8, 10))
+    """
+    at, gaps = 0, []
+    for start, stop in [*sorted(ranges), (size, size)]:
+        gaps += [(at, start)] if start > at else []
+        at = max(at, stop)
+    return tuple(gaps)
+
+
 def length(ranges: Ranges) -> int:
     """Return how many indices the ranges hold."""
     return sum(stop - start for start, stop in ranges)

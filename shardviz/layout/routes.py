@@ -12,8 +12,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
 from shardviz.errors import LayoutError
-from shardviz.layout.layout import JOIN, Layout
+from shardviz.layout.layout import Layout
 from shardviz.layout.placements import Partial, Placement, Replicate, Shard
+from shardviz.layout.splits import axes_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -188,8 +189,7 @@ def _legs(layout: Layout, end: Layout) -> Iterator[Leg]:
         for split in _split_by(layout, axis, end):
             yield _leg("slice", axis, layout, split)
     for dim, chain in enumerate(layout.chains):
-        if chain and isinstance(chain[-1], str) and chain[-1] != JOIN:
-            axis = chain[-1]
+        for axis in axes_in(chain[-1:]):  # none if nothing splits the dim
             gathered = _with_chain(layout, dim, without_axis(chain, axis))
             yield _leg("all_gather", axis, layout, gathered)
             for split in _split_by(gathered, axis, end):
@@ -277,14 +277,8 @@ def _without_sum(layout: Layout, axis: str) -> Layout:
 
 def _innermost(layout: Layout) -> str:
     """Return the axis to undo: the last split of a dim, and of several the last on the mesh."""
-    last = {
-        next(link for link in reversed(chain) if _is_axis(link)) for chain in layout.chains if any(map(_is_axis, chain))
-    }
+    last = {axes_in(chain)[-1] for chain in layout.chains if axes_in(chain)}
     return next(axis for axis in reversed(layout.mesh.axes) if axis in last)
-
-
-def _is_axis(link: object) -> bool:
-    return isinstance(link, str) and link != JOIN
 
 
 def without_axis(chain: Chain, axis: str) -> Chain:
@@ -292,6 +286,6 @@ def without_axis(chain: Chain, axis: str) -> Chain:
     if axis not in chain:
         return chain
     left = chain[: chain.index(axis)]
-    while left and not _is_axis(left[-1]):
+    while left and not axes_in(left[-1:]):
         left = left[:-1]
     return left

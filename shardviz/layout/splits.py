@@ -17,7 +17,7 @@ from shardviz.layout.placements import Placement, Shard, StridedShard
 from shardviz.layout.region import Range, Ranges, length, merge_ranges
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from shardviz.layout.mesh import Mesh
 
@@ -37,6 +37,21 @@ MAX_SEGMENTS = 1 << 16
 
 COMPARED_SEGMENTS = 1 << 16
 """Two chains are compared if they have at most this many segments over all coordinates."""
+
+
+def axes_in(chain: Iterable[object]) -> list[str]:
+    """Return the axes of a chain, outermost first.
+
+    Example:
+        >>> axes_in((2, "fsdp", JOIN, "tp")), numbers_in((2, "fsdp", JOIN, "tp"))
+        (['fsdp', 'tp'], [2])
+    """
+    return [link for link in chain if isinstance(link, str) and link != JOIN]
+
+
+def numbers_in(chain: Iterable[object]) -> list[int]:
+    """Return the numbers of segments in a chain, outermost first."""
+    return [link for link in chain if isinstance(link, int)]
 
 
 def check_segments(chain: Chain) -> None:
@@ -136,7 +151,7 @@ def _literal_chain(steps: Sequence[tuple[str, Shard | StridedShard]]) -> Chain:
     """Spell placements exactly as torch applies them: left to right, gluing before each axis."""
     chain: list[Link] = []
     for axis, placement in steps:
-        if any(isinstance(link, int) for link in chain):
+        if numbers_in(chain):
             chain.append(JOIN)
         if isinstance(placement, StridedShard) and placement.split_factor > 1:
             chain.append(placement.split_factor)
@@ -169,7 +184,7 @@ def readable_chain(size: int, steps: tuple[tuple[str, Shard | StridedShard], ...
     With even splits they are the same by algebra; the others are compared, unless that takes too long.
     """
     literal = _literal_chain(steps)
-    if not any(isinstance(link, int) for link in literal):
+    if not numbers_in(literal):
         return literal
     nested = _nested_chain(steps, sizes)
     return nested if nested is not None and _same_chain(size, literal, nested, tuple(sizes.items())) else literal

@@ -234,7 +234,7 @@ class TensorOfRun(Drawable):
 
     def _claimed_place(self, shard: Shard, local: tuple[int, ...]) -> Region:
         if shard.layout is not None and shard.rank in shard.layout.mesh:
-            return shard.layout.region(shard.layout.mesh.coord_of(shard.rank))
+            return shard.layout.region_of_rank(shard.rank)
         if local != self.shape:
             what = f"which part of {list(self.shape)} rank {shard.rank} holds is unknown; it has {list(local)}"
             raise DumpError(f"{printable(self.name)}: {what}", "`.shards` has each rank's own")

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=Drawable)
 
-MOST_NAMED = 3
-
 
 class UnknownTensorError(ShardvizError, KeyError):
     """No tensor has this name; the hint suggests one."""
@@ -87,7 +85,7 @@ class Tensors(Mapping[str, T]):
     def __repr__(self) -> str:
         results = f" and {counted(self.num_results, 'result')} of a step" if self.num_results else ""
         tensors = counted(len(self) - self.num_results, "tensor")
-        return f"<{tensors}{results}: {listed(map(printable, self), MOST_NAMED)}>"
+        return f"<{tensors}{results}: {listed(map(printable, self))}>"
 
     def _ipython_key_completions_(self) -> list[str]:
         return list(self)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -14,6 +13,7 @@ from shardviz.dump.costs.comms import groups_text, received_bytes
 from shardviz.dump.costs.memory import owner_of
 from shardviz.dump.plan.sizes import sizes
 from shardviz.dump.records.plan import PeakRecord
+from shardviz.groups import in_groups
 from shardviz.layout.dtypes import itemsize
 from shardviz.plan.folding import kind_of
 from shardviz.text import Fold
@@ -207,11 +207,9 @@ def uneven_parameters(amounts: PlanBytes) -> list[UnevenParameter]:
 
     Those of FSDP1's flat parameters do not count: these are cut into equal parts, wherever one of them ends.
     """
-    by_name: dict[str, list[HeldTensor]] = {}
-    for _, held in amounts.held:
-        for amount in held:
-            if amount.role == "parameters":
-                by_name.setdefault(amount.name, []).append(amount)
+    by_name = in_groups(
+        (amount.name, amount) for _, held in amounts.held for amount in held if amount.role == "parameters"
+    )
     parameters = []
     for same in by_name.values():  # in all parts of the plan
         sizes = np.concatenate([one.sizes for one in same])
@@ -362,5 +360,5 @@ def nodes_of(mesh: Mesh, axes: Axes, node: int) -> int:
         return 0
     places = [mesh.axes.index(axis) for axis in axes]
     laid = np.moveaxis(np.array(mesh.ranks).reshape(mesh.shape), places, range(-len(places), 0)) // node
-    groups = np.sort(laid.reshape(-1, math.prod(mesh.axis_size(axis) for axis in axes)), axis=1)
+    groups = np.sort(laid.reshape(-1, mesh.size_over(axes)), axis=1)
     return 1 + int((np.diff(groups, axis=1) > 0).sum(axis=1).max())

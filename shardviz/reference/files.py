@@ -83,7 +83,7 @@ def _refuse_incomplete(checkpoint: Checkpoint) -> None:
     missing = sorted(name for name, size in checkpoint.file_sizes.items() if size is None)
     if missing:
         by = "its index" if checkpoint.indexed else ".metadata"
-        names = listed(map(printable, missing), 3)
+        names = listed(map(printable, missing))
         raise DumpError(f"{checkpoint.path} lacks {names}, which {by} names", "copy the checkpoint again")
     for name, saved in checkpoint.tensors.items():
         coverage = coverage_of(saved)

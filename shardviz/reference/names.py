@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 from shardviz.errors import ShardvizError
+from shardviz.groups import in_groups
 from shardviz.text import listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
-MAX_LISTED = 3
 MIN_SHARED = 2
 """Names that stand behind the same beginning: one alone may be another tensor that ends alike."""
 
@@ -108,10 +108,7 @@ def _unmatched(others: Collection[str], found: Mapping[str, str]) -> set[str]:
 
 def _by_wrappers(names: Iterable[str], others: Collection[str]) -> dict[str, str]:
     """Match names that differ by wrappers' words on either side; ambiguous ones are left out."""
-    by_bare: dict[str, list[str]] = {}
-    for other in others:
-        for short in dict.fromkeys(_shorter_names(other)):
-            by_bare.setdefault(short, []).append(other)
+    by_bare = in_groups((short, other) for other in others for short in dict.fromkeys(_shorter_names(other)))
     pairs = {}
     for name in names:
         fits = next((by_bare[short] for short in _shorter_names(name) if short in by_bare), [])
@@ -162,13 +159,13 @@ def refuse_strangers(names: Collection[str], others: Collection[str], path: str,
     """
     if several:
         raise ShardvizError(
-            f"{path} has the model's names {len(several)} times: behind {listed(several, MAX_LISTED)}",
+            f"{path} has the model's names {len(several)} times: behind {listed(several)}",
             f'say which is meant: reference_names={{"*": "{next(iter(several))}*"}}, or a line of a file for --map: '
             f"* = {next(iter(several))}*",
         )
     raise ShardvizError(
-        f"no tensor of the model is in {path} by its name: the model has {listed(sorted(names), MAX_LISTED)}, "
-        f"{path} has {listed(sorted(others), MAX_LISTED) or 'no tensors'}",
+        f"no tensor of the model is in {path} by its name: the model has {listed(sorted(names))}, "
+        f"{path} has {listed(sorted(others)) or 'no tensors'}",
         'say how they correspond: reference_names={"layers.*.wq.weight": "model.layers.*.self_attn.q_proj.weight"}, or '
         "lines of a file for --map: layers.*.wq.weight = model.layers.*.self_attn.q_proj.weight",
     )

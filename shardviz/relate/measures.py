@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from shardviz.groups import the_only
 from shardviz.layout.region import Region, indices
 from shardviz.relate.factors import common_factor, factor_of, factors_of_rows, ratio_near, whole_multiple
 from shardviz.relate.relations import Permuted
@@ -60,15 +61,14 @@ def axis_sets(axes: Sequence[str], least: int = 1) -> Iterator[tuple[str, ...]]:
 
 def axes_of_size(mesh: Mesh, size: int) -> list[tuple[str, ...]]:
     """Return the sets of the fewest axes whose sizes multiply to a number."""
-    fitting = [axes for axes in axis_sets(mesh.axes) if math.prod(map(mesh.axis_size, axes)) == size > 1]
+    fitting = [axes for axes in axis_sets(mesh.axes) if mesh.size_over(axes) == size > 1]
     return [axes for axes in fitting if len(axes) == len(fitting[0])]
 
 
 def ratio_of(sides: Sides, values: Mapping[int, Values] | None = None) -> Fraction | None:
     """Return the ratio of small numbers between all ranks' values and the expected; or None."""
     held = sides.reduced if values is None else values
-    ratios = {_ratio(sides, rank, got) for rank, got in held.items() if not _are_zeros(sides, rank, got)}
-    return ratios.pop() if len(ratios) == 1 else None
+    return the_only({_ratio(sides, rank, got) for rank, got in held.items() if not _are_zeros(sides, rank, got)})
 
 
 def _are_zeros(sides: Sides, rank: int, got: Values) -> bool:

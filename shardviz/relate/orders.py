@@ -20,6 +20,7 @@ import numpy as np
 from shardviz.layout.everywhere import lengths, parts_of, position_numbers
 from shardviz.layout.layout import Layout
 from shardviz.layout.region import indices
+from shardviz.layout.splits import axes_in, numbers_in
 from shardviz.relate.tolerance import ALIKE
 from shardviz.relate.values import BLOCK, part_of, slices_of
 
@@ -347,7 +348,7 @@ def layouts_of(
     layouts: list[Layout] = []
     if (claimed is None or claimed.flat is None) and all(held is None or len(held) == len(shape) for held in shapes):
         for ways in product(*(_splits(shapes, dim, mesh, shape[dim], claimed, segments) for dim in range(len(shape)))):
-            axes = [link for way in ways for link in way if isinstance(link, str)]
+            axes = [axis for way in ways for axis in axes_in(way)]
             if len({*axes}) == len(axes):
                 layouts.append(Layout(mesh, shape, ways))
         layouts.sort(key=lambda layout: sum(map(len, layout.chains)))
@@ -365,7 +366,7 @@ def _splits(
     sizes = tuple(zip(mesh.axes, mesh.shape, strict=True))
     axes = [axis for axis, number in sizes if number > 1]
     orders = [order for count in range(len(axes) + 1) for order in permutations(axes, count)]
-    numbers = {*segments, *(link for link in (claimed.chains[dim] if claimed else ()) if isinstance(link, int))}
+    numbers = {*segments, *numbers_in(claimed.chains[dim] if claimed else ())}
     behind: list[Splits] = [(number, *order) for order in orders if order for number in numbers if size % number == 0]
     distinct: dict[object, Splits] = {}
     every: list[Splits] = [*(tuple(order) for order in orders), *behind]

@@ -87,7 +87,6 @@ class Pending(Relation):
     """Each rank holds a term. Reducing the terms over an axis gives the value.
 
     Attributes:
-        axis: The axis of the mesh.
         op: The reduction: `sum`, `max` or `min`.
     """
 
@@ -97,11 +96,7 @@ class Pending(Relation):
 
 @dataclass(frozen=True, slots=True)
 class Scaled(Relation):
-    """The values are multiplied by a number.
-
-    Attributes:
-        factor: The number.
-    """
+    """The values are multiplied by a number."""
 
     factor: float
 
@@ -147,7 +142,6 @@ class Pair:
         wanted: The whole tensor: the values of a reference, or ids, which are values that are unique.
         held: What each rank holds. Ranks whose records are the same may share one array.
         claimed: The layout that is claimed; None if nothing is claimed.
-        mesh: The mesh of the ranks.
         bound: How far rounding may take what is held from what is wanted.
     """
 

@@ -117,7 +117,7 @@ def index_shape_of(pair: Pair) -> tuple[int, ...]:
 
 def contexts(pair: Pair, held: Mapping[int, Values]) -> Iterator[Context]:
     """Yield sources and reductions: those of the claim first, then those with the fewest links."""
-    axes = [axis for axis, size in zip(pair.mesh.axes, pair.mesh.shape, strict=True) if size > 1]
+    axes = pair.mesh.long_axes
     claimed = tuple(Pending(*partial) for partial in pair.claimed.partial) if pair.claimed else ()
     single = ((Pending(axis, op),) for op in LIKELY for axis in axes)
     two = (tuple(map(Pending, neighbors)) for neighbors in pairwise(axes))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardviz.layout.layout import Layout
+from shardviz.layout.mesh import ranks_by
 from shardviz.layout.region import Region
 from shardviz.relate.factors import over
 from shardviz.relate.relations import Located, Pair, Pending, Reassigned
@@ -74,7 +75,6 @@ class Elements:
 
     Attributes:
         numbers: Their numbers, counted row-major from 0, in memory order.
-        shape: The local shape.
     """
 
     numbers: tuple[int, ...]
@@ -248,9 +248,7 @@ class Sides:
     @cached_property
     def holders(self) -> tuple[tuple[int, ...], ...]:
         """The ranks that hold the same part, a group a part."""
-        groups: dict[object, list[int]] = {}
-        for rank in sorted(self.reduced):
-            groups.setdefault(self.regions[rank], []).append(rank)
+        groups = ranks_by((rank, self.regions[rank]) for rank in sorted(self.reduced))
         return tuple(map(tuple, groups.values()))
 
     def is_split(self, axis: str) -> bool:

@@ -88,6 +88,11 @@ def magnitude(values: NDArray[Any]) -> float:
     return float(np.max(np.abs(values), initial=0.0))
 
 
+def finite_magnitude(values: NDArray[Any]) -> float:
+    """Return the size of the largest finite element: NaN says nothing of how others are rounded; 0 of none."""
+    return float(np.max(np.abs(values), initial=0.0, where=np.isfinite(values)))
+
+
 def root_mean_square(values: NDArray[Any]) -> float:
     """Return the root of the mean of all squares; 0 of no elements."""
     return math.sqrt(float(np.mean(np.square(values)))) if values.size else 0.0
@@ -161,7 +166,7 @@ def error_of(actual: NDArray[Any], expected: NDArray[Any], size: float = 0.0, en
             return math.inf
         return error_of(np.where(finite, actual, 0), np.where(finite, expected, 0), size, enough)
     if not total:  # all zeros, or so small that their squares are
-        largest = float(np.max(np.abs(expected)))
+        largest = magnitude(expected)
         if not largest:
             return math.inf
         with np.errstate(over="ignore"):

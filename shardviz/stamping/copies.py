@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 SAMPLE = 4096
 """Elements by which tensors that may be equal are found, before all are compared."""
 
-MOST_LISTED = 3
 WEIGHTS = frozenset({".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".distcp"})
 """How files end that hold weights: copied beside the stamped ones, a loader might take them instead."""
 
@@ -74,9 +73,9 @@ class CopyPlan:
         lines = [f"{counted(len(self.fills), 'tensor')} stamped, {bytes_text(self.nbytes)}"]
         if self.tied:
             pairs = (f"{printable(name)} as {printable(other)}" for name, other in self.tied.items())
-            lines.append(f"equal in the original, and so in the copy: {listed(pairs, MOST_LISTED)}")
+            lines.append(f"equal in the original, and so in the copy: {listed(pairs)}")
         if self.kept:
-            names = listed(map(printable, self.kept), MOST_LISTED)
+            names = listed(map(printable, self.kept))
             lines.append(f"{counted(len(self.kept), 'tensor')} kept: integers and flags may be indices: {names}")
         return lines
 
@@ -106,7 +105,7 @@ def plan(
         if is_weight(dtype)
     }
     if not fills:
-        types = listed(sorted({dtype for dtype, _ in tensors.values()}), MOST_LISTED)
+        types = listed(sorted({dtype for dtype, _ in tensors.values()}))
         what = f"only {types}, which are not stamped" if tensors else "no tensors"
         raise DumpError(f"{where} has {what}", "give a checkpoint or a model that has weights")
     nbytes = sum(int(math.prod(shape)) * max(1, itemsize(dtype)) for dtype, shape in tensors.values())

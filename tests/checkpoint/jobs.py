@@ -89,7 +89,7 @@ def _body(rank: int, one: Held, mesh: Mesh, layouts: tuple[LayoutRecord, ...]) -
     if rank in one.of_rank:
         local = one.of_rank[rank]
     elif one.claimed:
-        local = part_of(one.whole, parse(one.held or one.claimed).layout(mesh).region(mesh.coord_of(rank)))
+        local = part_of(one.whole, parse(one.held or one.claimed).layout(mesh).region_of_rank(rank))
     else:
         local = one.whole
     dtype = one.dtype or str(local.dtype)

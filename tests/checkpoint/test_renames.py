@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardviz.checkpoint.comparing.renames import changed_words
+from shardviz.checkpoint.comparing.all_tensors.moves import changed_words
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from shardviz.checkpoint.comparing.compare import compare_checkpoints
-from shardviz.checkpoint.comparing.orders import BLOCK, name_stretches
+from shardviz.checkpoint.comparing.equality import BLOCK
+from shardviz.checkpoint.comparing.one_tensor.orders import name_stretches
 from shardviz.checkpoint.open import open_checkpoint
 
 SIZE = 1 << 20
@@ -72,7 +73,7 @@ CHANGES = {
 @pytest.mark.parametrize("narrow", [False, True])
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_tensor_of_one_line_takes_less_memory_than_two(tmp_path, monkeypatch, change, narrow):
-    monkeypatch.setattr("shardviz.checkpoint.comparing.orders.MAX_LOCATED", SIZE - 1)
+    monkeypatch.setattr("shardviz.checkpoint.comparing.one_tensor.orders.MAX_LOCATED", SIZE - 1)
     line = values(1, SIZE)
     pair = [one.view(np.float32) for one in (line, CHANGES[change](line))]
     for name, one in zip("ab", pair, strict=True):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from msgspec import structs
 
-from shardviz.checkpoint.comparing.scales import ROWS
+from shardviz.checkpoint.comparing.one_tensor.eight_bits import ROWS
 from shardviz.dump.read import read_files
 from shardviz.dump.records.files import RankRecord
 from shardviz.dump.write import write_rank
@@ -66,7 +66,7 @@ def regions(mesh: Mesh, text: str) -> tuple[Held, tuple[int, ...]]:
     """Return each rank's ids, from 1, and the tensor's shape."""
     layout = parse(text).layout(mesh)
     shape = layout.index_shape
-    return {rank: layout.region(mesh.coord_of(rank)).flat_ids(shape) + 1 for rank in mesh.ranks}, layout.tensor_shape
+    return {rank: layout.region_of_rank(rank).flat_ids(shape) + 1 for rank in mesh.ranks}, layout.tensor_shape
 
 
 def loads(mesh: Mesh, right: Held, size: int) -> Iterator[tuple[str, Held]]:

@@ -93,7 +93,7 @@ def own_ids(claim: str, mesh: str = "fsdp=2,tp=2") -> dict[int, NDArray[np.int64
     """Return the ids that each rank holds if it holds what it claims."""
     layout = parse(claim).layout(parse_mesh(mesh))
     shape = layout.tensor_shape
-    return {rank: layout.region(layout.mesh.coord_of(rank)).flat_ids(shape) + 1 for rank in layout.mesh.ranks}
+    return {rank: layout.region_of_rank(rank).flat_ids(shape) + 1 for rank in layout.mesh.ranks}
 
 
 def through(dtype: str, first: int, ids: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -85,7 +85,7 @@ def with_outputs(step: Step, states: tuple[str, ...], output: str, claim: tuple[
         step.put("activation", module, "reference", {0: whole})
         if state in CLAIMS:
             layout = Layout.from_placements(mesh, whole.shape, tuple(map(parse_placement, CLAIMS[state])))
-            held = {rank: layout.region(mesh.coord_of(rank)).flat_ids(whole.shape) for rank in mesh.ranks}
+            held = {rank: layout.region_of_rank(rank).flat_ids(whole.shape) for rank in mesh.ranks}
             step.put("activation", module, "step", {rank: whole.ravel()[ids] for rank, ids in held.items()}, layout)
         else:
             step.put("activation", module, "step", {rank: PARTS[state](whole, rank % 2) for rank in mesh.ranks})
@@ -200,7 +200,7 @@ def gradients() -> Iterator[tuple[str, Step]]:
             claims = {"rows": (R, S0), "columns": (R, S1), "whole": (R, R), "others": ((R, S0), (R, S1))[at]}
             layout = Layout.from_placements(mesh, (8, 4), tuple(map(parse_placement, claims[rows])))
             values = value(name)
-            held = {rank: layout.region(mesh.coord_of(rank)).flat_ids((8, 4)) for rank in mesh.ranks if rank // 2 == at}
+            held = {rank: layout.region_of_rank(rank).flat_ids((8, 4)) for rank in mesh.ranks if rank // 2 == at}
             parts = {rank: values.ravel()[ids] for rank, ids in held.items()}
             if rows == "others" and way == "equal and of none":
                 parts = {rank: np.resize(values.ravel()[:16], part.shape) for rank, part in parts.items()}

@@ -128,7 +128,7 @@ class Tape:
         if self.is_whole:
             return [whole.clone()]
         layout = self.layout(whole.shape, placements)
-        regions = [layout.region(self.mesh.coord_of(rank)) for rank in self.mesh.ranks]
+        regions = [layout.region_of_rank(rank) for rank in self.mesh.ranks]
         parts = [whole.ravel()[torch.as_tensor(region.flat_ids(tuple(whole.shape)))] for region in regions]
         return [part.reshape(region.shape).clone() for part, region in zip(parts, regions, strict=True)]
 
@@ -300,7 +300,7 @@ def dump_of(program: Program, mesh: Mesh, bug: str, returned: tuple[str, ...]) -
     _put_points(step, tape, whole, made, wanted, returned)
     put(step, "output", "output", "reference", {0: wanted.parts[0]})
     claim = tape.layout(wanted.parts[0].shape, returned)
-    shapes = [claim.region(mesh.coord_of(rank)).shape for rank in mesh.ranks]
+    shapes = [claim.region_of_rank(rank).shape for rank in mesh.ranks]
     is_due = shapes == [tuple(part.shape) for part in made.parts]
     put(step, "output", "output", "step", dict(zip(mesh.ranks, made.parts, strict=True)), claim if is_due else None)
     _put_results(step, tape, whole, losses, loss, returned)

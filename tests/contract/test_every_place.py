@@ -114,7 +114,7 @@ def misplaced(dump: Dump, tensor: Tensor, name: str) -> Iterator[str]:
         layout = shard.layout
         if layout is None or layout.partial or layout.flat or rank not in layout.mesh:
             continue
-        own, region = dump.local_ids(shard, name), layout.region(layout.mesh.coord_of(rank))
+        own, region = dump.local_ids(shard, name), layout.region_of_rank(rank)
         due = region.flat_ids(layout.shape)
         # An average of weights is a copy of them: it holds the same part of a weight of its own shape.
         others = [due + stamp.first for stamp in dump.stamps.values() if stamp.shape == layout.shape]
@@ -144,7 +144,7 @@ def far_off(dump: Dump, tensor: Tensor, name: str, wanted: NDArray[np.float64]) 
         due = wanted
         if claimed is not None and not claimed.flat and rank in claimed.mesh:
             whole = laid_out(wanted, claimed.shape)
-            due = wanted if whole is None else part_of(whole, claimed.region(claimed.mesh.coord_of(rank)).dims)
+            due = wanted if whole is None else part_of(whole, claimed.region_of_rank(rank).dims)
         if due.shape == values.shape:
             apart = float(np.max(np.abs(values - due)[~np.isnan(due)], initial=0.0))
         else:

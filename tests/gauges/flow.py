@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from tests.gauges.tree import Source
 
-EVERYWHERE = ("errors", "text", "machine", "versions")
+EVERYWHERE = ("errors", "groups", "text", "machine", "versions")
 """Rooms that any other may import, and that import none."""
 
 FILES = ("checkpoint", "reference", "stamping")

@@ -66,14 +66,14 @@ def test_the_same_regions_are_those_that_are_equal_everywhere(one: Layout, other
 
 @given(layouts())
 def test_what_is_worked_out_for_all_ranks_at_once_is_what_each_holds(layout: Layout):
-    assert list(layout.regions()) == [(rank, layout.region(layout.mesh.coord_of(rank))) for rank in layout.mesh.ranks]
+    assert list(layout.regions()) == [(rank, layout.region_of_rank(rank)) for rank in layout.mesh.ranks]
 
 
 @given(layouts())
 def test_holders_name_every_rank_once(layout: Layout):
     holders = layout.holders()
     assert sorted(rank for ranks in holders.values() for rank in ranks) == sorted(layout.mesh.ranks)
-    assert all(layout.region(layout.mesh.coord_of(rank)) == region for region in holders for rank in holders[region])
+    assert all(layout.region_of_rank(rank) == region for region in holders for rank in holders[region])
 
 
 @given(st.integers(1, 8), st.sampled_from([(2, 4), (3, 2), (2, 2, 2), (2, 1, 3)]))

@@ -42,7 +42,7 @@ CUT_ON_EACH_RANK: list[Case] = [
 
 def rows_of(layout: Layout) -> list[int]:
     """What this rank holds by a layout, as row-major indices."""
-    own = layout.region(layout.mesh.coord_of(distributed.get_rank()))
+    own = layout.region_of_rank(distributed.get_rank())
     return own.flat_ids(layout.shape).ravel().tolist()
 
 

@@ -23,7 +23,7 @@ def redistributed(world, mesh: Mesh, pairs: list[tuple[str, str]]) -> list[list[
     for start, end in pairs:
         placements = [[torch_placement(one) for one in parse(text).layout(mesh).placements()] for text in (start, end)]
         layout = parse(start).layout(mesh)
-        local = torch.zeros(layout.region(mesh.coord_of(world.rank)).shape)
+        local = torch.zeros(layout.region_of_rank(world.rank).shape)
         shape = torch.Size(layout.shape)
         tensor = DTensor.from_local(local, device_mesh, placements[0], shape=shape, stride=torch.empty(shape).stride())
         with Comms() as comms:

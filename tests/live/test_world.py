@@ -15,13 +15,7 @@ from shardviz.errors import EXIT_RANK_FAILED, EXIT_USAGE, MeshError, RankError, 
 from shardviz.live.world import RankFailedError, World, launch, prepare
 from shardviz.live.world.torchrun import variables
 from tests.lanes import at_night
-from tests.live.worlds import (
-    OF_WORLDS,
-    PATIENCE,
-    ROOT,
-    assert_nothing_runs_below,
-    run,
-)
+from tests.live.worlds import OF_WORLDS, PATIENCE, ROOT, assert_nothing_runs_below, run
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -63,9 +63,7 @@ def test_the_map_of_a_planned_tensor_shows_what_each_rank_claims(plan: Path) -> 
                 if shard.layout is not None
                 and all(
                     any(start <= at < stop for start, stop in ranges)
-                    for at, ranges in zip(
-                        index, shard.layout.region(shard.layout.mesh.coord_of(rank)).dims, strict=True
-                    )
+                    for at, ranges in zip(index, shard.layout.region_of_rank(rank).dims, strict=True)
                 )
             ]
             assert sides.at(index).claimed == sum(1 << rank for rank in holders)

@@ -110,7 +110,7 @@ def spoiled(
 
 def part(whole: np.ndarray, layout: Layout, rank: int) -> np.ndarray:
     """Return the elements of a rank by their row-major numbers."""
-    region = layout.region(layout.mesh.coord_of(rank))
+    region = layout.region_of_rank(rank)
     return whole.ravel()[region.flat_ids(whole.shape)].copy()
 
 

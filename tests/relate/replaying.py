@@ -52,7 +52,7 @@ def replay(chain: Chain, pair: Pair, rank: int) -> tuple[Values, Values]:
         elif isinstance(link, Filled):
             values = np.full(pair.held[rank].shape, link.value)
         elif isinstance(link, Located):
-            region = link.layout.region(link.layout.mesh.coord_of(source))
+            region = link.layout.region_of_rank(source)
             values = part_of(values.reshape(link.layout.index_shape), region)
         else:
             values = _changed(values, link)

@@ -10,14 +10,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 from shardviz.errors import ShardvizError
-from shardviz.testing import (
-    ShardAssertionError,
-    assert_layout,
-    assert_reduced,
-    assert_replicated,
-    assert_same,
-    spmd,
-)
+from shardviz.testing import ShardAssertionError, assert_layout, assert_reduced, assert_replicated, assert_same, spmd
 from tests.lanes import at_night
 from tests.testing.models import MLP, parallelize
 

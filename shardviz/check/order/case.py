@@ -47,7 +47,6 @@ class Case:
     """One stamped tensor over the ranks of one mesh.
 
     Attributes:
-        dump: The dump that it is from.
         tensor: The tensor, or the fold that it stands for.
         name: Its name, or the first of the fold's.
         mesh: The mesh that it claims; the run's for a plain tensor.
@@ -81,6 +80,11 @@ class Case:
     def num_held(self) -> int:
         """Number of elements that all ranks hold together."""
         return sum(region.size for region in self.regions.values()) + sum(ids.size for ids in self.ids.values())
+
+    @property
+    def initial(self) -> Tensor | None:
+        """The tensor with the model's own values, if they were captured."""
+        return self.dump.find("initial", self.tensor.role, self.name)
 
     @cached_property
     def absent(self) -> tuple[Coord, ...]:
@@ -169,7 +173,6 @@ def cases_of(dump: Dump, tensor: Tensor, name: str, *, claims: bool = True) -> I
 
     Args:
         tensor: The tensor, or the fold that it is in.
-        name: Its name.
         claims: Whether what the placements say is taken up. If even the global shape is wrong, it cannot be.
 
     Raises:
@@ -356,7 +359,6 @@ class PairOfIds:
     Attributes:
         laid_out: The dump's tensors.
         tensor: The tensor, or the fold that it is in.
-        name: Its name.
         wanted: The layout: what is claimed, or what is intended; None if a plain tensor claims nothing.
         order: The order that a dim is meant to have; None for its own.
     """
@@ -390,7 +392,7 @@ class PairOfIds:
         """Return the ids that a rank should hold, from 1 within the tensor; None if nothing says it."""
         if self.wanted is None:
             return None
-        return self.wanted.region(self.mesh.coord_of(rank)).flat_ids(self.wanted.index_shape) + 1
+        return self.wanted.region_of_rank(rank).flat_ids(self.wanted.index_shape) + 1
 
     def held_of(self, rank: int) -> NDArray[np.int64]:
         """Return a rank's ids, from 1 within the tensor; ids of other tensors are 0 or negative."""

@@ -172,8 +172,6 @@ class Gathered(RankPair):
     """What ranks got of a collective of torch that should give back a tensor, and the tensor.
 
     Attributes:
-        stamp: The tensor.
-        call: The collective.
         records: What each rank got that is not the tensor in order.
     """
 
@@ -258,7 +256,7 @@ def _part(shard: Shard) -> Region | None:
     if layout is None or not layout.own_axes or {*layout.split_axes} <= {*layout.own_axes}:
         return None
     chains = tuple(tuple(link for link in chain if link not in layout.own_axes) for chain in layout.chains)
-    return replace(layout, chains=chains).region(layout.mesh.coord_of(shard.rank))
+    return replace(layout, chains=chains).region_of_rank(shard.rank)
 
 
 def _is_right(dump: Dump, gathered: GatherRecord) -> bool:

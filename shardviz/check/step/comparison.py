@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -19,7 +18,8 @@ from shardviz.layout.region import Region
 from shardviz.relate.factors import REDUCTIONS
 from shardviz.relate.sides import Elements, Rounding, Sides
 from shardviz.relate.tolerance import EPSILON, NOISE
-from shardviz.relate.values import padded_to
+from shardviz.relate.values import finite_magnitude, padded_to
+from shardviz.text import spans_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from shardviz.relate.relations import Related
 
     Wrapped = Wrapper | Literal["", "none", "alone"]
+    Found = tuple["Compared", Finding]
+    """A result that is wrong, with the finding about it."""
 
 
 def apart_text(low: int, high: int, worst: float) -> str:
@@ -49,10 +51,7 @@ MAX_SPANS = 4
 
 def spans(places: Iterable[int]) -> str:
     """Name indices in their order as ranges: `0:6+18:24`."""
-    runs = [
-        [at for _, at in run] for _, run in groupby(enumerate(map(int, places)), key=lambda pair: pair[1] - pair[0])
-    ]
-    named = [f"{run[0]}:{run[-1] + 1}" if len(run) > 1 else f"{run[0]}" for run in runs]
+    named = [f"{start}:{stop}" if stop > start + 1 else f"{start}" for start, stop in spans_of(map(int, places))]
     return "+".join(named[:MAX_SPANS]) + ("+..." if len(named) > MAX_SPANS else "")
 
 
@@ -175,7 +174,7 @@ def rounding_of(dump: Dump) -> Rounding:
     whole = [tensor for tensor in dump.at("reference") if tensor.role != "activation"]
     terms = max((math.prod(tensor.shape) for tensor in whole), default=1)
     of_grads = [(tensor, name) for tensor in whole for name in tensor.names if tensor.role == "grad"]
-    gradients = [largest_of(dump.values(tensor.first, name)) for tensor, name in of_grads]
+    gradients = [finite_magnitude(dump.values(tensor.first, name)) for tensor, name in of_grads]
     rounding = Rounding(epsilon, max(terms, 1), max(gradients, default=0.0))
     noise = max((record.largest for (role, _), record in dump.noises.items() if role == "grad"), default=0.0)
     return replace(rounding, size=max(rounding.size, NOISE * noise / (rounding.of_sums or 1.0)))
@@ -185,11 +184,6 @@ def whole_of(dump: Dump, role: str, name: str, moment: Moment = "reference") -> 
     """Return the unsharded model's values of a tensor; None if the dump has none of that moment."""
     tensor = dump.find(moment, role, name)
     return None if tensor is None else dump.values(tensor.first, name)
-
-
-def largest_of(values: NDArray[np.float64]) -> float:
-    """Return the size of the largest finite number: NaN says nothing of how others are rounded."""
-    return float(np.max(np.abs(values), initial=0.0, where=np.isfinite(values)))
 
 
 def laid_out(dump: Dump, tensor: Tensor, name: str, expected: NDArray[np.float64], rounding: Rounding) -> Compared:
@@ -271,7 +265,7 @@ def in_order(dump: Dump, role: str, name: str, whole: NDArray[np.float64]) -> ND
 def _region(dump: Dump, shard: Shard, name: str, shape: tuple[int, ...]) -> Region | Elements:
     """Return the region that a rank holds: as claimed, or where the ids of the weight `name` are."""
     if shard.layout is not None:
-        return shard.layout.region(shard.layout.mesh.coord_of(shard.rank))
+        return shard.layout.region_of_rank(shard.rank)
     stamped = dump.find("stamped", "param", name) or dump.find("stamped", "buffer", name)
     if shard.body.local_shape != shape and stamped is not None and shard.rank in stamped.shards:
         ids = stamped.shards[shard.rank]

@@ -41,6 +41,7 @@ from shardviz.explain.step.whole_step import (
     UncheckedLabel,
 )
 from shardviz.explain.templates import number
+from shardviz.layout.mesh import ranks_by
 from shardviz.layout.notation import write
 from shardviz.text import counted, folded_names, listed, named_ranks
 
@@ -67,11 +68,8 @@ NONE_ANYWHERE = "its gradient: .grad is None on every rank after the step"
 
 def check_raised(dump: Dump) -> Iterator[Finding]:
     """Yield the errors that only the sharded model raised."""
-    ranks_by_error: dict[RaisedRecord, list[int]] = {}
-    for rank, record in dump.files.ranks.items():
-        for raised in record.raised:
-            ranks_by_error.setdefault(raised, []).append(rank)
-    for raised, ranks in ranks_by_error.items():
+    errors = ((rank, raised) for rank, record in dump.files.ranks.items() for raised in record.raised)
+    for raised, ranks in ranks_by(errors).items():
         layouts = _weights_of(dump, raised.module)
         cause = _cause(dump, raised, has_weights=bool(layouts))
         sentence = f"the sharded model's {raised.what} raises, and the unsharded model's does not: {raised.error}"
@@ -114,7 +112,6 @@ def _cause(dump: Dump, raised: RaisedRecord, *, has_weights: bool) -> ShardedMod
     """Return the cause of an error by the sizes that it speaks of, or else by its words.
 
     Args:
-        raised: The error.
         has_weights: Whether the module has weights in whose forward it was raised.
     """
     error = raised.error
@@ -225,7 +222,7 @@ def _of_sizes(comparison: Compared, held: list[int], expected: list[int]) -> Cau
     if padding := _padding_of(comparison, held, expected):
         return padding
     mesh = comparison.mesh
-    sizes = {axis: mesh.axis_size(axis) for axis in mesh.axes if mesh.axis_size(axis) > 1}
+    sizes = {axis: mesh.axis_size(axis) for axis in mesh.long_axes}
     sides = zip(held, expected, strict=True) if len(held) == len(expected) else ()
     for dim, (length, reference_length) in enumerate(sides):
         larger = [axis for axis, size in sizes.items() if length == reference_length * size]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.comparison import largest_of, rounding_of, whole_of
+from shardviz.check.step.comparison import rounding_of, whole_of
 from shardviz.check.step.rules.all_gradients import Parts
 from shardviz.check.step.trace.calls import Calls
 from shardviz.check.step.trace.divergence import (
@@ -26,10 +26,12 @@ from shardviz.check.step.trace.divergence import (
 )
 from shardviz.check.step.trace.judging import judged_output
 from shardviz.dump.records.trace import is_point
+from shardviz.groups import in_groups
 from shardviz.layout.layout import Layout
 from shardviz.layout.region import indices
 from shardviz.relate.measures import WrongResults, ratio_of
 from shardviz.relate.orders import Slices
+from shardviz.relate.values import finite_magnitude
 from shardviz.text import Fold
 
 if TYPE_CHECKING:
@@ -160,10 +162,14 @@ class Evidence:
     results: tuple[Compared, ...]
 
     @cached_property
+    def outputs(self) -> Sequence[Compared]:
+        """The model's outputs."""
+        return [result for result in self.results if result.role == "output"]
+
+    @cached_property
     def outputs_are_right(self) -> bool:
         """Whether there are outputs, and all were compared and are the unsharded model's."""
-        outputs = [result for result in self.results if result.role == "output"]
-        return bool(outputs) and all(map(is_right, outputs))
+        return bool(self.outputs) and all(map(is_right, self.outputs))
 
     @cached_property
     def loss_is_right(self) -> bool:
@@ -240,7 +246,7 @@ class Evidence:
             for name, after in self.dump.by_name("updated", "param").items()
             if name in before
         )
-        return max((largest_of(step) for step in steps), default=0.0)
+        return max((finite_magnitude(step) for step in steps), default=0.0)
 
     def tied_to(self, name: str) -> tuple[str, ...]:
         """Return the other names under which a tensor stood in the unsharded model."""
@@ -249,10 +255,8 @@ class Evidence:
     @cached_property
     def _tied(self) -> Mapping[str, Sequence[str]]:
         """All names of each tensor, by each of them."""
-        names: dict[str, list[str]] = {}
         stamps = {stamp.name: stamp.tied_to or stamp.name for stamp in self.dump.files.run.stamps}
-        for name, owner in stamps.items():
-            names.setdefault(owner, []).append(name)
+        names = in_groups((owner, name) for name, owner in stamps.items())
         return {name: names[owner] for name, owner in stamps.items()}
 
     @cached_property
@@ -268,11 +272,10 @@ class Evidence:
     @cached_property
     def divergence(self) -> Divergence | None:
         """The first wrong module: in forward if an output is wrong, in backward if all of forward is right."""
-        outputs = [result for result in self.results if result.role == "output"]
-        if any(not is_right(result) for result in outputs):
+        if self.outputs and not self.outputs_are_right:
             return first_in_forward(self.calls)
         if not self.loss_is_right:
-            return first_in_forward(self.calls) if not outputs else None
+            return first_in_forward(self.calls) if not self.outputs else None
         first = blamed_by_weights(first_in_backward(self.calls), self.calls, self.gradients)
         return first or (first_unlike_others(self.calls) if self.is_narrow else None)
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from shardviz.check.order.infer.layout import axes_of_change
 from shardviz.check.report import NotChecked, Place, unhidden
-from shardviz.check.step.comparison import apart_text, compared, kind_of, largest_of, wrapped_over, wrappers_of
+from shardviz.check.step.comparison import apart_text, compared, kind_of, wrapped_over, wrappers_of
 from shardviz.check.step.contradictions import (
     check_absent_gradients,
     check_held_back,
@@ -54,7 +54,7 @@ from shardviz.explain.templates import number
 from shardviz.layout.notation import write
 from shardviz.relate.measures import ratio_of
 from shardviz.relate.tolerance import EPSILON, ROUNDINGS_OF_ONE, ROUNDINGS_OF_SUM, SINGLE
-from shardviz.relate.values import farthest, magnitude
+from shardviz.relate.values import farthest, finite_magnitude, magnitude
 from shardviz.text import listed
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.comparison import Compared
+    from shardviz.check.step.comparison import Compared, Found
     from shardviz.check.values.copies import Groups
     from shardviz.dump.dump import Dump, Shard, Tensor
     from shardviz.dump.records.step import MaskRecord
@@ -126,7 +126,7 @@ def _copies_compared(dump: Dump, tensor: Tensor, name: str, group: list[Shard]) 
     values = {shard.rank: np.asarray(dump.values(shard, name), np.float64) for shard in group}
     first = group[0].rank
     apart = {rank: farthest(held, values[first]) for rank, held in values.items()}
-    largest = max(largest_of(held) for held in values.values())
+    largest = max(map(finite_magnitude, values.values()))
     dtype = "float32" if tensor.role == "scalar" else group[0].body.dtype
     epsilon = EPSILON.get(dtype, EPSILON["float32"])
     allowed = (ROUNDINGS_OF_ONE * epsilon + ROUNDINGS_OF_SUM * min(epsilon, EPSILON["float32"])) * largest
@@ -235,11 +235,10 @@ def _splitting(mesh: Mesh, row: Row) -> tuple[str, ...]:
         return ()
     axes = tuple(
         axis
-        for axis in mesh.axes
-        if mesh.axis_size(axis) > 1
-        and all(len({row[rank].given for rank in group}) == len(group) for group in mesh.groups(axis))
+        for axis in mesh.long_axes
+        if all(len({row[rank].given for rank in group}) == len(group) for group in mesh.groups(axis))
     )
-    return axes if first.whole == first.size * math.prod(map(mesh.axis_size, axes)) else ()
+    return axes if first.whole == first.size * mesh.size_over(axes) else ()
 
 
 def _are_equal(mesh: Mesh, row: Row, axis: str, *, again: bool = False) -> bool:
@@ -265,8 +264,6 @@ def _of_masks(dump: Dump, num_equal: int, count: int, seeded: list[tuple[Row, st
         held=f"equal masks along {along}",
     )
 
-
-Found = tuple["Compared", Finding]
 
 MAX_LISTED = 4
 
@@ -365,7 +362,7 @@ def _lost_in_rounding(gradients: Sequence[Compared]) -> Iterator[NotChecked]:
 def _within_eight_bits(evidence: Evidence) -> Iterator[Finding | NotChecked]:
     """Say of outputs that differ, and not by more than rounding to eight bits allows, that a scale may be wrong."""
     coarse = {EPSILON[dtype]: dtype for dtype in EPSILON if EPSILON[dtype] > EPSILON["bfloat16"] and "float8" in dtype}
-    for output in (result for result in evidence.results if result.role == "output" and is_right(result)):
+    for output in filter(is_right, evidence.outputs):
         dtype, far = coarse.get(output.rounding.epsilon), output.farthest
         if dtype is None or far <= SINGLE * magnitude(output.wanted):
             continue

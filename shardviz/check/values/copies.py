@@ -37,6 +37,7 @@ from shardviz.explain.placement.values import (
     ShardedOnSomeRanks,
     UnsynchronizedBuffer,
 )
+from shardviz.groups import in_groups
 from shardviz.layout.notation import write
 from shardviz.layout.region import index_of
 from shardviz.relate.relations import RankPair
@@ -98,9 +99,7 @@ class Copies(RankPair):
 
 
 def _groups_by_digest(group: list[Shard], index: int) -> Groups:
-    by_digest: dict[str, list[Shard]] = {}
-    for shard in group:
-        by_digest.setdefault(shard.digest(index), []).append(shard)
+    by_digest = in_groups((shard.digest(index), shard) for shard in group)
     usual = max(map(len, by_digest.values()))
     return sorted(by_digest.values(), key=lambda shards: len(shards) < usual)
 

@@ -19,6 +19,7 @@ from shardviz.check.report import NotChecked
 from shardviz.explain.placement.content import NeverInitialized
 from shardviz.explain.placement.values import BrokenTie, LostWrite
 from shardviz.explain.step.update import OptimizerFromBefore
+from shardviz.layout.mesh import ranks_by
 from shardviz.layout.notation import write
 from shardviz.text import Fold
 
@@ -53,10 +54,7 @@ def check_ties(dump: Dump) -> Iterator[Finding | NotChecked]:
 
 def check_replaced(dump: Dump) -> Iterator[Finding]:
     """Yield a finding for each parameter whose optimizer steps the tensor from before sharding."""
-    ranks_of: dict[str, list[int]] = {}
-    for rank, record in sorted(dump.files.ranks.items()):
-        for name in record.replaced:
-            ranks_of.setdefault(name, []).append(rank)
+    ranks_of = ranks_by((rank, name) for rank, record in sorted(dump.files.ranks.items()) for name in record.replaced)
     for name in filter(dump.first_captured.__contains__, ranks_of):
         text = (
             "at the model's first call the optimizer has the tensor from before sharding, and not the model's parameter"
@@ -86,20 +84,14 @@ def _untied_finding(stamp: Stamp, name: str, ranks: tuple[int, ...], num_both: i
 
 def check_writes(dump: Dump) -> Iterator[Finding]:
     """Yield every tensor that did not read back as it was filled."""
-    ranks_of: dict[tuple[str, str], list[int]] = {}
-    for rank, record in sorted(dump.files.ranks.items()):
-        for name, reason in record.not_applied:
-            ranks_of.setdefault((name, reason), []).append(rank)
-    for (name, reason), ranks in ranks_of.items():
+    lost = ((rank, pair) for rank, record in sorted(dump.files.ranks.items()) for pair in record.not_applied)
+    for (name, reason), ranks in ranks_by(lost).items():
         yield LostWrite().finding(name, tuple(ranks), f"an in-place fill did not take: {reason}")
 
 
 def check_unwritten(dump: Dump) -> Iterator[Finding]:
     """Yield a finding for each parameter that some ranks never wrote to."""
-    ranks_of: dict[str, list[int]] = {}
-    for rank, record in sorted(dump.files.ranks.items()):
-        for name in record.unwritten:
-            ranks_of.setdefault(name, []).append(rank)
+    ranks_of = ranks_by((rank, name) for rank, record in sorted(dump.files.ranks.items()) for name in record.unwritten)
     for name in filter(dump.first_captured.__contains__, ranks_of):
         claimed, ranks = dump.first_captured[name].claimed, ranks_of[name]
         yield NeverInitialized().finding(

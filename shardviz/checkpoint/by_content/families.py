@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from shardviz.checkpoint.maps.language import parse_rules
 from shardviz.checkpoint.maps.matching import NUMBER, pattern_of
+from shardviz.groups import in_groups
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -149,7 +150,6 @@ class FamilyMatch:
 
     Attributes:
         side: Which checkpoint has it: 0 or 1.
-        whole: The family.
         recipe: How its tensors are made of the other side's.
         why: Why, if it is not because the values are equal.
         is_by_settings: Whether a model's settings say in which order its parts are joined.
@@ -224,10 +224,7 @@ def rules_from(lines: Iterable[MapLine]) -> tuple[Rule, ...]:
 
 def _merge_renames(every: list[MapLine], sides: tuple[Collection[str], Collection[str]]) -> list[MapLine]:
     """Merge lines that only rename and whose names end alike: `blocks.*.ffn.* = layers.*.mlp.*`."""
-    groups: dict[tuple[str, str], list[MapLine]] = {}
-    for line in every:
-        for ends in _suffix_patterns(line):
-            groups.setdefault(ends, []).append(line)
+    groups = in_groups((ends, line) for line in every for ends in _suffix_patterns(line))
     replaced: dict[MapLine, MapLine] = {}
     for (left_pattern, right), some in sorted(groups.items(), key=lambda item: item[0][0].count(".")):
         if (

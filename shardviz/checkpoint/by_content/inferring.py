@@ -31,7 +31,6 @@ MOST_ALONE = 128
 MOST_RENUMBERED = 256
 """Tensors of a family among which one is looked for under any number."""
 
-MAX_NAMES = 3
 QUERIES_KEYS_VALUES = ("q", "k", "v")
 NEARLY = "its values are nearly the same"
 BESIDE = "as that of its module"
@@ -122,10 +121,13 @@ class _Matcher:
     def choose(self, side: int, whole: Family, recipe: Recipe, why: str = "") -> None:
         """Settle a family, and those that it is made of."""
         self.choices.append(FamilyMatch(side, whole, recipe, why))
-        parts = [link.family for link in recipe.links]
+        self._take(side, [whole])
+        self._take(1 - side, [link.family for link in recipe.links])
+
+    def _take(self, side: int, families: Sequence[Family]) -> None:
+        """Hold some families of a side no longer."""
         for some in (self.free, self.alike):
-            some[side][:] = [one for one in some[side] if one is not whole]
-            some[1 - side][:] = [one for one in some[1 - side] if one not in parts]
+            some[side][:] = [one for one in some[side] if one not in families]
 
     def by_content(self) -> None:
         """Choose families with equal values; of several, the one that is left over by the others."""
@@ -186,8 +188,7 @@ class _Matcher:
         for family in families:
             for tensor in family.members.values():
                 self.ambiguous.setdefault(tensor.name, f"which tensor it is: {why}")
-            for some in (self.free, self.alike):
-                some[side][:] = [one for one in some[side] if one is not family]
+        self._take(side, families)
 
     def _recipes(self, side: int, whole: Family) -> list[Recipe]:
         """Return how most tensors of a family are made; several recipes if sources are equal."""
@@ -310,7 +311,7 @@ def _count(link: Link, recipe: Recipe) -> int:
 
 
 def _names_text(patterns: Iterable[str]) -> str:
-    return listed(map(printable, dict.fromkeys(patterns)), MAX_NAMES)
+    return listed(map(printable, dict.fromkeys(patterns)))
 
 
 def _why_ambiguous(rivals: Iterable[Family], side: int) -> str:

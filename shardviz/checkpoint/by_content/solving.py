@@ -60,7 +60,6 @@ class View:
     """The last two dims of a tensor, at one index of its other dims, transposed or not.
 
     Attributes:
-        tensor: The tensor.
         index: The index of each of its first dims.
         turned: Whether the last two dims are exchanged.
     """
@@ -122,7 +121,6 @@ class Strips:
         Args:
             segment: The tensor whose slices are looked up.
             whole: The one that may have them; equal in all other dims.
-            dim: The dim.
         """
         types = segment.tensor.dtype, whole.tensor.dtype
         if not can_cast(*types):
@@ -276,8 +274,6 @@ def recipes(whole: Tensor, numbers: Numbers, sources: Sequence[Link], strips: St
     """Yield the ways to make a tensor of the other side's tensors with the same numbers.
 
     Args:
-        whole: The tensor.
-        numbers: Its numbers.
         sources: The families of the other side.
         strips: A few values of each.
     """

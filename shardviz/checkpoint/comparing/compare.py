@@ -8,55 +8,46 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from shardviz.checkpoint.by_content.families import REPRESENTATIVES, lines_of, rules_from
-from shardviz.checkpoint.by_content.inferring import pair_by_content, with_groups_of_heads
-from shardviz.checkpoint.comparing.changes import change_of, overflown
-from shardviz.checkpoint.comparing.common import with_common_cause
+from shardviz.check.report import NotChecked
+from shardviz.checkpoint.comparing.all_tensors.common import with_common_cause, with_roundings, with_summed_replicas
+from shardviz.checkpoint.comparing.all_tensors.lonely import lonely_outcomes, with_lost_states, with_masters
+from shardviz.checkpoint.comparing.all_tensors.moves import (
+    rename_notes,
+    untransposed_notes,
+    with_moved,
+    with_renamed,
+    with_transposes,
+)
+from shardviz.checkpoint.comparing.all_tensors.rows import with_fused, with_rows_placed
+from shardviz.checkpoint.comparing.all_tensors.steps import with_left_over
 from shardviz.checkpoint.comparing.equality import ContentIndex, agree, can_cast, narrower
-from shardviz.checkpoint.comparing.lengths import with_parts
-from shardviz.checkpoint.comparing.lonely import lonely_outcomes
-from shardviz.checkpoint.comparing.moves import with_fused, with_moved
+from shardviz.checkpoint.comparing.map_choice import with_map
+from shardviz.checkpoint.comparing.objects import compare_objects
+from shardviz.checkpoint.comparing.one_tensor.changes import change_of, overflown
+from shardviz.checkpoint.comparing.one_tensor.eight_bits import judge_scaled, judge_unscaled
+from shardviz.checkpoint.comparing.one_tensor.lengths import with_parts
 from shardviz.checkpoint.comparing.outcome import SIDES, Comparison, Outcome, Verdict
 from shardviz.checkpoint.comparing.pairs import padding_notes, pair_tensors
-from shardviz.checkpoint.comparing.renames import rename_notes, with_renamed
-from shardviz.checkpoint.comparing.roundings import with_roundings
-from shardviz.checkpoint.comparing.rows import with_rows_placed
-from shardviz.checkpoint.comparing.scales import judge_scaled, judge_unscaled
-from shardviz.checkpoint.comparing.states import with_lost_states, with_masters
-from shardviz.checkpoint.comparing.steps import with_left_over
-from shardviz.checkpoint.comparing.transposes import untransposed_notes, with_transposes
-from shardviz.checkpoint.formats.archive import read_object
-from shardviz.checkpoint.formats.torch_file import BY_ITSELF
-from shardviz.checkpoint.maps.families import family_of, find_map, numbers_beside
+from shardviz.checkpoint.findings import check_second_set
+from shardviz.checkpoint.maps.families import family_of
 from shardviz.checkpoint.maps.mapped_tensors import PAD, MappedTensor, Op
-from shardviz.checkpoint.maps.matching import NUMBER
-from shardviz.checkpoint.maps.numbering import starred
 from shardviz.checkpoint.maps.wrong import explain_slip
-from shardviz.checkpoint.optimizer import is_setting, state_names, state_of
-from shardviz.checkpoint.records import DamagedFileError, refuse_cut
-from shardviz.checkpoint.second_set import second_set_outcome
 from shardviz.errors import DumpError, ShardvizError
-from shardviz.explain.checkpoints.conversion import ForgottenFactor, OverflowInFloat16, SummedReplicas
+from shardviz.explain.checkpoints.conversion import OverflowInFloat16
 from shardviz.relate.casts import is_narrower
-from shardviz.relate.tolerance import WHOLE_FACTOR
-from shardviz.text import counted, listed, printable
+from shardviz.text import listed, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
-    from shardviz.checkpoint.by_content.families import FamilyMatch
     from shardviz.checkpoint.comparing.pairs import Pair, Pairs, Side
     from shardviz.checkpoint.maps.language import Rule
     from shardviz.checkpoint.maps.mapped_tensors import Node
     from shardviz.checkpoint.records import Checkpoint, Tensor
 
-    Outcomes = list[tuple[Outcome, Pair]]
-
 __all__ = ["Comparison", "Outcome", "Verdict", "compare_checkpoints"]
-GROUP_LISTS = ("params", "param_names")
-"""The lists of an optimizer's group that have an entry for each of its parameters."""
 
 ADAPTER = ".lora_"
 """What stands in the names of all tensors of an adapter."""
@@ -64,29 +55,12 @@ ADAPTER = ".lora_"
 LONELY = 4
 """Where one in this many tensors is in one checkpoint only, or under another name, a map may be meant."""
 
-FEWEST_LAYERS = 3
-"""Layers that show a map if most names are equal: with fewer, no layer is the odd one."""
-
-FEWEST_SUMMED = 2
-"""Vectors with one factor that show how ranks were merged."""
-
-MOST_MERGED = 256
-"""Ranks of tensor parallelism whose files are merged."""
-
-SAME = ("equal", "cast")
-STACKED = 3
-"""Dims of a tensor that has all experts of a layer."""
 
 WRITE_A_MAP = (
     "if names correspond, say how with --map FILE, in lines such as `layers.*.wq.* = model.layers.*.self_attn.q_proj.*`"
 )
-LONGEST = 60
-"""Characters of a value that are shown."""
 
-MAX_NAMES = 3
 NAMES = "names: "
-PIECE = "/shard_"
-"""Megatron saves objects in pieces, whose names have their number: another mesh has other ones."""
 
 
 def compare_checkpoints(
@@ -99,8 +73,6 @@ def compare_checkpoints(
     """Compare all tensors of two checkpoints.
 
     Args:
-        before: The first.
-        after: The second.
         rules: The lines of a map.
         progress: Called with the tensors compared, and their number.
         also: Checkpoints of other steps, besides those next to the two.
@@ -123,7 +95,7 @@ def compare_checkpoints(
     names = [] if rules or is_told else rename_notes(pairs.both)
     notes = [*padding_notes(pairs.both, padded), *untransposed_notes(results), *notes]
     notes = [*pairs.notes, *names, *notes, *more]
-    second = (second_set_outcome(checkpoint, side) for checkpoint, side in zip((before, after), SIDES, strict=True))
+    second = (_of_second_set(checkpoint, side) for checkpoint, side in zip((before, after), SIDES, strict=True))
     return Comparison((*outcomes, *objects, *filter(None, second)), tuple(notes), pairs.lines, pairs.guessed)
 
 
@@ -154,9 +126,6 @@ def refuse_strangers(pairs: Pairs, before: Side, after: Side, by: str = "name") 
     """Refuse two sides that have tensors, and none in common.
 
     Args:
-        pairs: What they have.
-        before: The first.
-        after: The second.
         by: What of a tensor was looked for.
 
     Raises:
@@ -164,7 +133,7 @@ def refuse_strangers(pairs: Pairs, before: Side, after: Side, by: str = "name") 
     """
     if pairs.both or not before.tensors or not after.tensors:
         return
-    some, others = (listed(map(printable, sorted(one.tensors)), 3) for one in (before, after))
+    some, others = (listed(map(printable, sorted(one.tensors))) for one in (before, after))
     family = family_of(before.tensors, after.tensors)
     hint = WRITE_A_MAP
     if adapter := next((one for one in (before, after) if all(ADAPTER in name for name in one.tensors)), None):
@@ -184,6 +153,15 @@ def hint(before: Side, after: Side, outcomes: Sequence[Outcome]) -> tuple[str, .
     if family := family_of(before.tensors, after.tensors):
         return (f"--map {family} knows these names",)
     return (WRITE_A_MAP,) if {"missing", "added"} <= set(verdicts) else ()
+
+
+def _of_second_set(checkpoint: Checkpoint, side: str) -> Outcome | None:
+    """Return a difference for a second set of other values in one side of a comparison."""
+    finding = check_second_set(checkpoint)
+    if finding is None or isinstance(finding, NotChecked):
+        return None
+    outcome = Outcome(printable(checkpoint.second_set), "", "other")
+    return outcome.became("other", f"in the {side}, {finding.summary}", finding.explanation)
 
 
 def _but_for_ranks(outcome: Outcome, pair: Pair, checkpoints: tuple[Checkpoint, Checkpoint]) -> Outcome:
@@ -243,248 +221,3 @@ def _cast(outcome: Outcome, before: Tensor, after: Tensor) -> Outcome:
     if lost := overflown(wide.bits, wide.dtype, narrow) if narrow == "float16" else "":
         return outcome.became("cast", f"{why}; {lost}", OverflowInFloat16(narrow))
     return outcome.became("cast", why)
-
-
-def with_summed_replicas(outcomes: Outcomes) -> Outcomes:
-    """Explain that a merge summed replicas if only vectors are scaled, all by one whole number."""
-    causes = [outcome.explanation for outcome, _ in outcomes]
-    factors = {cause.undo: cause.factor for cause in causes if isinstance(cause, ForgottenFactor)}
-    shapes = [len(pair.both[0].shape) for outcome, pair in outcomes if isinstance(outcome.explanation, ForgottenFactor)]
-    has_matrices = any(outcome.verdict in SAME and len(pair.both[0].shape) > 1 for outcome, pair in outcomes)
-    if len(shapes) < FEWEST_SUMMED or len(factors) > 1 or set(shapes) != {1} or not has_matrices:
-        return outcomes
-    factor = next(iter(factors.values()))
-    times = max(factor, 1 / factor)
-    if not 1 < round(times) <= MOST_MERGED or not math.isclose(times, round(times), rel_tol=WHOLE_FACTOR):
-        return outcomes
-    summed = SummedReplicas(round(times), SIDES[factor > 1])
-    return [
-        (outcome.became("other", f"{outcome.why}; no matrix is scaled", summed), pair)
-        if isinstance(outcome.explanation, ForgottenFactor)
-        else (outcome, pair)
-        for outcome, pair in outcomes
-    ]
-
-
-def with_map(pairs: Pairs, before: Checkpoint, after: Checkpoint) -> Pairs:
-    """Pair the tensors to compare: by names, by a map that knows these, or by contents."""
-    sides = [pair.first for pair in pairs.lonely], [pair.second for pair in pairs.lonely]
-    first, second = ([one for one in side if one is not None] for side in sides)
-    num_named = sum(state_of(pair.name) is None for pair in pairs.both)
-    if min(sum(state_of(one.name) is None for one in side) for side in (first, second)) <= num_named:
-        return _with_map_of_layers(pairs, before, after)  # most have one name: another name is a difference
-    if family := family_of(before.tensors, after.tensors):
-        again = _with_turned_experts(pair_tensors(before, after, find_map(family)))
-        return replace(again, notes=(f"names: --map {family} knows them, and is used", *again.notes), is_mapped=True)
-    choices, ambiguous = pair_by_content(first, second)
-    again = _with_choices(pairs, choices, before, after)
-    undecided, outcomes = [], []
-    for pair in again.lonely:
-        if why := ambiguous.get(pair.name):
-            outcomes.append(Outcome(pair.name, "", "not-compared", why))
-        else:
-            undecided.append(pair)
-    return replace(again, lonely=tuple(undecided), open=tuple(outcomes))
-
-
-def _with_choices(pairs: Pairs, choices: Sequence[FamilyMatch], before: Checkpoint, after: Checkpoint) -> Pairs:
-    """Pair the tensors by the map that choices by content are; the same pairs if there are none."""
-    choices = with_groups_of_heads(choices, numbers_beside((before.folder, after.folder)))
-    lines = lines_of(choices, (before.tensors, after.tensors))
-    if not lines:
-        return pairs
-    functions = tuple(dict.fromkeys(name for choice in choices for name in choice.functions))
-    again = pair_tensors(before, after, rules_from(lines))
-    return replace(again, lines=tuple(map(str, lines)), is_mapped=True, guessed=functions)
-
-
-def _with_map_of_layers(pairs: Pairs, before: Checkpoint, after: Checkpoint) -> Pairs:
-    """Pair leftover names by content if each layer's tensor is joined, split or transformed.
-
-    A new name alone is a difference, and so are new numbers of layers.
-    """
-    first, second = ([tensor for pair in pairs.lonely if (tensor := pair.sides[at]) is not None] for at in (0, 1))
-    if min(len(first), len(second)) < FEWEST_LAYERS:
-        return pairs
-    paired_patterns = {NUMBER.sub("*", pair.name) for pair in pairs.both}
-    choices = [one for one in pair_by_content(first, second)[0] if _is_of_layers(one, paired_patterns)]
-    return _with_choices(pairs, choices, before, after)
-
-
-def _is_of_layers(choice: FamilyMatch, paired_patterns: Collection[str]) -> bool:
-    """Whether a choice transforms every layer's tensor of a name, with equal layer numbers."""
-    every = [choice.whole, *(link.family for link in choice.recipe.links)]
-    layers = {numbers[0] for numbers in choice.whole.members if numbers}
-    is_whole = len(layers) >= FEWEST_LAYERS and not any(family.pattern in paired_patterns for family in every)
-    return is_whole and "(" in choice.recipe.text() and all(link.is_direct for link in choice.recipe.links)
-
-
-def _with_turned_experts(pairs: Pairs) -> Pairs:
-    """Transpose the stacked experts that a map makes if those of most layers are transposed.
-
-    Formats store them as (in, out) or (out, in). A matrix is as the map says: one that all layers have transposed is a
-    difference.
-    """
-    layers: dict[str, list[Pair]] = {}
-    for pair in pairs.both:
-        if len(pair.both[0].shape) == STACKED and any(isinstance(side, MappedTensor) for side in pair.sides):
-            layers.setdefault(starred(pair.name), []).append(pair)
-    turned: dict[str, Pair] = {}
-    notes: list[str] = []
-    for name, some in layers.items():
-        looked_at = some[:: max(1, len(some) // REPRESENTATIVES)]
-        if len(some) >= FEWEST_LAYERS and 2 * sum(map(_is_turned, looked_at)) > len(looked_at):
-            turned |= {pair.name: _with_transposed(pair) for pair in some}
-            line = f"{printable(name)} = {printable(turned[some[0].name].other_name)}"
-            notes.append(f"names: most layers have experts transposed, which is taken as meant: {line}")
-    pairs_turned = tuple(turned.get(pair.name, pair) for pair in pairs.both)
-    return replace(pairs, both=pairs_turned, notes=(*notes, *pairs.notes))
-
-
-def _is_turned(pair: Pair) -> bool:
-    """Whether the first expert of a pair is equal only if what the map makes is transposed."""
-    try:
-        straight, turned = (tuple(map(_first_of, one.both)) for one in (pair, _with_transposed(pair)))
-        return not agree(*straight) and agree(*turned)
-    except DumpError:
-        return False
-
-
-def _first_of(tensor: Tensor) -> MappedTensor:
-    node = Op("take", (tensor.node if isinstance(tensor, MappedTensor) else tensor,), (0, 0))
-    return MappedTensor(node, node.shape, tensor.name)
-
-
-def _with_transposed(pair: Pair) -> Pair:
-    first, second = (_transposed(side) if isinstance(side, MappedTensor) else side for side in pair.both)
-    return replace(pair, first=first, second=second)
-
-
-def _transposed(made: MappedTensor) -> MappedTensor:
-    node = Op("transpose", (made.node,))
-    return replace(made, node=node, shape=node.shape, text=f"transpose({made.text})")
-
-
-def compare_objects(before: Checkpoint, after: Checkpoint, *, renamed: bool) -> tuple[list[Outcome], list[str]]:
-    """Return what became of objects that differ, and notes on those that are not compared.
-
-    Args:
-        before: The first checkpoint.
-        after: The second.
-        renamed: Whether names of the first stand for others of the second: then an object may have another name, too.
-    """
-    shared_names = [name for name in _object_names(before) if name in _object_names(after)]
-    outcomes = [outcome for name in shared_names if (outcome := _compared_object(name, before, after)) is not None]
-    notes: list[str] = []
-    for at, (checkpoint, counterpart) in enumerate(((before, after), (after, before))):
-        lone = [name for name in _object_names(checkpoint) if name not in _object_names(counterpart)]
-        lost = [] if renamed or not shared_names else list(_lost_objects(lone, counterpart))
-        side = ("first", "second")[at]
-        outcomes += [
-            Outcome(name, "", "added" if at else "missing", f"only the {side} has it, an object") for name in lost
-        ]
-        unnamed = [name for name in lone if name not in lost]
-        if unnamed:
-            some = listed(map(printable, unnamed), MAX_NAMES)
-            notes.append(f"not compared: {counted(len(unnamed), 'object')} that only the {side} has, such as {some}")
-    if files := list(dict.fromkeys([*before.unread, *after.unread])):
-        some = listed(map(printable, files), MAX_NAMES)
-        notes.append(f"not compared: files next to the weights ({some}): {BY_ITSELF}")
-    return outcomes, notes
-
-
-def _object_names(checkpoint: Checkpoint) -> dict[str, None]:
-    return dict.fromkeys([*checkpoint.objects, *checkpoint.values])
-
-
-def _lost_objects(names: Collection[str], second: Checkpoint) -> Iterator[str]:
-    """Yield the objects that the second checkpoint lacks: no pieces; settings only with states."""
-    has_states = bool(state_names(second))
-    for name in names:
-        if PIECE not in name and (has_states or not is_setting(name)):
-            yield name
-
-
-def _compared_object(name: str, before: Checkpoint, after: Checkpoint) -> Outcome | None:
-    """Return what became of an object that both have; None if it is the same."""
-    if _bytes_of(before, name) == _bytes_of(after, name) is not None:
-        return None
-    outcome = Outcome(name, name, "other")
-    try:
-        old, new = _value_of(before, name), _value_of(after, name)
-    except DamagedFileError as error:
-        return outcome.failed(error)
-    except DumpError as error:
-        return outcome.became("not-compared", f"an object whose bytes differ: {error.message}")
-    if _has_types(old) or _has_types(new):
-        differs = ", whose bytes differ" if name in before.objects and name in after.objects else ""
-        return outcome.became("not-compared", f"an object with more than plain values{differs}")
-    if old == new or repr(old) == repr(new):
-        return None
-    if _with_sorted_names(name, old, before) == _with_sorted_names(name, new, after):
-        return None
-    return outcome.became("other", f"{_short_text(old)} became {_short_text(new)}")
-
-
-def _with_sorted_names(name: str, value: Any, checkpoint: Checkpoint) -> Any:
-    """Return an object whose lists of an optimizer group's parameters are sorted, if they have names.
-
-    A state that has its parameter's name belongs to it at every place of the list. Numbers count places.
-    """
-    head, _, key = name.rpartition(".")
-    if key not in GROUP_LISTS or not is_setting(name):
-        return _with_sorted_groups(value)
-    params = f"{head}.params"
-    has_params = params in checkpoint.values or params in checkpoint.objects
-    group = {"params": _value_of(checkpoint, params) if has_params else (), key: value}
-    return _with_sorted_groups(group)[key]
-
-
-def _with_sorted_groups(value: Any) -> Any:
-    if type(value) in (list, tuple):
-        return type(value)(map(_with_sorted_groups, value))
-    if type(value) is not dict:
-        return value
-    is_named = _are_names(value.get("params"))
-    return {
-        key: sorted(item) if is_named and key in GROUP_LISTS and _are_names(item) else _with_sorted_groups(item)
-        for key, item in value.items()
-    }
-
-
-def _are_names(value: Any) -> bool:
-    return type(value) in (list, tuple) and bool(value) and all(type(name) is str for name in value)
-
-
-def _bytes_of(checkpoint: Checkpoint, name: str) -> bytes | None:
-    place = checkpoint.objects.get(name)
-    try:
-        if place is None:
-            return None
-        with (checkpoint.folder / place.file).open("rb") as file:
-            file.seek(place.start)
-            return file.read(place.size)
-    except OSError:
-        return None
-
-
-def _value_of(checkpoint: Checkpoint, name: str) -> Any:
-    if name in checkpoint.values:
-        return checkpoint.values[name]
-    place = checkpoint.objects[name]
-    refuse_cut(checkpoint.folder, place, name)
-    return read_object(checkpoint.folder / place.file, place.start, place.size, name)
-
-
-def _has_types(value: Any) -> bool:
-    """Whether an object has more than numbers, words, lists and dicts."""
-    if type(value) in (list, tuple):
-        return any(map(_has_types, value))
-    if type(value) is dict:
-        return any(_has_types(one) for pair in value.items() for one in pair)
-    return type(value) not in (int, float, str, bool, bytes, type(None))
-
-
-def _short_text(value: Any) -> str:
-    text = printable(repr(value))
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."

@@ -12,10 +12,11 @@ from shardviz.checkpoint.live_job.job import JobTensor
 from shardviz.checkpoint.live_job.reading import equals_job
 from shardviz.checkpoint.maps.mapped_tensors import MappedTensor, pieces
 from shardviz.errors import DumpError
+from shardviz.groups import in_groups
 from shardviz.layout.dtypes import itemsize
 from shardviz.machine import cores
 from shardviz.relate.casts import cast, is_narrower, is_whole
-from shardviz.relate.values import is_alike, sampled
+from shardviz.relate.values import BLOCK, is_alike, sampled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 
     Turn = Callable[[NDArray[Any]], NDArray[Any]]
 
-BLOCK = 1 << 18
-"""Elements that are compared at a time: as many as a processor keeps near."""
 
 TILE = 256
 """Rows and columns that are compared at a time if one side lies across the other."""
@@ -102,9 +101,7 @@ def equal(first: NDArray[Any], second: NDArray[Any], turns: tuple[Turn, Turn] | 
     """Whether two arrays of one shape are equal, block by block: what differs is soon found.
 
     Args:
-        first: The first array.
-        second: The second.
-        turns: What is done to each of them before.
+        turns: What is done to each array before.
     """
     if first.size <= BLOCK or first.ndim == 0:
         return np.array_equal(*(first, second) if turns is None else (turns[0](first), turns[1](second)))
@@ -164,11 +161,7 @@ def _by_rows(tile: NDArray[Any]) -> NDArray[Any]:
 
 @dataclass
 class ContentIndex:
-    """Looks up tensors by their values.
-
-    Attributes:
-        by_shape: The tensors of each shape.
-    """
+    """Looks up tensors by their values."""
 
     by_shape: dict[tuple[int, ...], list[Tensor]]
     _samples: dict[int, NDArray[Any] | None] = field(default_factory=dict)
@@ -177,9 +170,7 @@ class ContentIndex:
     @classmethod
     def of(cls, tensors: Iterable[Tensor]) -> ContentIndex:
         """Return tensors; their values are read only when one is looked for."""
-        by_shape: dict[tuple[int, ...], list[Tensor]] = {}
-        for tensor in tensors:
-            by_shape.setdefault(tensor.shape, []).append(tensor)
+        by_shape = in_groups((tensor.shape, tensor) for tensor in tensors)
         return cls(by_shape)
 
     def equal_to(self, tensor: Tensor) -> Iterator[Tensor]:

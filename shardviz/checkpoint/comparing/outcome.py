@@ -10,9 +10,14 @@ from shardviz.checkpoint.records import DamagedFileError
 from shardviz.text import listed
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shardviz.checkpoint.comparing.pairs import Pair
     from shardviz.errors import DumpError
     from shardviz.explain.cause import Cause
     from shardviz.layout.region import Region
+
+    Outcomes = list[tuple["Outcome", Pair]]
 
 SIDES = ("first", "second")
 """What the two checkpoints are called."""
@@ -42,8 +47,10 @@ in a file that is missing, cut short or damaged.
 CHANGED: tuple[Verdict, ...] = ("cast", "permuted", "padded", "moved", "renamed", "stale")
 DIFFERENT: tuple[Verdict, ...] = (*CHANGED, "missing", "added", "other", "unreadable")
 
-NOT_COMPARED: tuple[Verdict, ...] = ("missing", "added", "unreadable", "not-compared")
+KEPT: tuple[Verdict, ...] = ("equal", "cast")
+"""Verdicts on tensors that are where they were."""
 
+NOT_COMPARED: tuple[Verdict, ...] = ("missing", "added", "unreadable", "not-compared")
 
 UNRELATED = 0.2
 """The correlation of unrelated tensors is below: that of 64 random pairs in 9 of 10 cases."""
@@ -120,6 +127,11 @@ class Outcome:
         return self.became("not-compared", error.message)
 
     @property
+    def is_open(self) -> bool:
+        """Whether its values differ, and nothing explains it."""
+        return self.verdict == "other" and self.explanation is None
+
+    @property
     def cause_id(self) -> str:
         """Name of its cause in the catalogue: `shardviz explain CAUSE` prints its page."""
         return self.explanation.name if self.explanation is not None else ""
@@ -175,6 +187,11 @@ class Comparison:
         """Return the object that `shardviz diff --format json` prints."""
         document = {"schema": 1, "tensors": [one.to_json() for one in self.outcomes], "notes": list(self.notes)}
         return document | {key: list(lines) for key in ("map", "guessed") if (lines := getattr(self, key))}
+
+
+def with_replaced(outcomes: Outcomes, replaced: Mapping[int, Outcome]) -> Outcomes:
+    """Return outcomes, those of some pairs replaced: `replaced` has them by the id of their pair."""
+    return [(replaced.get(id(pair), outcome), pair) for outcome, pair in outcomes]
 
 
 def counts_text(comparison: Comparison) -> str:

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 FEW = 4
 """Tensors in which a number is looked for that no settings have."""
 
-MAX_NAMES = 3
 USUAL_HEAD = 128
 SMALLEST_HEAD = 4
 """With two rows for each head nothing is exchanged: any conversion that leaves rotary out would fit."""
@@ -127,8 +126,6 @@ def pair_tensors(
     """Return which tensors of two checkpoints are compared.
 
     Args:
-        before: The first.
-        after: The second.
         rules: The map; either checkpoint may be the one that its left sides name.
         states: Returns which tensors of a side are optimizer state.
 
@@ -263,7 +260,6 @@ def padding_notes(pairs: Iterable[Pair], padded: Collection[str] = ()) -> list[s
     """Say what isn't compared because the map calls it padding or doesn't use it.
 
     Args:
-        pairs: All pairs.
         padded: The names of those that are padded elsewhere than the map says: all of them is compared.
     """
     sides = [(pair.name, side) for pair in pairs for side in pair.sides if side is not None]
@@ -288,9 +284,7 @@ def _without_counters(pairs: Pairs, sides: tuple[Side, Side]) -> Pairs:
     for at, which in enumerate(("first", "second")):
         if counter_names := [printable(one.name) for one in counters if one.sides[at] is not None]:
             what = counted(len(counter_names), "number")
-            notes.append(
-                f"not compared: {what} next to the model that only the {which} has: {listed(counter_names, MAX_NAMES)}"
-            )
+            notes.append(f"not compared: {what} next to the model that only the {which} has: {listed(counter_names)}")
     return Pairs(pairs.both, lonely, tuple(notes))
 
 

@@ -44,8 +44,6 @@ class FileTensor:
     """Where a file has a tensor: first byte, dtype, shape and strides.
 
     Attributes:
-        dtype: Its dtype.
-        shape: Its shape.
         strides: The elements from one index to the next, for each dim.
         start: The byte of the file at which its first element is.
     """
@@ -91,13 +89,9 @@ def _find_tensor(path: Path, start: int, size: int, name: str, version: tuple[in
     """Locate a saved tensor once in each version of a file: a comparison reads it ten times."""
     where = f"{path}: {printable(name)}"
     with _open_file(path) as file:
-        members, root = _zip_members(file, _FileSlice(start, size), where)
-        tensor = _inner_tensor(read_pickle(_content(file, members[f"{root}data.pkl"]), where))
-        order = members.get(f"{root}byteorder")
-        if order is not None and _content(file, order) != b"little":
-            raise DumpError(f"{where} is not little-endian", "convert it on the machine that wrote it")
+        tree, members, root = _content_of(file, _FileSlice(start, size), where)
     try:
-        return _file_tensor(tensor, members, root, where)
+        return _file_tensor(_inner_tensor(tree), members, root, where)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise DumpError(f"{where} is not a tensor, or damaged", "copy it again") from error
 
@@ -108,10 +102,8 @@ def read_object(path: Path, start: int, size: int, name: str) -> Any:
     Raises:
         DumpError: It is damaged, or made of anything else.
     """
-    where = f"{path}: {printable(name)}"
     with _open_file(path) as file:
-        members, root = _zip_members(file, _FileSlice(start, size), where)
-        return read_pickle(_content(file, members[f"{root}data.pkl"]), where)
+        return _content_of(file, _FileSlice(start, size), f"{path}: {printable(name)}")[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +111,6 @@ class Archive:
     """A whole file that `torch.save` wrote.
 
     Attributes:
-        path: The file.
         tree: What is in it, made of inert types: a tensor is `PickledObject`.
     """
 
@@ -151,12 +142,19 @@ def open_archive(path: Path) -> Archive:
     """
     with _open_file(path) as file:
         file.seek(0, 2)
-        members, root = _zip_members(file, _FileSlice(0, file.tell()), str(path), MAX_SAVED)
-        tree = read_pickle(_content(file, members[f"{root}data.pkl"], MAX_SAVED), str(path))
-        order = members.get(f"{root}byteorder")
-        if order is not None and _content(file, order) != b"little":
-            raise DumpError(f"{path} is not little-endian", "convert it on the machine that wrote it")
-    return Archive(path, tree, members, root)
+        return Archive(path, *_content_of(file, _FileSlice(0, file.tell()), str(path), MAX_SAVED))
+
+
+def _content_of(
+    file: BinaryIO, archive: _FileSlice, where: str, most: int = MAX_DIRECTORY
+) -> tuple[Any, dict[str, _FileSlice], str]:
+    """Return what is pickled in an archive, its members by name, and the folder in it in which they are."""
+    members, root = _zip_members(file, archive, where, most)
+    tree = read_pickle(_content(file, members[f"{root}data.pkl"], most), where)
+    order = members.get(f"{root}byteorder")
+    if order is not None and _content(file, order) != b"little":
+        raise DumpError(f"{where} is not little-endian", "convert it on the machine that wrote it")
+    return tree, members, root
 
 
 @contextmanager
@@ -174,9 +172,7 @@ def _reading(path: Path) -> Iterator[None]:
         raise DumpError(f"cannot read {path}: {error.strerror or error}", "copy the checkpoint again") from error
 
 
-def _zip_members(
-    file: BinaryIO, archive: _FileSlice, where: str, most: int = MAX_DIRECTORY
-) -> tuple[dict[str, _FileSlice], str]:
+def _zip_members(file: BinaryIO, archive: _FileSlice, where: str, most: int) -> tuple[dict[str, _FileSlice], str]:
     """Return the members of an archive by name, and the folder in it in which they are."""
     try:
         members = _members(file, archive, most)

@@ -12,11 +12,13 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from shardviz.checkpoint.formats.archive import Archive, open_archive, strides_of
 from shardviz.checkpoint.formats.headers import is_plain
 from shardviz.checkpoint.formats.pickle_reader import PickledObject, dict_of
 from shardviz.checkpoint.formats.torch_file import whole_tensor
-from shardviz.checkpoint.formats.zero_buffers import MASTER, RankFile, chunks_of, lay_out
+from shardviz.checkpoint.formats.zero_buffers import MASTER, RankFile, Shapes, chunks_of, lay_out
 from shardviz.checkpoint.records import ByteRange, Checkpoint, Problem, StoredTensor
 from shardviz.errors import DumpError
 from shardviz.explain.checkpoints.files import UnfinishedUniversalCheckpoint
@@ -38,15 +40,12 @@ MAX_PARAMETERS = 1 << 18
 MAX_KINDS = 64
 """Files of one parameter."""
 
-Shapes = dict[str, tuple[int, ...]]
-
 
 @dataclass
 class _ModelPart:
     """The tensors in the files of one model-parallel rank, and problems with them.
 
     Attributes:
-        tensors: The tensors by name.
         problems: What is wrong.
     """
 
@@ -81,14 +80,14 @@ def read_deepspeed(path: Path) -> Checkpoint:
         of_part = {dp: name for (dp, at), name in models.items() if at == mp}
         rank_files = _part(folder, of_part, {dp: name for (dp, at), name in optims.items() if at == mp})
         before = f"mp_rank_{mp:02d}." if len(parts) > 1 else ""
-        tensors |= {before + name: _renamed(one, before + name) for name, one in rank_files.tensors.items()}
+        tensors |= {before + name: replace(one, name=before + name) for name, one in rank_files.tensors.items()}
         problems += rank_files.problems
     if not optims and has_universal(folder):
         rank_files = _universal(folder, models)
         tensors |= rank_files.tensors
         problems += rank_files.problems
     if others := [name for name in names if _OTHER.fullmatch(name)]:
-        some = listed(map(printable, others), 3)
+        some = listed(map(printable, others))
         problems.append(Problem("", f"{counted(len(others), 'file')} of pipeline layers or experts: {some}"))
     return Checkpoint(folder, "DeepSpeed ZeRO", tensors, problems=tuple(problems))
 
@@ -114,10 +113,6 @@ def _numbers(match: re.Match[str]) -> tuple[int, int]:
     return int(match["dp"] or 0), int(match["mp"])
 
 
-def _renamed(saved: StoredTensor, name: str) -> StoredTensor:
-    return StoredTensor(name, saved.shape, saved.dtype, saved.chunks, saved.folder)
-
-
 def _part(folder: Path, models: Mapping[int, str], optims: Mapping[int, str]) -> _ModelPart:
     """Return what one model-parallel rank's files have."""
     archives = {dp: open_archive(folder / name) for dp, name in models.items()}
@@ -125,15 +120,15 @@ def _part(folder: Path, models: Mapping[int, str], optims: Mapping[int, str]) ->
     state = dict_of(first.tree, first.path, "the file")
     found_here = _ModelPart()
     ranks = {dp: RankFile.read(open_archive(folder / name), name) for dp, name in optims.items()}
-    shapes = [_shapes(one, first.path) for one in _list(state.get("param_shapes"), first.path, "param_shapes")]
-    layout = lay_out(ranks, shapes, _world(state, first.path), sorted(models) if len(models) > 1 else None)
-    found_here.problems += [] if not ranks and has_universal(folder) else layout.problems
+    shapes = _groups(state, first.path)
+    unflattened = lay_out(ranks, shapes, _world(state, first.path), sorted(models) if len(models) > 1 else None)
+    found_here.problems += [] if not ranks and has_universal(folder) else unflattened.problems
     is_3 = any(one.stage == 3 for one in ranks.values()) or _are_of_stage_3(models)
     for name, pickled in dict_of(state.get("module"), first.path, "module", optional=True).items():
         saved = whole_tensor(first, pickled, name, folder) if type(name) is str else None
         if saved is not None and (not is_3 or saved.size or not _is_partitioned(name, shapes, state)):
             found_here.tensors[printable(name)] = saved
-    for (name, kind), (shape, dtype, chunks) in layout.tensors.items():
+    for (name, kind), (shape, dtype, chunks) in unflattened.tensors.items():
         # Under stage 3, whose module is empty, the masters are the weights.
         called = printable(name) if is_3 and kind == MASTER else f"optimizer.state.{printable(name)}.{kind}"
         found_here.tensors[called] = StoredTensor(called, shape, dtype, tuple(chunks), folder)
@@ -151,8 +146,7 @@ def _universal(folder: Path, models: Mapping[tuple[int, int], str]) -> _ModelPar
     """Return what a universal checkpoint has next to the model's files."""
     first = open_archive(folder / models[min(models)])
     state = dict_of(first.tree, first.path, "the file")
-    groups = [_shapes(one, first.path) for one in _list(state.get("param_shapes"), first.path, "param_shapes")]
-    shapes = {name: shape for group in groups for name, shape in group.items()}
+    shapes = {name: shape for group in _groups(state, first.path) for name, shape in group.items()}
     universal, weights = _ModelPart(), _are_of_stage_3(models)  # then the masters are the weights: the module is empty
     saved_names: set[str] = set()
     for name, kind, path in _files(folder / FOLDER):
@@ -161,7 +155,7 @@ def _universal(folder: Path, models: Mapping[tuple[int, int], str]) -> _ModelPar
         saved_names.add(name)
     if lost := [name for name in shapes if printable(name) not in saved_names]:
         text = f"{counted(len(lost), 'parameter')} of {len(shapes):,} have no folder in {FOLDER}/: "
-        text += listed(map(printable, lost), 3)
+        text += listed(map(printable, lost))
         universal.problems.append(Problem("", text, UnfinishedUniversalCheckpoint()))
     _add_shared(universal, state)
     return universal
@@ -183,16 +177,15 @@ def _world(state: dict[str, Any], path: Path) -> int:
     return size
 
 
-def _list(value: Any, path: Path, what: str) -> list[Any]:
-    if value is None:
-        return []
-    if type(value) is not list:
-        raise DumpError(f"{path}: {what} is not a list, but {type(value).__name__}", "copy it again")
-    return value
+def _groups(state: dict[str, Any], path: Path) -> list[Shapes]:
+    """Return the shapes of each group's parameters, in the order of its buffer."""
+    groups = state.get("param_shapes")
+    if type(groups) not in (list, type(None)):
+        raise DumpError(f"{path}: param_shapes is not a list, but {type(groups).__name__}", "copy it again")
+    return [_shapes(group, path) for group in groups or ()]
 
 
-def _shapes(value: Any, path: Path) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a group's parameters, in the order of its buffer."""
+def _shapes(value: Any, path: Path) -> Shapes:
     shapes = dict_of(value, path, "param_shapes")
     for name, shape in shapes.items():
         is_shape = (
@@ -226,7 +219,9 @@ def _add_shared(model_part: _ModelPart, state: dict[str, Any]) -> None:
     shared = state.get("shared_params")
     for name, of in shared.items() if type(shared) is dict else ():
         if type(name) is str and type(of) is str and printable(of) in model_part.tensors:
-            model_part.tensors.setdefault(printable(name), _renamed(model_part.tensors[printable(of)], printable(name)))
+            model_part.tensors.setdefault(
+                printable(name), replace(model_part.tensors[printable(of)], name=printable(name))
+            )
 
 
 def has_universal(folder: Path) -> bool:

@@ -15,6 +15,7 @@ import msgspec
 from shardviz.checkpoint.records import MAX_SIZE, ByteRange, Checkpoint, Chunk, StoredTensor, file_size
 from shardviz.dump.pause import collector_paused
 from shardviz.errors import DumpError
+from shardviz.groups import the_only
 from shardviz.layout.dtypes import itemsize
 from shardviz.layout.region import MAX_DIMS
 from shardviz.text import listed, printable
@@ -146,7 +147,7 @@ def _refuse_parts_of_ranks(folder: Path, files: list[str], chunks_by_name: Mappi
 
 def refusal_of_ranks(folder: Path, ranks: Sequence[str]) -> tuple[str, str]:
     """Return the error and the hint for files of ranks that have parts of tensors."""
-    some = listed(map(printable, ranks), 3)
+    some = listed(map(printable, ranks))
     what = f"{folder} has the parts of {len(ranks)} ranks ({some}), and nothing in them says how they are joined"
     return what, "join them first, with the converter of the framework that wrote them; or give one of them"
 
@@ -156,8 +157,7 @@ def index_in(folder: Path) -> Path | None:
     index = folder / INDEX
     if index.is_file():
         return index
-    others = sorted(folder.glob("*.safetensors.index.json"))
-    return others[0] if len(others) == 1 else None
+    return the_only(list(folder.glob("*.safetensors.index.json")))
 
 
 def _read_index(index: Path) -> dict[str, str]:
@@ -249,10 +249,7 @@ def _add_chunks(chunks_by_name: dict[str, list[Chunk]], path: Path, size: int | 
             ByteRange(file_name, data_start + begin, end - begin),
             DTYPES.get(tensor.dtype) or printable(tensor.dtype.lower()),
         )
-        if name in chunks_by_name:
-            chunks_by_name[name].append(chunk)
-        else:
-            chunks_by_name[name] = [chunk]
+        chunks_by_name.setdefault(name, []).append(chunk)
 
 
 def _header(text: bytes) -> tuple[Mapping[str, _Header], msgspec.Raw | None]:

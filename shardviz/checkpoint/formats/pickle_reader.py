@@ -349,7 +349,6 @@ def read_pickle(content: bytes, where: str) -> Any:
     """Read a pickle as numbers, strings, lists, dicts, tuples, `Global` and `PickledObject`.
 
     Args:
-        content: The pickle.
         where: What to call it in messages.
 
     Raises:

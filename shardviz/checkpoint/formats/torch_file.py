@@ -40,7 +40,7 @@ def read_torch_file(path: Path) -> Checkpoint:
     tensors: dict[str, StoredTensor] = {}
     problems: list[Problem] = []
     values: dict[str, Any] = {}
-    for parts, leaf in _leaves(archive.tree, ()):
+    for parts, leaf in _leaves(archive.tree):
         name = printable(".".join(parts))
         if type(leaf) is not PickledObject:
             values[name] = leaf
@@ -68,13 +68,13 @@ def _refuse_bare_pickle(path: Path) -> None:
             )
 
 
-def _leaves(tree: Any, parts: Parts) -> Iterator[tuple[Parts, Any]]:
+def _leaves(tree: Any) -> Iterator[tuple[Parts, Any]]:
     """Yield every leaf of a nested state dict with its path.
 
     Dicts are split, and so are lists that contain dicts or tensors; torch.distributed.checkpoint flattens a state dict
     in the same way. Levels below `MAX_DEPTH` are ignored.
     """
-    stack = [(parts, tree)]
+    stack: list[tuple[Parts, Any]] = [((), tree)]
     count = 0
     while stack and count < MAX_TENSORS:
         at, node = stack.pop()

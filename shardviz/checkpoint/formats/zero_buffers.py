@@ -65,7 +65,6 @@ class RankFile:
     """One data-parallel rank's optimizer file.
 
     Attributes:
-        file: Its name.
         stage: The stage of ZeRO; 0 if it does not say.
         world: The number of ranks that it says there are; 0 if it does not.
         buffers: Each group's buffers by what they are of: `fp32`, `exp_avg`.
@@ -109,7 +108,7 @@ class RankFile:
 
 
 @dataclass
-class Layout:
+class Unflattened:
     """The tensors in all ranks' buffers.
 
     Attributes:
@@ -123,7 +122,7 @@ class Layout:
 
 def lay_out(
     ranks: Mapping[int, RankFile], groups: Sequence[Shapes], world: int, models: Sequence[int] | None
-) -> Layout:
+) -> Unflattened:
     """Lay the buffers of ranks back into parameters.
 
     Args:
@@ -132,22 +131,22 @@ def lay_out(
         world: The number of ranks that the model's file says there are.
         models: The ranks whose model files are there, where each rank has one.
     """
-    layout = Layout()
-    layout.problems += _missing(ranks, world, models)
+    unflattened = Unflattened()
+    unflattened.problems += _missing(ranks, world, models)
     if not ranks:
-        return layout
+        return unflattened
     odd = next((one for one in ranks.values() if len(one.buffers) != len(groups) and one.stage != 3), None)
     if odd is not None:
         has = counted(len(odd.buffers), "buffer")
         text = f"{printable(odd.file)} has {has}, param_shapes {counted(len(groups), 'group')}"
-        layout.problems.append(Problem("", text, MixedZeroFiles()))
-        return layout
+        unflattened.problems.append(Problem("", text, MixedZeroFiles()))
+        return unflattened
     if any(one.stage == 3 for one in ranks.values()):
-        _lay_out_3(layout, ranks, groups, world)
-        return layout
+        _lay_out_3(unflattened, ranks, groups, world)
+        return unflattened
     for number, shapes in enumerate(groups):
-        _lay_out_2(layout, ranks, shapes, number, world)
-    return layout
+        _lay_out_2(unflattened, ranks, shapes, number, world)
+    return unflattened
 
 
 def _missing(ranks: Mapping[int, RankFile], world: int, models: Sequence[int] | None) -> Iterator[Problem]:
@@ -170,7 +169,9 @@ def _missing(ranks: Mapping[int, RankFile], world: int, models: Sequence[int] | 
         yield Problem("", text, MixedZeroFiles(), "incomplete")
 
 
-def _lay_out_2(layout: Layout, ranks: Mapping[int, RankFile], shapes: Shapes, number: int, world: int) -> None:
+def _lay_out_2(
+    unflattened: Unflattened, ranks: Mapping[int, RankFile], shapes: Shapes, number: int, world: int
+) -> None:
     """Lay out a group of stage 1 or 2: parameters in a row, cut evenly over the ranks."""
     lengths = {rank: {kind: one.shape[0] for kind, one in file.buffers[number].items()} for rank, file in ranks.items()}
     part_size = max((length for kinds in lengths.values() for length in kinds.values()), default=0)
@@ -180,7 +181,7 @@ def _lay_out_2(layout: Layout, ranks: Mapping[int, RankFile], shapes: Shapes, nu
     has = sum(kinds.get(MASTER, 0) for kinds in lengths.values())
     if len(ranks) >= world and not 0 <= has - expected < 2 * world + part_size * (has > expected):
         text = f"group {number} has {has:,} elements in its ranks' buffers, and {expected:,} in param_shapes"
-        layout.problems.append(Problem("", text, MixedZeroFiles()))
+        unflattened.problems.append(Problem("", text, MixedZeroFiles()))
         return
     for rank, file in ranks.items():
         for kind, stored in file.buffers[number].items():
@@ -190,8 +191,8 @@ def _lay_out_2(layout: Layout, ranks: Mapping[int, RankFile], shapes: Shapes, nu
                 if start < stop:
                     where = ByteRange(file.file, stored.start + (start - rank * part_size) * itemsize(stored.dtype), 0)
                     chunks = chunks_of(shape, start - at, stop - at, where, stored.dtype)
-                    layout.tensors.setdefault((name, kind), (shape, stored.dtype, []))[2].extend(chunks)
-        layout.problems += _unlike_fragments(file, number, rank * part_size, part_size, places)
+                    unflattened.tensors.setdefault((name, kind), (shape, stored.dtype, []))[2].extend(chunks)
+        unflattened.problems += _unlike_fragments(file, number, rank * part_size, part_size, places)
 
 
 def _places(shapes: Shapes, paddings: Sequence[int]) -> dict[str, tuple[int, tuple[int, ...]]]:
@@ -220,7 +221,7 @@ def _unlike_fragments(
             yield Problem(name, text, RoundRobinGradients())
 
 
-def _lay_out_3(layout: Layout, ranks: Mapping[int, RankFile], groups: Sequence[Shapes], world: int) -> None:
+def _lay_out_3(unflattened: Unflattened, ranks: Mapping[int, RankFile], groups: Sequence[Shapes], world: int) -> None:
     """Lay out stage 3: each parameter is cut over the ranks, and a rank's parts are in a row."""
     shapes = {name: shape for one in groups for name, shape in one.items()}
     expected = sum(-(-math.prod(shape) // world) for shape in shapes.values())
@@ -231,13 +232,13 @@ def _lay_out_3(layout: Layout, ranks: Mapping[int, RankFile], groups: Sequence[S
             if has != expected:
                 elements = f"{has:,} elements of {kind}"
                 text = f"{printable(file.file)} has {elements}, and its part of param_shapes is {expected:,}"
-                layout.problems.append(Problem("", text, MixedZeroFiles()))
+                unflattened.problems.append(Problem("", text, MixedZeroFiles()))
                 continue
-            _lay_out_rank(layout, (rank, world), file.file, kind, spans, shapes)
+            _lay_out_rank(unflattened, (rank, world), file.file, kind, spans, shapes)
 
 
 def _lay_out_rank(
-    layout: Layout, at: tuple[int, int], file: str, kind: str, spans: Sequence[FileTensor], shapes: Shapes
+    unflattened: Unflattened, at: tuple[int, int], file: str, kind: str, spans: Sequence[FileTensor], shapes: Shapes
 ) -> None:
     """Lay out one rank's buffers of a kind, which parameters may reach across."""
     rank, world = at
@@ -255,7 +256,7 @@ def _lay_out_rank(
             start, stop = min(first + done, size), min(first + done + length, size)
             where = ByteRange(file, stored.start + (position - begin) * itemsize(stored.dtype), 0)
             chunks = chunks_of(shape, start, stop, where, stored.dtype)
-            layout.tensors.setdefault((name, kind), (shape, stored.dtype, []))[2].extend(chunks)
+            unflattened.tensors.setdefault((name, kind), (shape, stored.dtype, []))[2].extend(chunks)
             position, done = position + length, done + length
 
 
@@ -263,11 +264,9 @@ def chunks_of(shape: tuple[int, ...], start: int, stop: int, where: ByteRange, d
     """Return the chunks that a stretch of a flattened tensor consists of.
 
     Args:
-        shape: The tensor's shape.
         start: The stretch's first element.
         stop: The element behind it.
         where: The file, and the byte at which the stretch begins.
-        dtype: The dtype.
     """
     width = itemsize(dtype)
     return [

@@ -8,13 +8,13 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from shardviz.checkpoint.comparing.all_tensors.lonely import lonely_outcome
+from shardviz.checkpoint.comparing.all_tensors.moves import with_ties
+from shardviz.checkpoint.comparing.all_tensors.odd_files import odd_file
+from shardviz.checkpoint.comparing.all_tensors.series import open_steps, siblings
 from shardviz.checkpoint.comparing.compare import hint, refuse_strangers
-from shardviz.checkpoint.comparing.lonely import lonely_outcome
-from shardviz.checkpoint.comparing.moves import with_ties
 from shardviz.checkpoint.comparing.outcome import NOT_COMPARED, Comparison, Outcome
 from shardviz.checkpoint.comparing.pairs import Pair, padding_notes, pair_tensors
-from shardviz.checkpoint.comparing.series import open_steps, siblings
-from shardviz.checkpoint.comparing.steps import is_open, odd_file
 from shardviz.checkpoint.live_job.job import Job, JobTensor
 from shardviz.checkpoint.live_job.judging import judge
 from shardviz.checkpoint.live_job.reading import RestoredTensor, restored_tensors
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     Both: TypeAlias = tuple[str, str, JobTensor, Tensor]
     Judged = tuple[Outcome, JobTensor, Entry]
 
-MOST_NAMES = 3
 MAX_RANKS = 4
 
 
@@ -52,9 +51,6 @@ def compare_with_job(
     """Compare what the ranks of a job hold with a checkpoint; either may come first.
 
     Args:
-        before: The first.
-        after: The second.
-        rules: A map.
         progress: Called with the tensors compared, and their number.
         also: Checkpoints of other steps, besides those beside the checkpoint.
 
@@ -153,7 +149,7 @@ def _notes(pairs: Pairs, job: Job, search: Search) -> Iterator[str]:
     buffers = [printable(one.name) for one in lonely if isinstance(one, JobTensor) and one.role == "buffer"]
     if buffers:
         what = counted(len(buffers), "buffer")
-        yield f"not compared: {what} that only the job has, as those that are not saved: {listed(buffers, MOST_NAMES)}"
+        yield f"not compared: {what} that only the job has, as those that are not saved: {listed(buffers)}"
     if search.is_over:
         yield f"where shards are that differ was looked for until {MOST_READ:,} bytes were read, not in all tensors"
 
@@ -166,7 +162,7 @@ def with_odd_file(judged: Sequence[Judged]) -> list[Outcome]:
     ranks = named_ranks({rank for outcome, _, _ in judged for rank in outcome.ranks}, MAX_RANKS)
     cause = FileOfAnotherSave(odd, "checkpoint", "job", ranks=ranks)
     return [
-        outcome.became("other", outcome.why, cause, ranks=outcome.ranks) if is_open(outcome) else outcome
+        outcome.became("other", outcome.why, cause, ranks=outcome.ranks) if outcome.is_open else outcome
         for outcome, _, _ in judged
     ]
 

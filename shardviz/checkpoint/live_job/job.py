@@ -38,7 +38,6 @@ class JobShard:
     """What one rank holds of a tensor.
 
     Attributes:
-        rank: The rank.
         shard: Its record.
         claimed: The part that it claims, in the tensor's `index_shape`; None if it does not say.
         digest: The hash of its bytes; empty if the dump has none.
@@ -74,7 +73,6 @@ class JobTensor:
     """One tensor of a job, with the shards of all ranks.
 
     Attributes:
-        name: Its name.
         role: What it is to the model.
         dumped: What the dump has of it.
         pieces: What each rank holds.
@@ -222,6 +220,6 @@ def _claim(shard: Shard) -> tuple[Region | None, str]:
     if shard.rank not in layout.mesh:
         return None, "it is not on the tensor's mesh"
     try:
-        return layout.region(layout.mesh.coord_of(shard.rank)), ""
+        return layout.region_of_rank(shard.rank), ""
     except LayoutError as error:
         return None, error.message

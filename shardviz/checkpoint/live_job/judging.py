@@ -5,28 +5,29 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from itertools import permutations
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shardviz.check.order.case import Case
 from shardviz.check.order.rules.places import check_places
-from shardviz.checkpoint.comparing.changes import through_types
 from shardviz.checkpoint.comparing.equality import can_cast
+from shardviz.checkpoint.comparing.one_tensor.changes import through_types
+from shardviz.checkpoint.comparing.one_tensor.orders import MAX_PERMUTED
 from shardviz.checkpoint.live_job.reading import Reader
 from shardviz.errors import DumpError, ShardvizError
 from shardviz.explain.checkpoints.conversion import NarrowedOnTheWay, OneSidedTie
 from shardviz.explain.checkpoints.files import NeverLoaded, ValuesOfAnotherStep
+from shardviz.groups import in_groups, the_only
 from shardviz.layout.region import Region, index_of
 from shardviz.relate.casts import cast, is_narrower
 from shardviz.relate.values import padded_to
 from shardviz.text import counted, listed, named_ranks, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from numpy.typing import NDArray
-
+    from shardviz.checkpoint.comparing.equality import Turn
     from shardviz.checkpoint.comparing.outcome import Outcome, Verdict
     from shardviz.checkpoint.live_job.job import JobShard, JobTensor
     from shardviz.checkpoint.live_job.searching import Search
@@ -34,18 +35,12 @@ if TYPE_CHECKING:
     from shardviz.dump.dump import Dump
     from shardviz.explain.finding import Finding
 
-    Turn = Callable[[NDArray[Any]], NDArray[Any]]
-
-MAX_PERMUTED = 4
-"""Dims of a tensor whose dims are exchanged in every way."""
 
 MAX_PADDED = 1 << 30
 """Elements of a tensor to which zeros are added."""
 
 AS_HASHED = "the dump has hashes of the job's values only"
 DIFFERENT = ("matches the checkpoint", "match the checkpoint")
-MOST_PARTS = 3
-"""Parts of a tensor that are named."""
 
 
 @dataclass(frozen=True)
@@ -67,10 +62,8 @@ def judge(outcome: Outcome, live: JobTensor, saved: Tensor, dump: Dump, search: 
     """Return what became of a tensor that both have.
 
     Args:
-        outcome: Its names.
         live: What the job has.
         saved: What the checkpoint has, or what is made of it.
-        dump: The job's dump.
         search: Where shards are looked for that are not what they claim.
     """
     try:
@@ -181,8 +174,7 @@ def _other_shards_text(pieces: ShardVerdicts) -> str:
 
 def _other_name(live: JobTensor, wrong: Sequence[JobShard], saved: Tensor, search: Search) -> str:
     """Return whose values shards have, where all have those of one other tensor."""
-    names = {search.other_name(live, piece, saved.name) for piece in wrong}
-    return names.pop() if len(names) == 1 else ""
+    return the_only({search.other_name(live, piece, saved.name) for piece in wrong}) or ""
 
 
 def _narrower_dtype(live: JobTensor, wrong: Sequence[JobShard], saved: Tensor) -> str:
@@ -299,13 +291,11 @@ def ranks_of(pieces: Iterable[JobShard]) -> tuple[int, ...]:
 
 def in_words(pieces: Sequence[JobShard], live: JobTensor) -> str:
     """Name shards by their ranks and claimed parts: `ranks 1, 3 in [2:4, 0:8]`; `all ranks`."""
-    by_part: dict[Region | None, list[JobShard]] = {}
     if len(pieces) == len(live.pieces) > 1:
         return f"all of {named_ranks(ranks_of(pieces))}"
-    for piece in pieces:
-        by_part.setdefault(piece.claimed, []).append(piece)
+    by_part = in_groups((piece.claimed, piece) for piece in pieces)
     texts = (f"{named_ranks(ranks_of(same))} in {part}" for part, same in by_part.items())
-    return listed(texts, MOST_PARTS)
+    return listed(texts)
 
 
 def holders_text(pieces: Sequence[JobShard], live: JobTensor) -> str:
@@ -317,16 +307,14 @@ def name_places(live: JobTensor, parts: Mapping[int, Region], dump: Dump) -> tup
     """Say what ranks hold instead of what they claim, with the finding of a check of the job.
 
     Args:
-        live: The tensor.
         parts: Where the shards are found to be that are not what they claim, by rank.
-        dump: The job's dump.
     """
     claimed = live.dumped.claimed
     is_one = len(live.dumped.claims) == 1 and claimed is not None
     finding = next(iter(_findings(live, parts, dump)), None) if is_one else None
     if finding is None:
         texts = (f"rank {rank} has {part}" for rank, part in parts.items())
-        return f"{listed(texts, MOST_PARTS)} of the checkpoint's", None
+        return f"{listed(texts)} of the checkpoint's", None
     where = f"the job claims {finding.claimed}, and holds {finding.held} of the checkpoint"
     return f"{where}: {finding.summary}", finding
 

@@ -24,24 +24,20 @@ from shardviz.relate.values import part_of
 from shardviz.text import listed, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from numpy.typing import NDArray
 
+    from shardviz.checkpoint.comparing.equality import Turn
     from shardviz.checkpoint.maps.mapped_tensors import MappedTensor, Node
     from shardviz.checkpoint.records import Entry, Tensor
     from shardviz.layout.region import Region
-
-    Turn = Callable[[NDArray[Any]], NDArray[Any]]
-
-MAX_NAMES = 3
 
 
 class Reader:
     """Reads parts of a tensor and hashes them as a dump does; no part is read twice.
 
     Attributes:
-        entry: The tensor.
         dtype: The dtype to which it is cast.
         shape: The shape in which parts are counted.
         read_bytes: Bytes that were read and hashed so far.
@@ -53,7 +49,6 @@ class Reader:
         """Read nothing yet.
 
         Args:
-            saved: The tensor.
             dtype: The dtype of the job.
             shape: The shape in which parts are counted.
             turn: What is done to the whole before, such as a transposition.
@@ -126,7 +121,6 @@ class RestoredTensor:
     """A job's tensor, restored from the checkpoint's tensors that a map makes of it.
 
     Attributes:
-        live: The job's tensor.
         sources: How each of the checkpoint's tensors is made of it and others, and the tensor.
     """
 
@@ -136,7 +130,7 @@ class RestoredTensor:
     @property
     def name(self) -> str:
         """The checkpoint's tensors that have it."""
-        return listed((printable(one.name) for _, one in self.sources), MAX_NAMES)
+        return listed(printable(one.name) for _, one in self.sources)
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from shardviz.checkpoint.comparing.series import tensor_in
+from shardviz.checkpoint.comparing.all_tensors.series import tensor_in
 from shardviz.checkpoint.live_job.reading import Reader, RestoredTensor
 from shardviz.errors import DumpError
 from shardviz.layout.ids import region_of
@@ -88,11 +88,7 @@ class Search:
         shapes = {piece.rank: piece.shape for piece in live.pieces}
         held = [shapes.get(rank) for rank in layout.mesh.ranks]
         for candidate in layouts_of(held, layout.mesh, layout.shape, layout, range(2, FEW + 1))[1:MOST]:
-            parts = [
-                (piece, candidate.region(candidate.mesh.coord_of(piece.rank)))
-                for piece in lost
-                if piece.rank in candidate.mesh
-            ]
+            parts = [(piece, candidate.region_of_rank(piece.rank)) for piece in lost if piece.rank in candidate.mesh]
             fitting = {piece.rank: part for piece, part in parts if self._fits(piece, part, reader)}
             best = max(best, fitting, key=len)
             if len(best) == len(lost) or self.is_over:

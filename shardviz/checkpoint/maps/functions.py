@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shardviz.text import counted
@@ -66,11 +67,14 @@ def _cat_shape(shapes: Sequence[Shape], numbers: Sequence[int]) -> Shape:
 
 
 def _cat_views(whole: Array, shapes: Sequence[Shape], numbers: Sequence[int]) -> list[Array]:
-    dim, start, views = _dim(numbers, 0, shapes[0]), 0, []
-    for shape in shapes:
-        views.append(whole[_slices(dim, start, start + shape[dim])])
-        start += shape[dim]
-    return views
+    dim = _dim(numbers, 0, shapes[0])
+    return _consecutive(whole, dim, [shape[dim] for shape in shapes])
+
+
+def _consecutive(whole: Array, dim: int, sizes: Sequence[int]) -> list[Array]:
+    """Return views of these sizes along a dim, one behind the other."""
+    ends = accumulate(sizes)
+    return [whole[_slices(dim, end - size, end)] for end, size in zip(ends, sizes, strict=True)]
 
 
 def _stack_shape(shapes: Sequence[Shape], numbers: Sequence[int]) -> Shape:
@@ -104,12 +108,7 @@ def _interleave_views(whole: Array, shapes: Sequence[Shape], numbers: Sequence[i
     blocks = _blocks(shapes, numbers, dim)
     shape = whole.shape
     turns = whole.reshape(*shape[:dim], blocks, shape[dim] // blocks, *shape[dim + 1 :])
-    sizes = [(*one[:dim], one[dim] // blocks, *one[dim + 1 :]) for one in shapes]
-    views, start = [], 0
-    for size in sizes:
-        views.append(turns[_slices(dim + 1, start, start + size[dim])])
-        start += size[dim]
-    return views
+    return _consecutive(turns, dim + 1, [one[dim] // blocks for one in shapes])
 
 
 def _split_shape(shapes: Sequence[Shape], numbers: Sequence[int]) -> Shape:

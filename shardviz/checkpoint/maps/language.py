@@ -54,7 +54,6 @@ class Call:
     """A function call in a map's expression.
 
     Attributes:
-        function: Its name.
         operands: The tensors, or what makes them.
         numbers: Its numbers: as written, a variable, or `*`.
     """
@@ -84,7 +83,7 @@ class Rule:
     left: str
     right: Expression | None
     where: str
-    optional: bool = False
+    optional: bool
 
 
 def names_in(expression: Expression | None) -> Iterator[str]:
@@ -117,7 +116,6 @@ def parse_rules(text: str, source: str) -> tuple[Rule, ...]:
     """Read a map from its text.
 
     Args:
-        text: The lines.
         source: What it is called in messages.
 
     Raises:
@@ -173,7 +171,7 @@ def _rule(written: str, where: str) -> Rule:
     return _parse_rule(left, right, where, optional=optional)
 
 
-def _parse_rule(left: str, right: str, where: str, *, optional: bool = False) -> Rule:
+def _parse_rule(left: str, right: str, where: str, *, optional: bool) -> Rule:
     tokens = [found[1] for found in _TOKEN.finditer(right)]
     expression, unread = _expression(tokens, where, right, 0)
     if unread:

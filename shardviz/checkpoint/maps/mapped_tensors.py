@@ -15,7 +15,7 @@ import numpy as np
 from shardviz.checkpoint.maps.functions import FUNCTIONS, MapArgumentError
 from shardviz.errors import DumpError
 from shardviz.layout.dtypes import itemsize
-from shardviz.layout.region import indices
+from shardviz.layout.region import gaps_in, indices
 from shardviz.relate.values import part_of
 from shardviz.text import printable
 
@@ -39,9 +39,7 @@ class Op:
     """A function applied to tensors that exist.
 
     Attributes:
-        function: Its name.
         parts: The tensors, or what makes them.
-        numbers: Its numbers.
     """
 
     function: str
@@ -88,7 +86,6 @@ class MappedTensor:
 
     Attributes:
         node: How it is made.
-        shape: Its shape.
         text: The right side of the rule, with its `*`.
         where: The line of the map.
     """
@@ -122,8 +119,6 @@ class MappedTensor:
 
     def read(self, region: Region) -> NDArray[Any]:
         """Return the values of a part, in the region's order."""
-        from shardviz.relate.values import part_of
-
         return part_of(self.bits, region)
 
 
@@ -243,7 +238,7 @@ def unused_texts(nodes: Iterable[Node]) -> list[str]:
     for (key, dim), (tensor, used) in spans.items():
         if key not in whole and dims[key] == 1:
             what = f"{printable(tensor.name)}: {_dim_text(dim, len(tensor.shape))}"
-            texts += [f"{what} {start:,} to {stop - 1:,}" for start, stop in _gaps(used, tensor.shape[dim])]
+            texts += [f"{what} {start:,} to {stop - 1:,}" for start, stop in gaps_in(used, tensor.shape[dim])]
     return texts
 
 
@@ -262,11 +257,3 @@ def _add_used(node: Node, whole: set[int], spans: Spans) -> None:
     size = operand.shape[dim] // first if node.function == "split" else 0
     span = (first, second) if node.function == "slice" else (second * size, (second + 1) * size)
     spans.setdefault((id(operand), dim), (operand, []))[1].append(span)
-
-
-def _gaps(used: list[tuple[int, int]], size: int) -> list[tuple[int, int]]:
-    at, gaps = 0, []
-    for start, stop in [*sorted(used), (size, size)]:
-        gaps += [(at, start)] if start > at else []
-        at = max(at, stop)
-    return gaps

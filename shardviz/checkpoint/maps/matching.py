@@ -201,11 +201,11 @@ class MapResult:
         right_alone: And the other way round.
     """
 
-    known_as: Mapping[str, str] = field(default_factory=dict)
-    made: Mapping[str, MappedTensor] = field(default_factory=dict)
-    lacking: Mapping[str, str] = field(default_factory=dict)
-    left_alone: frozenset[str] = frozenset()
-    right_alone: frozenset[str] = frozenset()
+    known_as: Mapping[str, str]
+    made: Mapping[str, MappedTensor]
+    lacking: Mapping[str, str]
+    left_alone: frozenset[str]
+    right_alone: frozenset[str]
 
 
 def is_turned(rule: Rule, first: Collection[str], second: Collection[str]) -> bool:
@@ -229,7 +229,6 @@ def apply(
     """Find the tensors that the rules are about.
 
     Args:
-        rules: The map.
         left: The tensors that its left sides name.
         right: Those that its expressions name.
         numbers: What its variables stand for.
@@ -354,7 +353,6 @@ def turn_rules(rules: Iterable[Rule], names: Collection[str], others: Collection
     """Return rules with some names on their left; those with them on the right are inverted.
 
     Args:
-        rules: The map.
         names: What is to be made, such as a model's names.
         others: What it is made of, such as a checkpoint's.
     """

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.order.infer.orders import name_order
-from shardviz.checkpoint.comparing.changes import change_of
 from shardviz.checkpoint.comparing.equality import agree
+from shardviz.checkpoint.comparing.one_tensor.changes import change_of
 from shardviz.checkpoint.maps.functions import FUNCTIONS, INVERSE, MapArgumentError
 from shardviz.checkpoint.maps.mapped_tensors import MappedTensor, Op, label_of, leaves, parts_of
 from shardviz.checkpoint.maps.numbering import counted_word, renumbering, star_shared_numbers, starred
@@ -56,7 +56,6 @@ def explain_slip(outcome: Outcome, mapped: MappedTensor, tensor: Tensor, content
     """Name how a tensor differs from the map's; return None if no slip explains it.
 
     Args:
-        outcome: Its names.
         mapped: What it should be.
         tensor: What it is: not that.
         contents: The tensors of the side that it should be made of.
@@ -113,7 +112,7 @@ def _with_others(outcome: Outcome, mapped: MappedTensor, tensor: Tensor, content
             odd.append((leaf, piece))
     if len(odd) == num:
         return None
-    names = listed((label_of(part) for part, _ in odd), MAX_NAMED)
+    names = listed(label_of(part) for part, _ in odd)
     what = f"{len(odd)} of its {num} parts {'differs' if len(odd) == 1 else 'differ'}: {names}"
     if (overwritten := _overwritten(odd, contents)) is not None:
         return outcome.became(

@@ -39,7 +39,6 @@ PAUSE = 0.02
 A save that takes longer overtakes the run that it began.
 """
 
-MOST_NAMES = 3
 
 ENDS_WITH = "SHARDVIZ_ENDS_WITH"
 """The environment variable with the process that started this one and must not be outlived."""
@@ -174,7 +173,7 @@ def watch(probe: Path, run: Callable[[WatchedFiles], object]) -> NoReturn:
             is_first = False
             if not watched.changed():
                 talk(f"watching {_all_of(probe, watched.paths)}; Ctrl-C ends")
-            names = listed((printable(path.name) for path in watched.wait()), MOST_NAMES)
+            names = listed(printable(path.name) for path in watched.wait())
             talk(f"\n{datetime.now().astimezone():%H:%M:%S} {names} changed")
 
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardviz.layout.splits import numbers_in
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -74,4 +76,4 @@ def _on_mesh(layout: Layout) -> NDArray[np.int64]:
 def is_even(mesh: Mesh, size: int, chain: Chain) -> bool:
     """Whether all parts of a dim have the same size."""
     axes = (mesh.axis_size(link) if link in mesh.axes else link for link in chain)
-    return not size % math.prod(link for link in axes if isinstance(link, int))
+    return not size % math.prod(numbers_in(axes))

@@ -93,7 +93,6 @@ class NarrowedOnTheWay(Cause):
     warning, and the lost digits are zeros. The dtype of the result is right.
 
     Attributes:
-        narrow: The narrow dtype.
         dtype: The dtype before; empty if it is the target's.
         to: The dtype now, if it differs.
         trip: `load` or `sync`, if a test recorded the trip.
@@ -133,29 +132,24 @@ class OverflowInFloat16(Cause):
     how = "save in bfloat16, which has the range of float32, or in the wider type"
 
 
-class CutOffEnd(Cause):
+class CutOffEnd(Cause, kind="missing"):
     """One side lacks the last indices of a dim, and all others are equal.
 
     A vocabulary that was cut to the size of its tokenizer looks like this, and so does a last shard that was lost.
     """
 
-    kinds = ("missing",)
     why = "A save or a conversion cut off the end of the dim"
     how = "keep the end, unless it is padding"
 
 
-class KeptOneShard(Cause):
+class KeptOneShard(Cause, kind="missing"):
     """One side has one of the equal parts that the other side is made of.
 
     A merge keeps one copy of what is equal on all ranks, and joins what differs. The shards of a norm of ones, or of a
     bias of zeros, are equal too, so the merge keeps one of them. A weight that is cut off at its end looks the same.
-
-    Attributes:
-        parts: How many equal parts there are.
     """
 
     parts: int
-    kinds = ("missing",)
     why = "A merge took {parts} equal shards for replicas, and kept one of them"
     how = "join the parts of a weight that is sharded even if they are equal: its placements say that it is"
 
@@ -165,7 +159,7 @@ class KeptOneShard(Cause):
         return (CutOffEnd(),)
 
 
-class PaddedEnd(Cause):
+class PaddedEnd(Cause, kind="wrong-shape"):
     """One side has more indices at the end of a dim, and all others are equal.
 
     Frameworks round a vocabulary up to a multiple that shards evenly. Tokens never point at the padding, so it does no
@@ -178,7 +172,6 @@ class PaddedEnd(Cause):
 
     is_plain: bool
     call: str = ""
-    kinds = ("wrong-shape",)
     why = "The dim was padded, as a vocabulary that must shard evenly{is_plain:?|, or extended with new rows}"
     how = (
         "cut the padding off in the conversion, or load it into a model of that size"
@@ -186,7 +179,7 @@ class PaddedEnd(Cause):
     )
 
 
-class PaddedParts(Cause):
+class PaddedParts(Cause, kind="misordered"):
     """Each rank's own part of a tensor has padding at its end, instead of the whole tensor.
 
     Ranks padded their shards to one size. The shape is that of a tensor with padding at its end, but rows behind the
@@ -197,7 +190,6 @@ class PaddedParts(Cause):
     """
 
     ranks: int = 0
-    kinds = ("misordered",)
     why = (
         "{ranks:?Each of {ranks} ranks padded its own part, and the padded parts were joined|The tensor was cut for "
         "the ranks before it was padded}"
@@ -208,7 +200,7 @@ class PaddedParts(Cause):
     )
 
 
-class LostSlices(Cause):
+class LostSlices(Cause, kind="misordered"):
     """Some indices of a dim are missing, and what follows them is at other places.
 
     Whoever joins or cuts parts of a padded dim must know how long each part is. If the padding is thought to be in
@@ -220,7 +212,6 @@ class LostSlices(Cause):
 
     dim: int
     parts: int = 0
-    kinds = ("misordered",)
     why = (
         "{parts:?One side is one of {parts} shards along dim {dim}, and the other is all of them|An offset or a length "
         "along dim {dim} is wrong: for example, padding that only the last part has was cut off of every part}",
@@ -233,27 +224,20 @@ class LostSlices(Cause):
     )
 
 
-class RepeatedHeads(Cause):
+class RepeatedHeads(Cause, kind="duplicated"):
     """One side has every block of a dim several times.
 
     With grouped queries, or more ranks than heads of k and v, a framework repeats heads so that each rank has one. A
     save that doesn't undo this makes the tensor longer.
 
     Attributes:
-        times: How often each part is there.
         or_else: What else it may be, if all its values are one number.
     """
 
     times: int
     or_else: PaddedEnd | None = None
-    kinds = ("duplicated",)
     why = "The save keeps repeated parts, such as heads of k and v that several ranks or queries share"
     how = "take one of each {times}, or repeat them on load and not in the file"
-
-    @property
-    def rivals(self) -> tuple[Cause, ...]:
-        """Return what else it may be."""
-        return () if self.or_else is None else (self.or_else,)
 
 
 class WrongQuantizationScales(Cause):
@@ -315,7 +299,6 @@ class AdapterScaled(Cause):
     Attributes:
         side: The side whose scale is smaller.
         factor: Its scale, relative to the other side's.
-        base: The name of the base's checkpoint.
     """
 
     side: str
@@ -334,7 +317,6 @@ class MergedWithAnotherScale(Cause):
     A merge with alpha / r in place of alpha / sqrt(r), or without a scale, gives weights near the right values.
 
     Attributes:
-        adapter: The adapter's name.
         factor: The scale that it was merged with.
         due: The scale that its settings make.
         how_made: How they do, as `alpha / r`.
@@ -378,7 +360,6 @@ class AdaptersPiledUp(Cause):
         side: Which side has more.
         low: The rank of the other side's change from the base.
         high: That of this side's.
-        base: The name of the base's checkpoint.
     """
 
     side: str
@@ -389,7 +370,7 @@ class AdaptersPiledUp(Cause):
     how = "merge each adapter into the weights of {base}, or take the earlier adapter out before the next is merged"
 
 
-class RenumberedLayers(Cause):
+class RenumberedLayers(Cause, kind="foreign"):
     """Layers or experts have different numbers in the second checkpoint than in the first.
 
     All layers have the same shapes, so any order of them loads.
@@ -399,12 +380,11 @@ class RenumberedLayers(Cause):
     """
 
     what: str
-    kinds = ("foreign",)
     why = "The conversion renumbers the {what}"
     how = "number {what} as the first checkpoint does"
 
 
-class ReorderedInConversion(Cause):
+class ReorderedInConversion(Cause, kind="misordered"):
     """All indices of a dim are there, in different orders on the two sides.
 
     Rows of one length can change places without any change of shape, so a conversion or a load that reorders them
@@ -417,7 +397,6 @@ class ReorderedInConversion(Cause):
 
     kind: str
     undo: str
-    kinds = ("misordered",)
     why = (
         "{kind:flip?A flip, or a sort in descending order, reversed the dim|{kind:roll?torch.roll, or parts that were "
         "cut at different places, moved the start of the dim|{kind:halves?Two parts of equal size were joined in the "
@@ -428,7 +407,7 @@ class ReorderedInConversion(Cause):
     how = "to have the first's order: {undo}"
 
 
-class RenamedInPart(Cause):
+class RenamedInPart(Cause, kind="incomplete"):
     """Some tensors have another name in the second checkpoint, and most names are equal.
 
     A load by name finds the equal ones. It raises for the rest, or leaves them as they were with strict=False.
@@ -440,7 +419,6 @@ class RenamedInPart(Cause):
 
     words: str
     is_wrapper: bool = False
-    kinds = ("incomplete",)
     why = (
         "{is_wrapper:?The state_dict of a wrapper was saved, such as DDP's (module.) or torch.compile's (_orig_mod.)|"
         "The save or the model renames some of its tensors}"
@@ -451,14 +429,13 @@ class RenamedInPart(Cause):
     )
 
 
-class RowsUnderOtherNames(Cause):
+class RowsUnderOtherNames(Cause, kind="misordered"):
     """Tensors of one module have each other's rows, and each row is there once.
 
     Queries, keys and values of one attention, or gate and up, were joined in one tensor and cut apart by a different
     rule: group by group when joined, part after part when cut. The sizes are right, so every shape is.
     """
 
-    kinds = ("misordered",)
     why = (
         "The conversion doesn't cut a fused tensor apart as it was joined: group by group, rank by rank, or part after "
         "part"
@@ -469,7 +446,7 @@ class RowsUnderOtherNames(Cause):
     )
 
 
-class OneSidedTie(Cause):
+class OneSidedTie(Cause, kind="untied"):
     """Two names are one tensor on one side, and two different tensors on the other.
 
     Tied embeddings share their values as long as both names lead to one parameter. Sharding, or a load of one name
@@ -480,7 +457,6 @@ class OneSidedTie(Cause):
     """
 
     of_job: bool = False
-    kinds = ("untied",)
     why = (
         "{of_job:?The two are tied in the job, and the checkpoint has different values for one of them|The two are "
         "tied in the first, and only one of them changed in the second}"
@@ -488,13 +464,12 @@ class OneSidedTie(Cause):
     how = "{of_job:?save both again, or leave one of them out|tie them before the save, or leave out the unused one}"
 
 
-class UnsavedHead(Cause):
+class UnsavedHead(Cause, kind="incomplete"):
     """The second checkpoint lacks a matrix that is not a copy of another tensor.
 
     A save leaves out the head of a model whose embeddings are tied, because a loader makes it from the embedding. If
     they are not tied, the head's own weights are lost.
     """
 
-    kinds = ("incomplete",)
     why = "The save leaves the head out, as if it were tied to the embedding"
     how = "write the head too: a loader fills it at random, or ties it to the embedding"

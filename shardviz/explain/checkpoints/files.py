@@ -11,7 +11,7 @@ SAVE_AGAIN = "save the checkpoint again, and don't load this one before you know
 OF_DEEPSPEED = "copy the whole checkpoint again; or save it again with engine.save_checkpoint on every rank"
 
 
-class UnreadableFile(Cause):
+class UnreadableFile(Cause, kind="incomplete"):
     """A file of a checkpoint is missing, shorter than its metadata says, or damaged.
 
     An interrupted copy, a full disk or lost bytes leave such a file. The folder's listing looks right; only a load of
@@ -22,24 +22,22 @@ class UnreadableFile(Cause):
     """
 
     is_whole: bool = False
-    kinds = ("incomplete",)
     why = "{is_whole:?Bytes were changed or lost in the file|A copy or a save ended early}"
     how = "copy the checkpoint again, and compare the sizes of its files{is_whole:? and their checksums}"
 
 
-class StaleFileIndex(Cause):
+class StaleFileIndex(Cause, kind="incomplete"):
     """The index of a sharded checkpoint names the wrong files for its tensors.
 
     The index (`model.safetensors.index.json`) is a file of its own, so the index of an earlier save fits in the folder.
     Loaders read only the index, and leave out a tensor that it doesn't name.
     """
 
-    kinds = ("incomplete",)
     why = "The index was written for other files, or edited by hand"
     how = "write the index again"
 
 
-class FileCopiedOver(Cause):
+class FileCopiedOver(Cause, kind="incomplete"):
     """A file of a sharded checkpoint has the tensors of another of its files, in as many bytes.
 
     A copy or a download wrote one file under two names. The index is right, and a loader does not find the tensors
@@ -51,12 +49,11 @@ class FileCopiedOver(Cause):
 
     file: str
     twin: str
-    kinds = ("incomplete",)
     why = "{file} is a copy of {twin}, and what the index says was in it is lost"
     how = "copy {file} again from where it was saved; the index is right"
 
 
-class TwoSetsOfWeights(Cause):
+class TwoSetsOfWeights(Cause, kind="duplicated"):
     """A folder has a file of all weights and an index of several files, and they differ.
 
     transformers and others read model.safetensors if it is there, and the index otherwise. Other tools read the index.
@@ -67,19 +64,17 @@ class TwoSetsOfWeights(Cause):
     """
 
     file: str
-    kinds = ("duplicated",)
     why = "Two saves wrote into the folder. transformers reads {file}, and the index names other files"
     how = "delete the older of the two: {file}, or the index and its files"
 
 
-class ChunkOutOfBounds(Cause):
+class ChunkOutOfBounds(Cause, kind="wrong-shape"):
     """A part of a tensor was saved for indices that the tensor does not have.
 
     Each rank saves its own part with the offsets that it believes in. If ranks disagree on the global shape, one of
     them with padding for example, the parts reach beyond the shape that the metadata has.
     """
 
-    kinds = ("wrong-shape",)
     why = "Ranks saved shards of a different global shape, such as a padded one"
     how = SAVE_AGAIN
 
@@ -104,31 +99,29 @@ class ShardsOfTwoSaves(Cause):
     how = SAVE_AGAIN
 
 
-class UnknownPickledType(Cause):
+class UnknownPickledType(Cause, kind="incomplete"):
     """A part of a tensor was pickled as a type that torch.distributed.checkpoint does not write.
 
     A pickle may run any code when it is loaded. shardviz reads a list of known types as data and runs nothing, so it
     does not know what this part holds.
     """
 
-    kinds = ("incomplete",)
     why = "Code other than torch.distributed.checkpoint wrote it, or it was made to run code"
     how = "write the checkpoint again with torch.distributed.checkpoint or safetensors; shardviz ran nothing in it"
 
 
-class UnlistedChunk(Cause):
+class UnlistedChunk(Cause, kind="incomplete"):
     """The metadata has a part of a tensor and does not say which file it is in.
 
     Metadata and files are written at different times. A save that is interrupted in between leaves entries without a
     file.
     """
 
-    kinds = ("incomplete",)
     why = "The save ended early"
     how = SAVE_AGAIN
 
 
-class MixedChunkTypes(Cause):
+class MixedChunkTypes(Cause, kind="wrong-shape"):
     """Parts of one tensor were saved in different dtypes or shapes.
 
     Each rank writes its own part as it has it. A rank on which a module was cast or reshaped writes a different type
@@ -136,24 +129,22 @@ class MixedChunkTypes(Cause):
     """
 
     dtype: str
-    kinds = ("wrong-shape",)
     why = "Ranks saved the tensor in different dtypes or shapes"
     how = "cast to torch.{dtype} on every rank before saving"
 
 
-class UntiedCheckpointHead(Cause):
+class UntiedCheckpointHead(Cause, kind="untied"):
     """The settings tie the output embedding to the input embedding, but the two differ.
 
     Sharding or a conversion gave the head a parameter of its own, and training changed one of the two. A loader that
     follows the settings uses one of them for both and drops the other without a word.
     """
 
-    kinds = ("untied",)
     why = "The tie was lost in training or conversion: one of the two was trained alone"
     how = "find out which of them the model used; save that one, or set tie_word_embeddings to false"
 
 
-class ForeignFile(Cause):
+class ForeignFile(Cause, kind="incomplete"):
     """A file of the checkpoint differs from the file that the metadata describes.
 
     Two saves into one folder, or a copy that mixes two, leave a file under the right name with other shards in it. It
@@ -164,7 +155,6 @@ class ForeignFile(Cause):
     """
 
     file: str
-    kinds = ("incomplete",)
     why = (
         "Two saves are in one folder, and the file belongs to the other save",
         "A copy mixed the files of two saves",
@@ -196,26 +186,24 @@ class MixedZeroFiles(Cause):
     how = "keep the files of one save only, all of them; or save it again with engine.save_checkpoint on every rank"
 
 
-class MissingZeroFile(Cause):
+class MissingZeroFile(Cause, kind="incomplete"):
     """Files of some of DeepSpeed's ranks are not in the checkpoint.
 
     Every data-parallel rank writes a file with its part of the optimizer's buffers. engine.save_checkpoint has to run
     on all of them, and a copy from local disks has to fetch the files of all nodes.
     """
 
-    kinds = ("incomplete",)
     why = "A rank did not save, or not all files were copied"
     how = OF_DEEPSPEED
 
 
-class RoundRobinGradients(Cause):
+class RoundRobinGradients(Cause, kind="misordered"):
     """DeepSpeed linked parameters to places in its buffers that hold other parameters.
 
     With round_robin_gradients DeepSpeed lays the buffers out in a different order than it computes the links for. All
     sizes add up, so the conversion to a universal checkpoint succeeds with exchanged weights.
     """
 
-    kinds = ("misordered",)
     why = (
         "The save used round_robin_gradients: DeepSpeed 0.19.8 links fragments in the model's order and lays buffers "
         "out in a different order. ds_to_universal.py follows the links to the wrong elements"
@@ -226,13 +214,12 @@ class RoundRobinGradients(Cause):
     )
 
 
-class UnfinishedUniversalCheckpoint(Cause):
+class UnfinishedUniversalCheckpoint(Cause, kind="incomplete"):
     """Parameters of the model have no folder in DeepSpeed's universal checkpoint.
 
     ds_to_universal.py writes one folder a parameter. What it wrote before it ended looks like a whole checkpoint.
     """
 
-    kinds = ("incomplete",)
     why = "The conversion ended early, or not all files were copied"
     how = "convert the checkpoint again"
 
@@ -288,7 +275,6 @@ class FileOfAnotherSave(Cause):
 
     Attributes:
         odd: The file, with what was compared.
-        side: What its side is called.
         other: What the other side is called; if they have the same in this file alone, it is the other side's.
         step: The checkpoint of another step that has the same in this file, as it is printed; else empty.
         ranks: The ranks of a job that may not have loaded it; empty between two checkpoints.
@@ -314,7 +300,6 @@ class FileOnEitherSide(Cause):
 
     Attributes:
         odd: The file of the second, with what was compared.
-        side: What its side is called.
         other: What the other side is called.
         twin: The file of the other side, as it is printed.
     """
@@ -341,7 +326,6 @@ class WholeFileDiffers(Cause):
 
     Attributes:
         file: The file's name, as it is printed.
-        side: What its side is called.
         small: Scales and biases in it that do not differ.
         rest: Why its tensors are as they are, if that is known besides.
     """
@@ -408,14 +392,13 @@ class OutlierCheckpoint(Cause):
     )
 
 
-class NeverLoaded(Cause):
+class NeverLoaded(Cause, kind="write-not-applied"):
     """A rank's shard is one number throughout, and the checkpoint's is not.
 
     The initializer filled it, with ones for a norm, and no load overwrote it: its key was missing with strict=False, or
     it was filled again afterwards.
     """
 
-    kinds = ("write-not-applied",)
     why = (
         "The weight was never loaded, or was filled again after the load",
         "The job's dump dates from before training, and the checkpoint from after",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from shardviz.explain.cause import Cause
 
 
-class MisappliedFunction(Cause):
+class MisappliedFunction(Cause, kind="misordered"):
     """A conversion left out a function of its map, applied its inverse, or applied it twice.
 
     Functions such as rotary only reorder rows. Without them, in reverse or run again on a checkpoint that was already
@@ -20,12 +20,11 @@ class MisappliedFunction(Cause):
     function: str
     times: int
     in_torch: str = ""
-    kinds = ("misordered",)
     why = "The conversion {times:0?left out {function}|applied {function} {times:2?twice|in reverse}}"
     how = "apply {function} once in the conversion{in_torch:?: {in_torch}}"
 
 
-class WrongMapNumber(Cause):
+class WrongMapNumber(Cause, kind="misordered"):
     """A conversion applied a function of its map with a different number.
 
     The size of a head, the number of parts or an index comes from a different model's settings. Any number that divides
@@ -42,7 +41,6 @@ class WrongMapNumber(Cause):
     rows: int = 0
     held: int = 0
     wanted: int = 0
-    kinds = ("misordered",)
     why = (
         "The conversion calls {function} with a different number than the map{rows:?: it takes the {rows} rows for "
         "{heads_held} heads of {held} rows, and they are {heads} heads of {wanted} rows}"
@@ -60,7 +58,7 @@ class WrongMapNumber(Cause):
         return self.rows // self.wanted
 
 
-class PartsJoinedOtherwise(Cause):
+class PartsJoinedOtherwise(Cause, kind="misordered"):
     """A conversion joined the parts of a fused tensor in a different way than its map says.
 
     Parts one after the other, interleaved parts and reordered parts have the same shape. So have parts along another
@@ -77,12 +75,11 @@ class PartsJoinedOtherwise(Cause):
     function: str = ""
     dim: int = 0
     in_torch: str = ""
-    kinds = ("misordered",)
     why = "The conversion joined the parts {manner}"
     how = "join them {function:?as {function} along dim {dim}|in the map's order}{in_torch:?: {in_torch}}"
 
 
-class FusedShardsJoined(Cause):
+class FusedShardsJoined(Cause, kind="misordered"):
     """The shards of a fused tensor were joined without taking them apart into its parts.
 
     Each rank's shard of a fused weight has a piece of every part (q, k and v). Joined as they are, the pieces of the
@@ -95,7 +92,6 @@ class FusedShardsJoined(Cause):
 
     ranks: int
     dim: int
-    kinds = ("misordered",)
     why = "The conversion concatenates the fused shards of {ranks} ranks, each with its piece of every part"
     how = (
         "split each rank's shard into its parts, join the pieces of each part, then concatenate the parts along dim "
@@ -103,13 +99,12 @@ class FusedShardsJoined(Cause):
     )
 
 
-class TransposedInConversion(Cause):
+class TransposedInConversion(Cause, kind="misordered"):
     """A conversion transposed a matrix, or did not although its map does.
 
     Some layers store (in, out) and others (out, in). For a square matrix both load.
     """
 
-    kinds = ("misordered",)
     why = "The conversion transposes the tensor, or doesn't although its map does"
     how = "transpose it in the conversion"
 

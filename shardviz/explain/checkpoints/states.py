@@ -5,14 +5,13 @@ from __future__ import annotations
 from shardviz.explain.cause import Cause
 
 
-class StaleMaster(Cause):
+class StaleMaster(Cause, kind="foreign"):
     """The optimizer's master copy has different values than the weight.
 
     The weight was loaded after the master copy was made, or the other way around. The model is right until the first
     step, which writes the old master copy over it.
     """
 
-    kinds = ("foreign",)
     why = (
         (
             "Code wrote the weight after its master copy was made (load_state_dict, for example). The optimizer's next "
@@ -50,26 +49,24 @@ class MisplacedMaster(Cause):
     )
 
 
-class RankDependentOffsets(Cause):
+class RankDependentOffsets(Cause, kind="wrong-placement"):
     """Elements of a weight are in several ranks' flat buffers, or in none.
 
     The offsets of fragments differ from what deepspeed.initialize computed, on some ranks. Each rank's buffer is
     complete in itself.
     """
 
-    kinds = ("wrong-placement",)
     why = "Code computes or changes the offsets of fragments by a rule that depends on the rank"
     how = "use the addresses that deepspeed.initialize made (param._hp_mapping.lp_fragment_address), on every rank"
 
 
-class StateOfAnotherLayout(Cause):
+class StateOfAnotherLayout(Cause, kind="wrong-placement"):
     """An optimizer's state has a different layout than intended.
 
     The optimizer was made before sharding, or shards its states itself. States follow the parameter that the optimizer
     got, and nothing compares them with the model's.
     """
 
-    kinds = ("wrong-placement",)
     why = (
         "The optimizer was made before sharding",
         "The optimizer has sharding rules of its own for its states",
@@ -80,13 +77,12 @@ class StateOfAnotherLayout(Cause):
     )
 
 
-class SameOptimizerFile(Cause):
+class SameOptimizerFile(Cause, kind="identical-shards"):
     """Different shards of an optimizer's state hold bitwise the same values.
 
     Every rank loaded the optimizer file of one rank. The shapes fit, and training continues from wrong moments.
     """
 
-    kinds = ("identical-shards",)
     why = "Ranks loaded the same rank's optimizer file"
     how = "load each rank's own optimizer file (zero_pp_rank_*), with the number of ranks that saved it"
 
@@ -179,13 +175,12 @@ TO_LOAD = (
 )
 
 
-class StateLostInLoad(Cause):
+class StateLostInLoad(Cause, kind="incomplete"):
     """The optimizer lacks a state after a load that it had when it was saved.
 
     Optimizers make missing states at the next step, from zero. Training goes on, with a bump in the loss at most.
     """
 
-    kinds = ("incomplete",)
     why = (
         "The load skipped the optimizer's state",
         (
@@ -196,24 +191,22 @@ class StateLostInLoad(Cause):
     how = TO_LOAD
 
 
-class StepLostInLoad(Cause):
+class StepLostInLoad(Cause, kind="write-not-applied"):
     """The optimizer's number of steps is not the saved one after a load.
 
     The step is a number next to the moments. A save of tensors alone leaves it out.
     """
 
-    kinds = ("write-not-applied",)
     why = "The save leaves out the step, or the load keeps the old one, so bias correction starts again"
     how = "save the whole state of each parameter, with its numbers, and load all of it"
 
 
-class SettingLostInLoad(Cause):
+class SettingLostInLoad(Cause, kind="write-not-applied"):
     """A hyperparameter of the optimizer is not the saved one after a load.
 
     The learning rate and the like are in param_groups, which a save of the states alone leaves out.
     """
 
-    kinds = ("write-not-applied",)
     why = (
         "The save leaves out the groups' hyperparameters",
         "The load keeps the hyperparameters that the optimizer was built with",
@@ -221,13 +214,12 @@ class SettingLostInLoad(Cause):
     how = "save and load param_groups with the state; if the new run should set its own, leave 'setting' out of `of`"
 
 
-class TieLostInLoad(Cause):
+class TieLostInLoad(Cause, kind="untied"):
     """Two names shared storage before a load and do not afterwards.
 
     assign=True and setattr replace a parameter under one of its names. Both have the same values until the next step.
     """
 
-    kinds = ("untied",)
     why = "The load replaces one of the two tensors (assign=True, setattr), so they drift apart from now on"
     how = "load in place, or tie them again after the load, before the optimizer is made"
 
@@ -253,25 +245,23 @@ class ThawedByLoad(Cause):
     how = "load in place, or set requires_grad again after the load, before you make the optimizer"
 
 
-class NameLostInLoad(Cause):
+class NameLostInLoad(Cause, kind="incomplete"):
     """The model lacks a tensor after a load that it had before.
 
     The load made a new model, or replaced a module, and the new one has different names.
     """
 
-    kinds = ("incomplete",)
     why = "The load replaced the model by one without this tensor, or renamed it"
     how = "load into a model with the same modules"
 
 
-class OrphanState(Cause):
+class OrphanState(Cause, kind="foreign"):
     """The checkpoint has optimizer state of a parameter that the model in it does not have.
 
     States are found by the parameter's name. After a rename, or with a model and an optimizer of different saves, the
     load finds no match and the parameter starts with an empty state.
     """
 
-    kinds = ("foreign",)
     why = (
         "The model and its optimizer were saved at different times",
         "The parameter was renamed",
@@ -279,14 +269,13 @@ class OrphanState(Cause):
     how = "save both from one state dict, with torch.distributed.checkpoint.state_dict.get_state_dict"
 
 
-class MisshapenState(Cause):
+class MisshapenState(Cause, kind="wrong-shape"):
     """An optimizer's state does not have the shape of its parameter.
 
     A moment has one element for each element of its parameter. A local shard that is saved as if it were the whole
     tensor has fewer.
     """
 
-    kinds = ("wrong-shape",)
     why = (
         "A rank's shard of the state was saved as the whole",
         "The state belongs to a different parameter",
@@ -294,26 +283,24 @@ class MisshapenState(Cause):
     how = "save the parameter and its state as DTensors"
 
 
-class LostParamGroup(Cause):
+class LostParamGroup(Cause, kind="incomplete"):
     """Parameters have optimizer state, and no parameter group of the checkpoint names them.
 
     A save that takes the states and only some of the groups loses settings. After the load these parameters train with
     the settings that the optimizer was built with.
     """
 
-    kinds = ("incomplete",)
     why = "The save lost a group, with its learning rate and weight decay"
     how = "save all of optimizer.state_dict()['param_groups'], as get_state_dict does"
 
 
-class PartialState(Cause):
+class PartialState(Cause, kind="incomplete"):
     """A parameter lacks one of the states that similar parameters have.
 
     Adam needs both moments and the number of steps. A conversion that copies only tensors leaves out the step, and the
     optimizer then makes a new one that starts at 0.
     """
 
-    kinds = ("incomplete",)
     why = (
         "The save or a conversion left out a part of the state",
         "The state comes from a different checkpoint",
@@ -324,14 +311,13 @@ class PartialState(Cause):
     )
 
 
-class AbsentState(Cause):
+class AbsentState(Cause, kind="incomplete"):
     """A parameter group names a parameter whose optimizer state isn't in the checkpoint.
 
     Optimizers make the state of a parameter when it first has a gradient, so an unused parameter has none. If it was
     trained, a rank failed to save, and its moments restart from zero.
     """
 
-    kinds = ("incomplete",)
     why = (
         "The parameter never had a gradient",
         "A rank did not save its states",
@@ -343,7 +329,7 @@ class AbsentState(Cause):
     )
 
 
-class StatelessParameters(Cause):
+class StatelessParameters(Cause, kind="incomplete"):
     """A checkpoint has no optimizer state of some parameters, and an earlier one does.
 
     torch's get_optimizer_state_dict and set_optimizer_state_dict leave out parameters that don't require gradients. A
@@ -354,7 +340,6 @@ class StatelessParameters(Cause):
     """
 
     moved: bool
-    kinds = ("incomplete",)
     why = (
         "{moved:?|They were frozen when the optimizer's state was loaded or saved, and torch drops the state of frozen "
         "parameters}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from shardviz.explain.cause import Cause
 
 
-class LeftAsMade(Cause):
+class LeftAsMade(Cause, kind="write-not-applied"):
     """Tensors still are the number that they were made with, and all others are equal.
 
     A transfer that goes over `named_parameters()` leaves out buffers, and a load with strict=False takes what is given.
@@ -19,7 +19,6 @@ class LeftAsMade(Cause):
     number: str
     side: str
     equal: int
-    kinds = ("write-not-applied",)
     why = (
         "Nothing sent or loaded these tensors: the {side} has {number} everywhere, their initial value, and {equal} "
         "others are equal. Buffers are not in named_parameters()",
@@ -31,7 +30,7 @@ class LeftAsMade(Cause):
     )
 
 
-class ShardsOfOneRank(Cause):
+class ShardsOfOneRank(Cause, kind="write-not-applied"):
     """Each of these tensors differs in one of several equal parts: the shard of one rank.
 
     Code that only one rank runs, as `if rank == 0`, is right for replicas. Once tensors are sharded it updates, loads
@@ -39,14 +38,12 @@ class ShardsOfOneRank(Cause):
 
     Attributes:
         number: Which part, counted from 0.
-        parts: How many parts there are.
         initial: Which checkpoint still has initial values there; empty if that is not seen.
     """
 
     number: int
     parts: int
     initial: str = ""
-    kinds = ("write-not-applied",)
     why = (
         "The part that differs is rank {number}'s shard of each tensor if {parts} ranks share them: {initial:?the "
         "{initial} has initial values there, so that rank never updated, loaded or sent its shards|that rank updated, "

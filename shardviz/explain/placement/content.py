@@ -12,7 +12,7 @@ NO_EFFECT = (
 WRITE = "write with param.to_local().copy_(x) under torch.no_grad()"
 
 
-class OtherTensor(Disorder):
+class OtherTensor(Disorder, kind="foreign"):
     """A tensor holds the elements of a different tensor of the model.
 
     A converter exchanged two names, or a module was renamed. If both tensors have one shape, load_state_dict accepts
@@ -20,7 +20,6 @@ class OtherTensor(Disorder):
     """
 
     may_be_copy: bool = False
-    kinds = ("foreign",)
     why = (
         "The loader, or a rename of modules, mixed up the names",
         "{may_be_copy:?Code filled the buffer with a weight on purpose, such as a moving average that starts there}",
@@ -34,7 +33,7 @@ class OtherTensor(Disorder):
     )
 
 
-class CopiedTensor(Disorder):
+class CopiedTensor(Disorder, kind="foreign"):
     """Tensors hold the elements of a different tensor, which has its own elements too.
 
     A sync receives every tensor in one buffer and keeps views of it until all have come, so each view has what came
@@ -49,7 +48,6 @@ class CopiedTensor(Disorder):
     owner: str
     several: bool = False
     layer: str = ""
-    kinds = ("foreign",)
     why = (
         (
             "{several:?All were received or read through one buffer, and {owner} was written there last: views of the "
@@ -68,14 +66,13 @@ class CopiedTensor(Disorder):
     )
 
 
-class SharedMemory(Disorder):
+class SharedMemory(Disorder, kind="foreign"):
     """Names share memory that don't in the unsharded model, so each holds what was written last.
 
     A sync that receives weights in buckets hands out views of one buffer, and fills the buffer again for the next
     bucket. Nothing raises, as views stay valid.
     """
 
-    kinds = ("foreign",)
     why = (
         "These names are views of one buffer that was filled again, so each holds what was written there last",
         "The code registers one tensor under several names",
@@ -86,20 +83,18 @@ class SharedMemory(Disorder):
     )
 
 
-class RoundedIds(Disorder):
+class RoundedIds(Disorder, kind="foreign"):
     """A tensor went through a narrower dtype and back after the model was built.
 
     `model.to(dtype)` casts buffers with the weights, and a cast back does not give back the bits that were lost. With
     angles or positions, errors grow along the sequence.
 
     Attributes:
-        dtype: The narrower dtype.
         role: What the tensor is.
     """
 
     dtype: str
     role: str = "buffer"
-    kinds = ("foreign",)
     why = "The code casts the {role} to {dtype} and back after the model is built, so its values are rounded"
     how = "keep the {role} in its own dtype (model.to(dtype) casts buffers too), or compute it again after the cast"
 
@@ -187,14 +182,13 @@ class WeightNotLoaded(Disorder):
     )
 
 
-class PlaceholderLeft(Disorder):
+class PlaceholderLeft(Disorder, kind="foreign"):
     """A weight is one number on all ranks, although other weights have the model's elements.
 
     An engine fills its weights with a number before the first sync, and the sync skips some: a loop that sends buckets
     when they are full keeps the last bucket, or a filter leaves out a name. The number is a valid weight.
     """
 
-    kinds = ("foreign",)
     why = (
         (
             "Code filled this weight with one number, and nothing wrote the model's values to it: the load or sync "
@@ -269,14 +263,13 @@ class RanksNotWritten(Disorder):
     how = "print the files that {ranks:ranks} {ranks:1?reads|read}, and remove conditions on the rank from the load"
 
 
-class RewrittenAfterStamping(Disorder):
+class RewrittenAfterStamping(Disorder, kind="foreign"):
     """Shards, or some of their elements, hold values that are not from the stamped model.
 
     Sharding code draws, loads, computes or allocates parameters again, on all ranks or some. The shards have the right
     shape, any number is a valid weight, and nothing compares their content with the model before sharding.
     """
 
-    kinds = ("foreign",)
     why = (
         "Code loaded, drew or computed these values after the model was stamped",
         "torch.empty or to_empty allocated this memory, and it was never written",
@@ -284,7 +277,7 @@ class RewrittenAfterStamping(Disorder):
     how = "load or initialize this tensor on these ranks as on the others, after to_empty"
 
 
-class AnotherCheckpoint(Disorder):
+class AnotherCheckpoint(Disorder, kind="foreign"):
     """A weight's values are not in the checkpoint that it is compared with.
 
     The job loaded a different checkpoint, trained the weight since, or never loaded it. Or it loaded into a copy, as of
@@ -292,7 +285,6 @@ class AnotherCheckpoint(Disorder):
     """
 
     reference: str
-    kinds = ("foreign",)
     why = (
         (
             "The weight was never loaded, what was loaded did not stay, or it was loaded from a different checkpoint: "
@@ -310,7 +302,7 @@ class AnotherCheckpoint(Disorder):
     )
 
 
-class LeftOutOfLoad(Disorder):
+class LeftOutOfLoad(Disorder, kind="foreign"):
     """A weight has nothing of the checkpoint, from which other weights of the model were loaded.
 
     Its key has a name that the model doesn't know, and load_state_dict with strict=False skips it. The weight keeps its
@@ -322,7 +314,6 @@ class LeftOutOfLoad(Disorder):
     """
 
     reference: str
-    kinds = ("foreign",)
     why = (
         ("The load left this weight out, or code wrote to it after the load: others have the values of {reference}"),
         "The weight was trained since, and the others are frozen",
@@ -338,7 +329,7 @@ class LeftOutOfLoad(Disorder):
     )
 
 
-class KeyOfAnotherPrefix(Disorder):
+class KeyOfAnotherPrefix(Disorder, kind="foreign"):
     """A load with strict=False skipped a weight whose key has a different prefix.
 
     No parameter has the checkpoint's key as its name, so the weight keeps its initial values on all ranks, while
@@ -348,7 +339,6 @@ class KeyOfAnotherPrefix(Disorder):
 
     prefix: str
     is_longer: bool
-    kinds = ("foreign",)
     why = (
         "load_state_dict(strict=False) skipped this weight: its key {is_longer:?has the prefix {prefix!r}, the model's "
         "name doesn't|lacks the prefix {prefix!r} of the model's name}"
@@ -356,7 +346,7 @@ class KeyOfAnotherPrefix(Disorder):
     how = "{is_longer:?remove {prefix!r} from the keys|put {prefix!r} before the keys}, and load with strict=True"
 
 
-class KeyOfAWrapper(Disorder):
+class KeyOfAWrapper(Disorder, kind="foreign"):
     """A load with strict=False skipped a weight whose key names a wrapper around its module.
 
     The checkpoint was saved while activation checkpointing, torch.compile or a data-parallel wrapper was around the
@@ -370,7 +360,6 @@ class KeyOfAWrapper(Disorder):
 
     words: str
     is_longer: bool
-    kinds = ("foreign",)
     why = (
         "load_state_dict(strict=False) skipped this weight: its {is_longer:?key has {words!r} in it, the model's name "
         "doesn't|name in the model has {words!r} in it, its key doesn't}"
@@ -381,7 +370,7 @@ class KeyOfAWrapper(Disorder):
     )
 
 
-class LoadedIntoCopies(Disorder):
+class LoadedIntoCopies(Disorder, kind="foreign"):
     """The job read a checkpoint into copies of the weights, and never set them.
 
     torch.distributed.checkpoint.load writes into the tensors that it is given. If they are clones, or tensors that
@@ -390,7 +379,6 @@ class LoadedIntoCopies(Disorder):
     on.
     """
 
-    kinds = ("foreign",)
     why = (
         "The job read the checkpoint into copies of the weights and never set them. The copies are gone, and the model "
         "keeps its initial values"
@@ -398,7 +386,7 @@ class LoadedIntoCopies(Disorder):
     how = "call set_model_state_dict(model, weights) after checkpoint.load, or load into model.state_dict()"
 
 
-class RanksNotLoaded(Disorder):
+class RanksNotLoaded(Disorder, kind="foreign"):
     """Some ranks have nothing of a weight that the other ranks loaded from the checkpoint.
 
     The load didn't run on these ranks, or something wrote to the weight afterwards. Each rank loads its own shard, so
@@ -407,7 +395,6 @@ class RanksNotLoaded(Disorder):
 
     reference: str
     ranks: tuple[int, ...]
-    kinds = ("foreign",)
     why = (
         "The load skipped {ranks:ranks}, or code wrote to the weight afterwards: the other ranks have their part of "
         "{reference}"
@@ -415,7 +402,7 @@ class RanksNotLoaded(Disorder):
     how = "load this weight on {ranks:ranks} as on the others, and write to it later on all ranks or on none"
 
 
-class LoadedOnOneRank(Disorder):
+class LoadedOnOneRank(Disorder, kind="foreign"):
     """One rank has the loaded weights, and every other rank has values of its own.
 
     Rank 0 reads the checkpoint to save memory or bandwidth, and the broadcast to the other ranks is missing. They train
@@ -423,19 +410,17 @@ class LoadedOnOneRank(Disorder):
     """
 
     rank: int
-    kinds = ("foreign",)
     why = "Only rank {rank} loaded the weights, and it didn't send them to the others"
     how = "torch.distributed.broadcast every weight from rank {rank} before you shard it, or load it on every rank"
 
 
-class NeverInitialized(Disorder):
+class NeverInitialized(Disorder, kind="foreign"):
     """A parameter still has what was in its memory when to_empty allocated it.
 
     to_empty leaves parameters uninitialized, and most init functions skip modules without reset_parameters. Old memory
     often contains plausible numbers, so the loss shows it late or never.
     """
 
-    kinds = ("foreign",)
     why = (
         "No reset_parameters, init function or checkpoint wrote these parameters after to_empty, which keeps whatever "
         "was in memory"
@@ -446,7 +431,7 @@ class NeverInitialized(Disorder):
     )
 
 
-class BufferMadeAgain(Disorder):
+class BufferMadeAgain(Disorder, kind="unreplicated"):
     """A buffer is zero on some ranks, and whole on the others.
 
     A module that is built or materialized again on some ranks has new buffers, which nothing fills. Buffers are neither
@@ -454,7 +439,6 @@ class BufferMadeAgain(Disorder):
     """
 
     rank: int
-    kinds = ("unreplicated",)
     why = (
         "These ranks allocated the buffer again (to_empty, zeros_like or a second build of the module) and never wrote "
         "it"
@@ -462,7 +446,7 @@ class BufferMadeAgain(Disorder):
     how = "compute or load it on every rank after to_empty, or torch.distributed.broadcast it from rank {rank}"
 
 
-class RankDependentOrder(Disorder):
+class RankDependentOrder(Disorder, kind="misordered"):
     """Some ranks hold a whole tensor in a different order than the other ranks.
 
     The code computes a permutation, a table of indices or a mask from the rank. The tensor is plain, so nothing
@@ -470,7 +454,6 @@ class RankDependentOrder(Disorder):
     """
 
     ranks: tuple[int, ...]
-    kinds = ("misordered",)
     why = (
         "The code that makes or changes this tensor depends on the rank, so {ranks:ranks} {ranks:1?holds|hold} a "
         "different order"

@@ -6,7 +6,7 @@ from shardviz.explain.placement.order import Disorder
 from shardviz.explain.placement.splits import FUSED_QKV
 
 
-class GuessedGlobalShape(Disorder):
+class GuessedGlobalShape(Disorder, kind="wrong-shape"):
     """A DTensor's global shape is the local shape times the ranks, and that is wrong.
 
     from_local computes the global shape if the caller passes none. With uneven shards, or a local tensor that is the
@@ -23,7 +23,6 @@ class GuessedGlobalShape(Disorder):
     stride: tuple[int, ...]
     is_placed: bool = False
     disorder: Disorder | None = None
-    kinds = ("wrong-shape",)
     why = (
         "{disorder:?{disorder.cause}. }DTensor.from_local guesses the global shape: the local shape times the number "
         "of ranks"
@@ -34,18 +33,14 @@ class GuessedGlobalShape(Disorder):
     )
 
 
-class ShardedOverDifferent(Disorder):
+class ShardedOverDifferent(Disorder, kind="wrong-shape"):
     """FSDP shards a parameter over ranks that hold different ones, such as their own experts.
 
     fully_shard assumes that a plain parameter is the same tensor on all ranks of its mesh. Each rank keeps a shard
     of its own tensor, and a gather joins pieces of different tensors.
-
-    Attributes:
-        axes: The axes along which the parameters differ.
     """
 
     axes: tuple[str, ...]
-    kinds = ("wrong-shape",)
     why = (
         "Ranks along {axes} have different parts of the weight, such as their own experts, and fully_shard gathers "
         "shards of different parts as one weight"
@@ -53,7 +48,7 @@ class ShardedOverDifferent(Disorder):
     how = "pass fully_shard a mesh without {axes}, or make the parts one DTensor over {axes} before fully_shard"
 
 
-class PaddedAfterBuild(Disorder):
+class PaddedAfterBuild(Disorder, kind="wrong-shape"):
     """A tensor was padded between building the model and sharding it.
 
     Padding makes a vocabulary or a head count divisible. The unsharded model, and weights that were saved before the
@@ -62,12 +57,11 @@ class PaddedAfterBuild(Disorder):
 
     built: tuple[int, ...]
     padded: tuple[int, ...]
-    kinds = ("wrong-shape",)
     why = "The code pads the tensor from {built:list} to {padded:list} after it builds the model"
     how = "pad in build(), before weights are stamped and saved in that shape, or cut the padding off"
 
 
-class RankDependentDtype(Disorder):
+class RankDependentDtype(Disorder, kind="wrong-shape"):
     """Some ranks have a tensor in a different dtype than most ranks.
 
     A cast or a load depends on the rank. Sharding doesn't compare dtypes, and a collective with different dtypes hangs,
@@ -75,19 +69,17 @@ class RankDependentDtype(Disorder):
     """
 
     dtype: str
-    kinds = ("wrong-shape",)
     why = "The code casts or loads the tensor by a rule that depends on the rank"
     how = "cast to torch.{dtype} on every rank before the model is sharded"
 
 
-class RankDependentPlacements(Disorder):
+class RankDependentPlacements(Disorder, kind="wrong-placement"):
     """Ranks of one mesh disagree on the placements of a tensor.
 
     Code chose the placements by the rank, or ran on some ranks only. DTensor believes each rank's placements, so
     collectives don't match.
     """
 
-    kinds = ("wrong-placement",)
     why = "The code chooses the placements by a rule that depends on the rank"
     how = "pass the same placements on every rank of the mesh"
 
@@ -107,14 +99,13 @@ class AnotherChunking(Disorder):
     how = "cut the shards with torch.chunk or distribute_tensor"
 
 
-class FusedWeightSplit(Disorder):
+class FusedWeightSplit(Disorder, kind="wrong-segment"):
     """A fused weight was split as one dim, but the model reads a part of each segment.
 
     ColwiseParallel and FSDP2 know nothing of segments, so a rank gets all rows of q and half of k, for example. The
     label is right and the shapes are right; forward then reads the rows as a different segment.
 
     Attributes:
-        num_segments: How many segments the dim has.
         placements: The placements that split each segment; empty if FSDP2 splits the dim too.
         under_fsdp: The layout to expect if FSDP2 splits each rank's part.
     """
@@ -122,7 +113,6 @@ class FusedWeightSplit(Disorder):
     num_segments: int
     placements: str = ""
     under_fsdp: str = ""
-    kinds = ("wrong-segment",)
     why = (
         "The code splits the dim as a whole, across the segments that the model reads; ColwiseParallel does this to a "
         "fused weight"
@@ -135,7 +125,7 @@ class FusedWeightSplit(Disorder):
     references = FUSED_QKV
 
 
-class Unintended(Disorder, abstract=True):
+class Unintended(Disorder, abstract=True, kind="wrong-placement"):
     """A tensor whose layout is consistent, but isn't the intended one.
 
     Attributes:
@@ -145,7 +135,6 @@ class Unintended(Disorder, abstract=True):
 
     held: str
     placements: str = ""
-    kinds = ("wrong-placement",)
 
 
 class OmittedByPlan(Unintended):
@@ -186,14 +175,13 @@ class AnotherPlan(Unintended):
     )
 
 
-class UnevenPlan(Disorder):
+class UnevenPlan(Disorder, kind="wrong-shape"):
     """A rank of a plan would hold a different shape than its placements give.
 
     torch pads or rounds some uneven splits differently from what the label says, and code that splits by hand follows
     rules of its own.
     """
 
-    kinds = ("wrong-shape",)
     why = (
         "torch splits this tensor differently than its placements say",
         "Code splits this tensor by hand, differently than its placements say",

@@ -272,7 +272,7 @@ class OddCopies(Disorder):
     )
 
 
-class SequenceOrderDiffers(Disorder):
+class SequenceOrderDiffers(Disorder, kind="sequence-order"):
     """Two tensors of one sequence are split in different orders: tokens meet wrong labels.
 
     Context parallel reorders its buffers to balance causal attention. A tensor that was left out, or was cut by hand,
@@ -281,7 +281,6 @@ class SequenceOrderDiffers(Disorder):
 
     tensor: str
     other: str
-    kinds = ("sequence-order",)
     why = "Context parallel reorders its buffers (head and tail), and only one of {tensor} and {other} went through it"
     how = (
         "pass {tensor} and {other} to one context_parallel(mesh, buffers=[...], buffer_seq_dims=[...]), or index both "
@@ -289,7 +288,7 @@ class SequenceOrderDiffers(Disorder):
     )
 
 
-class SequenceRestart(Disorder):
+class SequenceRestart(Disorder, kind="sequence-order"):
     """Every rank has the first positions of a sequence for its own part of the sequence.
 
     Position ids or rotary tables are computed from the local length. They have the right size on every rank, and only
@@ -298,14 +297,13 @@ class SequenceRestart(Disorder):
 
     tensor: str
     other: str
-    kinds = ("sequence-order",)
     why = (
         "Every rank counts its own part of the sequence from 0, for example with arange(local_length) or freqs[:length]"
     )
     how = "compute {tensor} from the global positions that {other} has on this rank, or pass both to context_parallel"
 
 
-class SequenceShift(Disorder):
+class SequenceShift(Disorder, kind="sequence-order"):
     """A tensor of a sequence is shifted against the others, by one number on every rank.
 
     Labels are the next tokens, so shardviz compares them at their declared offset. A shift by one more or one less
@@ -314,7 +312,6 @@ class SequenceShift(Disorder):
 
     tensor: str
     shift: int
-    kinds = ("sequence-order",)
     why = (
         "The code shifts {tensor} more or less often than the probe's sequence() says, for example both in the data "
         "loader and in the model"

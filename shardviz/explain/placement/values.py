@@ -7,7 +7,7 @@ from shardviz.explain.cause import Cause
 OF_REPLICAS = ("OLMo-core#319", "composer#2812")
 
 
-class RankDependentSeed(Cause):
+class RankDependentSeed(Cause, kind="unreplicated"):
     """Replicas of a weight start with different values.
 
     Each replica drew its weights with its own seed, or loaded a file of its own. Data parallelism averages gradients
@@ -16,7 +16,6 @@ class RankDependentSeed(Cause):
 
     axes: tuple[str, ...]
 
-    kinds = ("unreplicated",)
     why = "Each replica draws from a seed that depends on the rank, or loads its own file"
     how = (
         "set one seed on all ranks{axes:? along {axes}} before you draw the weights, or torch.distributed.broadcast "
@@ -25,18 +24,14 @@ class RankDependentSeed(Cause):
     references = OF_REPLICAS
 
 
-class RoundedCopies(Cause):
+class RoundedCopies(Cause, kind="unreplicated"):
     """Some replicas hold a weight rounded to a narrower dtype, and others hold it as it was.
 
     A sync casts what it sends. The sender keeps its own values, or some ranks load a file of a narrower dtype, and the
     replicas differ by a rounding from then on.
-
-    Attributes:
-        dtype: The narrower dtype.
     """
 
     dtype: str
-    kinds = ("unreplicated",)
     why = (
         "Some replicas hold this weight rounded to {dtype}, the others hold it as it was: a sender casts what it sends "
         "and keeps its own values",
@@ -48,7 +43,7 @@ class RoundedCopies(Cause):
     )
 
 
-class UnsynchronizedBuffer(Cause):
+class UnsynchronizedBuffer(Cause, kind="unreplicated"):
     """A buffer has different values on ranks that should have copies of it.
 
     FSDP2 and tensor parallel leave buffers as each rank made them. A table that is drawn, or statistics that are
@@ -57,7 +52,6 @@ class UnsynchronizedBuffer(Cause):
 
     axes: tuple[str, ...]
 
-    kinds = ("unreplicated",)
     why = "FSDP2 and tensor parallel neither shard nor synchronize buffers, so each rank computes with its own"
     how = (
         "torch.distributed.broadcast it {axes:?along {axes}|on all ranks} after it is made, or set one seed on all "
@@ -66,7 +60,7 @@ class UnsynchronizedBuffer(Cause):
     references = ("LlamaFactory#10820",)
 
 
-class PlainAmongShards(Cause):
+class PlainAmongShards(Cause, kind="unreplicated"):
     """A plain parameter of a sharded model has different values on each rank.
 
     A parameter that fully_shard ignores stays an ordinary tensor. No broadcast makes its copies equal and no reduction
@@ -75,7 +69,6 @@ class PlainAmongShards(Cause):
 
     axes: tuple[str, ...]
 
-    kinds = ("unreplicated",)
     why = "fully_shard leaves this parameter plain (ignored_params), so nothing broadcasts it or reduces its gradient"
     how = (
         "torch.distributed.broadcast it {axes:?along {axes}|on all ranks} before training and all_reduce its gradient, "
@@ -83,7 +76,7 @@ class PlainAmongShards(Cause):
     )
 
 
-class ShardedOnSomeRanks(Cause):
+class ShardedOnSomeRanks(Cause, kind="unreplicated"):
     """A tensor is a DTensor on some ranks and a plain tensor on the others.
 
     The code that shards it ran under a condition on the rank. Each rank computes with its own form of the tensor, and
@@ -92,7 +85,6 @@ class ShardedOnSomeRanks(Cause):
 
     sharded: tuple[int, ...]
     plain: tuple[int, ...]
-    kinds = ("unreplicated",)
     why = (
         "The code that shards this tensor ran on some ranks only: it is a DTensor on {sharded:ranks} and a plain "
         "tensor on {plain:ranks}"
@@ -100,7 +92,7 @@ class ShardedOnSomeRanks(Cause):
     how = "shard it on all ranks (distribute_tensor, parallelize_module or fully_shard), or on none"
 
 
-class FirstRankAlone(Cause):
+class FirstRankAlone(Cause, kind="unreplicated"):
     """The first ranks of a part hold different values than all other copies of it.
 
     Rank 0 reads the checkpoint or has a different seed, and the broadcast to the other ranks is missing. Copies are
@@ -111,13 +103,12 @@ class FirstRankAlone(Cause):
     """
 
     odd: str
-    kinds = ("unreplicated",)
     why = "Only {odd} reads a checkpoint or has a different seed, and nothing sends the values to the other ranks"
     how = "torch.distributed.broadcast it from there to the ranks with the same part, or load it on every rank"
     references = OF_REPLICAS
 
 
-class OddRanksAlone(Cause):
+class OddRanksAlone(Cause, kind="unreplicated"):
     """A few ranks hold different values than all other copies of a tensor.
 
     Something runs, or is read, on these ranks only: a seed, a branch, a file of that machine, or a broadcast that
@@ -128,7 +119,6 @@ class OddRanksAlone(Cause):
     """
 
     odd: str
-    kinds = ("unreplicated",)
     why = (
         "Only {odd} used a different seed, file or branch of the code: all other copies agree",
         "A broadcast leaves out these ranks",
@@ -140,7 +130,7 @@ class OddRanksAlone(Cause):
     references = OF_REPLICAS
 
 
-class RepeatedDraw(Cause):
+class RepeatedDraw(Cause, kind="identical-shards"):
     """Different shards of a weight hold bitwise the same values.
 
     Each rank initialized its local shard with the seed that all ranks share. The weight then repeats one shard, which
@@ -153,7 +143,6 @@ class RepeatedDraw(Cause):
 
     along: str
     is_on_cpu: bool
-    kinds = ("identical-shards",)
     why = (
         "Every rank drew its own shard with one seed",
         "All ranks loaded the same shard",
@@ -171,7 +160,7 @@ class RepeatedDraw(Cause):
     references = ("OLMo-core#307", "torchtitan#3106")
 
 
-class BrokenTie(Cause):
+class BrokenTie(Cause, kind="untied"):
     """Two names that shared one storage, or should share it, are two tensors after sharding.
 
     A shard, to_empty or copy of modules one by one gives each name its own parameter. They start equal and drift apart,
@@ -186,7 +175,6 @@ class BrokenTie(Cause):
     tensor: str
     tied_to: str
     was_tied: bool = True
-    kinds = ("untied",)
     why = (
         "Sharding of one module after the other, to_empty(), load_state_dict(assign=True), or a copy of a module "
         "broke the tie{was_tied:?|, or the names were never tied}"
@@ -204,13 +192,12 @@ class BrokenTie(Cause):
         return not any(sign in self.tensor for sign in ", [")
 
 
-class LostWrite(Cause):
+class LostWrite(Cause, kind="write-not-applied"):
     """An in-place write to a tensor does not change what is read from it.
 
     Some views and tensor subclasses copy into a temporary. The call returns normally, and the tensor keeps its old
     values.
     """
 
-    kinds = ("write-not-applied",)
     why = "The tensor is a view or a subclass, and its copy_ writes elsewhere than reads come from"
     how = "load through the parameter that owns the memory, or call .contiguous() on the tensor before you fill it"

@@ -5,13 +5,12 @@ from __future__ import annotations
 from shardviz.explain.cause import Cause
 
 
-class DamagedFile(Cause):
+class DamagedFile(Cause, kind="incomplete"):
     """A rank's file cannot be read, so nothing that the rank holds was checked.
 
     The file was copied before it was complete, or was cut off by a full disk. All other ranks are still checked.
     """
 
-    kinds = ("incomplete",)
     why = (
         "The file was copied before it was complete",
         "A full disk cut the file off",
@@ -19,26 +18,24 @@ class DamagedFile(Cause):
     how = "copy the rank's files again, or write the dump again"
 
 
-class DamagedNumbers(Cause):
+class DamagedNumbers(Cause, kind="incomplete"):
     """A rank's file was damaged after it was written, so nothing that it holds was checked.
 
     Each file has a checksum, and each tensor in a file of numbers has one. One of them no longer fits: a disk, a copy
     over a network or another program changed bytes. The model is not to blame. All other ranks are still checked.
     """
 
-    kinds = ("incomplete",)
     why = "A disk, a copy or another program changed the file after shardviz wrote it; this says nothing of the model"
     how = "copy the file again from the machine that wrote it, or write the dump again"
 
 
-class RankWithoutFile(Cause):
+class RankWithoutFile(Cause, kind="incomplete"):
     """The dump has no file of some ranks.
 
     Each rank writes its own file, so a rank that dies or hangs, or a disk that is not collected, leaves a gap. All
     other ranks are still checked.
     """
 
-    kinds = ("incomplete",)
     why = (
         "A rank died or hung",
         "A rank wrote to a disk that was not collected",
@@ -49,42 +46,39 @@ class RankWithoutFile(Cause):
     )
 
 
-class ModuleAbsentOnRanks(Cause):
+class ModuleAbsentOnRanks(Cause, kind="incomplete"):
     """Some ranks of a tensor's mesh do not have the tensor.
 
     A condition on the rank drops or renames the module there. The ranks disagree on what the model is, and the
     first collective on the tensor hangs or pairs it with a different tensor.
     """
 
-    kinds = ("incomplete",)
     why = "The code drops or renames the module on these ranks"
     how = "build the same modules on every rank"
 
 
-class TensorAbsentEverywhere(Cause):
+class TensorAbsentEverywhere(Cause, kind="incomplete"):
     """No rank has a tensor of the unsharded model, under any name.
 
     Its module was renamed, replaced or dropped while the model was sharded. The model runs without it.
     """
 
-    kinds = ("incomplete",)
     why = "The code renames, replaces or drops the module when it shards the model"
     how = "keep the module's name, or leave the module out of the stamped model"
 
 
-class MeshNotRising(Cause):
+class MeshNotRising(Cause, kind="rank-order"):
     """The mesh lists its ranks in an order that does not rise; process groups go by rank.
 
     Placements count along the mesh, and collectives count along the group. If the two orders differ, every gather along
     the axis returns permuted shards, with the right shape.
     """
 
-    kinds = ("rank-order",)
     why = "The mesh lists its ranks in an order that doesn't rise, and process groups number their ranks by rank"
     how = "build the mesh with init_device_mesh, or pass DeviceMesh ranks that rise along every axis"
 
 
-class GroupAgainstMesh(Cause):
+class GroupAgainstMesh(Cause, kind="rank-order"):
     """A hand-made process group has its ranks in a different order than the mesh.
 
     Placements count along the mesh, and collectives count along the group. If the two orders differ, every gather along
@@ -92,7 +86,6 @@ class GroupAgainstMesh(Cause):
     """
 
     axis: str
-    kinds = ("rank-order",)
     why = (
         "The process group along {axis} lists its ranks in a different order than the mesh (new_group with "
         "sort_ranks=False, or DeviceMesh.from_group)"
@@ -100,7 +93,7 @@ class GroupAgainstMesh(Cause):
     how = "build the mesh with init_device_mesh, or make the group along {axis} from its ranks in the mesh's order"
 
 
-class GatheredOutOfOrder(Cause):
+class GatheredOutOfOrder(Cause, kind="collective-mismatch"):
     """The shards are right, and torch gathers them in the wrong order.
 
     The ranks of a process group are in a different order than those of the mesh, or torch's collective is wrong for
@@ -112,7 +105,6 @@ class GatheredOutOfOrder(Cause):
     """
 
     is_uneven: bool
-    kinds = ("collective-mismatch",)
     why = (
         (
             "{is_uneven:?torch's collective is wrong for shards of different sizes in this layout|The process groups "
@@ -140,7 +132,6 @@ class OtherNumbersInBuffer(Cause):
     wrong numbers.
 
     Attributes:
-        buffer: Its name.
         held: The number of all ranks that is farthest off.
         wanted: The unsharded model's.
     """

@@ -12,9 +12,6 @@ class RepeatedCount(Cause):
 
     Activations that are recomputed in backward run the forward once more, with all that it writes. A sum over ranks
     that counted the same has the same effect.
-
-    Attributes:
-        times: How many times.
     """
 
     times: int
@@ -36,7 +33,7 @@ class RepeatedCount(Cause):
         return self.times == 2
 
 
-class BufferOfParts(Cause):
+class BufferOfParts(Cause, kind="unreplicated"):
     """Copies of a buffer differ along an axis whose ranks see the same rows of the batch.
 
     Its module sees a part of the features, or a term of a sum that is still pending, and updates the buffer from it.
@@ -47,7 +44,6 @@ class BufferOfParts(Cause):
     """
 
     along: str
-    kinds = ("unreplicated",)
     why = (
         "The module updates the buffer from activations that differ along {along}: parts of the features, or terms of "
         "a sum"
@@ -55,7 +51,7 @@ class BufferOfParts(Cause):
     how = "all_reduce those activations or their statistics over {along} before the update"
 
 
-class UnreducedStatistics(Cause):
+class UnreducedStatistics(Cause, kind="unreplicated"):
     """Each rank's buffer has the statistics of its own part of the batch only.
 
     Running statistics, such as a maximum, are updated from local rows. Without a reduction every rank normalizes or
@@ -68,7 +64,6 @@ class UnreducedStatistics(Cause):
 
     along: str
     op: str
-    kinds = ("unreplicated",)
     why = (
         "The module updates the buffer from each rank's own part of the batch, which {along} splits. Nothing reduces "
         "the statistics"
@@ -76,7 +71,7 @@ class UnreducedStatistics(Cause):
     how = "all_reduce the statistics over {along}{op:? with ReduceOp.{op:upper}|} before the update"
 
 
-class OwnBufferRead(Cause):
+class OwnBufferRead(Cause, kind="unreplicated"):
     """Ranks update a buffer from their own rows, and their forward reads it.
 
     Statistics that only evaluation reads may differ between ranks. A bias that balances experts, a codebook or a scale
@@ -87,7 +82,6 @@ class OwnBufferRead(Cause):
     """
 
     along: str
-    kinds = ("unreplicated",)
     why = (
         "The forward reads this buffer, and each rank updates it from its own part of the batch, which {along} splits. "
         "Each rank trains a different model"

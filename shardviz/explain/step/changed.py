@@ -62,7 +62,6 @@ class ScaleOfPart(Cause):
     own shard, each shard is rounded with a scale of its own. The result is near enough for any tolerance of float8.
 
     Attributes:
-        modules: The modules that cast so.
         largest: What the scale makes of the largest number.
         axes: The axes that split what is cast.
     """
@@ -85,7 +84,6 @@ class UnlikeScale(Cause):
     `all_reduce`, is larger, so the scale leaves most numbers of float8 unused.
 
     Attributes:
-        modules: The modules that cast so.
         held: What the scale makes of the largest number.
         wanted: What that of the unsharded model makes of it.
         op: With which op the ranks' largest magnitudes make this scale; empty if none of them does.
@@ -106,7 +104,7 @@ class UnlikeScale(Cause):
     how = "make the scale from the whole tensor's largest magnitude (amax): all_reduce that of each part with MAX"
 
 
-class TransposedResult(Cause):
+class TransposedResult(Cause, kind="misordered"):
     """A result has its dims exchanged.
 
     Code that splits or gathers along a dim other than the first transposes before and after. If one transpose is
@@ -117,6 +115,5 @@ class TransposedResult(Cause):
     """
 
     dims: tuple[int, ...]
-    kinds = ("misordered",)
     why = "The dims are in the order {dims}: the code doesn't undo a transpose before or after a collective"
     how = "transpose back by the inverse permutation, or leave out both transposes and pass the dim to the collective"

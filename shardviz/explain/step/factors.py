@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 KNOWN = ("gpt-neox#1259",)
 
 
-class FactorOfAxes(Cause, abstract=True):
+class FactorOfAxes(Cause, kind="wrong-scale", abstract=True):
     """A factor equal to the size of mesh axes; other causes of that number are printed after it.
 
     Attributes:
@@ -24,6 +24,7 @@ class FactorOfAxes(Cause, abstract=True):
     axes: str
     or_over: tuple[FactorOfAxes, ...] = field(default=(), kw_only=True)
     or_else: Cause | None = field(default=None, kw_only=True)
+    references = KNOWN
 
     @property
     def over(self) -> str:
@@ -45,7 +46,6 @@ class RepeatedSum(FactorOfAxes):
     with a larger learning rate.
     """
 
-    kinds = ("wrong-scale",)
     why = (
         "torch.distributed.nn.functional.all_reduce over {over} sums equal gradients in backward",
         "An all_reduce after backward sums gradients over {over} that are already whole",
@@ -54,7 +54,6 @@ class RepeatedSum(FactorOfAxes):
         "use RowwiseParallel, or an autograd.Function that sums only in forward",
         "remove that all_reduce",
     )
-    references = KNOWN
 
 
 class FsdpSumsGradients(FactorOfAxes):
@@ -66,7 +65,6 @@ class FsdpSumsGradients(FactorOfAxes):
 
     size: int
     of_all: bool
-    kinds = ("wrong-scale",)
     why = (
         "FSDP sums over {over} instead of averaging: set_gradient_divide_factor was called{of_all:?| on these modules}",
         (
@@ -78,7 +76,6 @@ class FsdpSumsGradients(FactorOfAxes):
         "remove that call, or pass it {size} times the factor",
         "{of_all:?divide the loss by {size}|remove that factor}",
     )
-    references = KNOWN
 
 
 class MultipliedTerm(FactorOfAxes):
@@ -90,13 +87,11 @@ class MultipliedTerm(FactorOfAxes):
 
     size: int
     of_all: bool
-    kinds = ("wrong-scale",)
     why = (
         "{of_all:?The loss that backward runs on|A term of the loss that reaches only these weights, or their "
         "gradient,} is multiplied by the size of {over}"
     )
     how = "divide {of_all:?the loss|that term or that gradient} by {size}{of_all:?|, and leave the whole loss as it is}"
-    references = KNOWN
 
 
 class UndividedShardGradient(FactorOfAxes):
@@ -109,7 +104,6 @@ class UndividedShardGradient(FactorOfAxes):
 
     size: int
     of_all: bool
-    kinds = ("wrong-scale",)
     why = (
         "Each rank's loss is the mean over its own rows. The shard's gradient sums the rows of all ranks along {over}, "
         "and nothing divides it"
@@ -118,7 +112,6 @@ class UndividedShardGradient(FactorOfAxes):
         "divide the gradient{of_all:?, or each rank's loss,} by {size}, the size of {over}; don't all_reduce it over "
         "{over}, whose ranks hold different shards"
     )
-    references = KNOWN
 
 
 class SummedNotAveraged(FactorOfAxes):
@@ -128,7 +121,6 @@ class SummedNotAveraged(FactorOfAxes):
     direction, and an optimizer that normalizes gradients hides it.
     """
 
-    kinds = ("wrong-scale",)
     why = (
         "The all_reduce over {over} sums gradients that it should average",
         "The code reduces the gradient over {over} twice",
@@ -137,7 +129,6 @@ class SummedNotAveraged(FactorOfAxes):
         "pass it op=ReduceOp.AVG",
         "reduce it once",
     )
-    references = KNOWN
 
 
 class DividedByWorldSize(FactorOfAxes):
@@ -147,7 +138,6 @@ class DividedByWorldSize(FactorOfAxes):
     world is larger than the number of batches, and every gradient comes out too small.
     """
 
-    kinds = ("wrong-scale",)
     why = (
         "The code divides by the world size, although ranks along {over} see the same batch",
         "The code averages over {over} the parts of a sum",
@@ -156,7 +146,6 @@ class DividedByWorldSize(FactorOfAxes):
         "divide by the sizes of the axes that split the batch",
         "reduce over {over} with ReduceOp.SUM",
     )
-    references = KNOWN
 
 
 class FsdpDividedAgain(FactorOfAxes):
@@ -172,7 +161,6 @@ class FsdpDividedAgain(FactorOfAxes):
     size: int
     of_all: bool
     averaged: str = ""
-    kinds = ("wrong-scale",)
     why = (
         (
             "FSDP averages over {over}, and {of_all:?the training loop divides the loss or the gradient|the code "
@@ -187,10 +175,9 @@ class FsdpDividedAgain(FactorOfAxes):
         "remove that division by {size}",
         "remove that {averaged:?code|call or that code}",
     )
-    references = KNOWN
 
 
-class DivideFactorOfSome(Cause):
+class DivideFactorOfSome(Cause, kind="wrong-scale"):
     """FSDP divides some gradients by another number than the rest: the factor they are off by.
 
     `set_gradient_divide_factor` sets the number of the module that it is called on, and not of the modules in it. A
@@ -203,7 +190,6 @@ class DivideFactorOfSome(Cause):
 
     divides_by: float
     divides_others_by: float
-    kinds = ("wrong-scale",)
     why = (
         "FSDP divides these gradients by {divides_by:g} and others by {divides_others_by:g}: "
         "set_gradient_divide_factor sets only the module that it is called on, not the modules in it"
@@ -220,13 +206,11 @@ class DividedShardGradient(FactorOfAxes):
     """
 
     size: int
-    kinds = ("wrong-scale",)
     why = (
         "The gradient is divided by the size of {over}, which splits this weight. Each rank already has its shard's "
         "whole gradient"
     )
     how = "remove that division by {size}; don't reduce over {over}, whose ranks hold different shards"
-    references = KNOWN
 
 
 class AveragedNotSummed(FactorOfAxes):
@@ -236,13 +220,11 @@ class AveragedNotSummed(FactorOfAxes):
     average then divides a second time.
     """
 
-    kinds = ("wrong-scale",)
     why = (
         "Each rank has a part of the gradient, and the parts are averaged over {over} instead of summed",
         "The loss is already divided by the size of {over}, and the average over {over} divides again",
     )
     how = "pass op=ReduceOp.SUM to the all_reduce over {over}, or leave the division out of the loss"
-    references = KNOWN
 
 
 class DdpAveragesShares(FactorOfAxes):
@@ -253,7 +235,6 @@ class DdpAveragesShares(FactorOfAxes):
     """
 
     size: int
-    kinds = ("wrong-scale",)
     why = (
         "DistributedDataParallel averages over {over}, and each rank's loss is its rows' share of the whole loss: a "
         "sum over its rows, or a sum or mean that is divided by a count of all ranks"
@@ -262,10 +243,9 @@ class DdpAveragesShares(FactorOfAxes):
         "multiply the loss that backward runs on by {size}, or divide it by the rank's own count if all ranks have "
         "equally many"
     )
-    references = KNOWN
 
 
-class SummedContributions(Cause):
+class SummedContributions(Cause, kind="wrong-scale"):
     """A gradient is a whole number of times too large, and no axis has that size.
 
     The usual source is gradient accumulation without a division by the number of micro-batches. A hook or a second
@@ -274,7 +254,6 @@ class SummedContributions(Cause):
 
     ratio: Fraction
     of_all: bool
-    kinds = ("wrong-scale",)
     why = (
         (
             "{of_all:?The gradients of micro-batches add up, and their losses aren't divided by the number of "
@@ -291,7 +270,7 @@ class SummedContributions(Cause):
     references = KNOWN
 
 
-class LostContributions(Cause):
+class LostContributions(Cause, kind="wrong-scale"):
     """A gradient is a fraction of the right one, and the fraction belongs to no axis.
 
     The gradient was divided by a number that has nothing to do with the mesh, or a part of the sum is missing. A
@@ -300,7 +279,6 @@ class LostContributions(Cause):
 
     ratio: Fraction
     divisor: Fraction
-    kinds = ("wrong-scale",)
     why = (
         "The code divides the gradient by {divisor}, and no mesh axis has that size",
         "The sum has only {ratio} of the contributions",
@@ -312,14 +290,13 @@ class LostContributions(Cause):
     references = KNOWN
 
 
-class ScaledSharedPart(Cause):
+class ScaledSharedPart(Cause, kind="wrong-scale"):
     """Ranks that share a part of a weight average its gradient, or sum it twice.
 
     With fewer key and value heads than ranks, several ranks hold the same heads, and each has the contribution of its
     own query heads. The heads' gradient is the sum of these.
 
     Attributes:
-        num_parts: How many parts the weight has.
         num_ranks: How many ranks have a gradient of it.
         count: How many ranks hold each part.
         groups: The ranks of each part.
@@ -331,7 +308,6 @@ class ScaledSharedPart(Cause):
     count: int
     groups: tuple[tuple[int, ...], ...]
     is_sum: bool
-    kinds = ("wrong-scale",)
     why = (
         "{num_ranks} ranks share {num_parts} parts of the weight, such as key and value heads. The gradient of a part "
         "is {is_sum:?summed twice|averaged} over the {count} ranks that hold the part"

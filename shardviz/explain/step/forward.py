@@ -7,14 +7,13 @@ from itertools import pairwise
 from shardviz.explain.cause import AtLine, Cause
 
 
-class JoinedOutOfOrder(Cause):
+class JoinedOutOfOrder(Cause, kind="misordered"):
     """A result has the right slices along a dim in the wrong order.
 
     Code gathers parts in the order in which they arrive, or puts tokens back by the permutation that sorted them
     instead of its inverse. A loss that doesn't depend on the order stays right and hides the error.
     """
 
-    kinds = ("misordered",)
     why = (
         "The code joins the parts in a different order than it cut them, such as the order of their arrival",
         "The code undoes a permutation with the permutation itself instead of its inverse",
@@ -48,7 +47,7 @@ class RepeatedParts(Cause):
     )
 
 
-class PartOfAnotherRank(Cause):
+class PartOfAnotherRank(Cause, kind="misordered"):
     """Ranks along an axis have another rank's part of an activation, often the first's.
 
     Each rank counts positions or indices from 0, or indexes a gather by the wrong rank. Parts have equal shapes, so
@@ -60,7 +59,6 @@ class PartOfAnotherRank(Cause):
 
     axis: str
     is_first: bool
-    kinds = ("misordered",)
     why = (
         "{is_first:?Every rank along {axis} has the first rank's part: positions or indices start at 0 on every "
         "rank|Ranks along {axis} have each other's parts: a gather or an index uses the wrong rank}"
@@ -68,7 +66,7 @@ class PartOfAnotherRank(Cause):
     how = "take the part of the rank's own coordinate, mesh.get_local_rank({axis!r})"
 
 
-class WrongOutputLabel(Cause):
+class WrongOutputLabel(Cause, kind="wrong-placement"):
     """The output is right under other placements than those of its label.
 
     torch does not compare a label with the data. Code that trusts the label joins the parts wrongly.
@@ -80,7 +78,6 @@ class WrongOutputLabel(Cause):
 
     labeled: str
     due: str
-    kinds = ("wrong-placement",)
     why = (
         "The output is labeled ({labeled}), and its values are split differently. DTensor.from_local accepts any "
         "label; a plain output counts as split by rows over BATCH_AXES only"
@@ -142,7 +139,6 @@ class MisplacedWeight(Cause):
     the right shape, and the queries of other heads attend to its keys.
 
     Attributes:
-        weight: The weight.
         reader: The line that combines it with the rank's own part.
         ranks: The ranks that have another rank's part.
     """
@@ -211,7 +207,6 @@ class UngatheredKeys(Cause):
     Attributes:
         before: The last right module.
         module: The first wrong one.
-        axis: The axis that splits the sequence.
         exchange: A collective that ran between the two over that axis; empty if none was seen.
     """
 
@@ -237,17 +232,13 @@ class UngatheredKeys(Cause):
     )
 
 
-class SegmentsInOneStretch(Cause):
+class SegmentsInOneStretch(Cause, kind="wrong-segment"):
     """A fused weight is cut in one stretch, so a rank lacks some of its segments.
 
     Gate and up, or q, k and v, are one weight that the model splits into segments. Each segment must be cut separately.
     A single stretch has the same shape, and the model reads segments in it that aren't there.
 
     Attributes:
-        tensor: The weight.
-        shape: Its shape.
-        sizes: The rows of each segment.
-        axis: The axis that cuts it.
         reader: The module that reads a segment.
         num_ranks: How many ranks there are along the axis, if the weight's placements claim the stretch; else 0.
         expect: The layout to expect in a probe of such a weight with its rows in rank order; empty if there is none.
@@ -260,7 +251,6 @@ class SegmentsInOneStretch(Cause):
     reader: str
     num_ranks: int = 0
     expect: str = ""
-    kinds = ("wrong-segment",)
     why = (
         (
             "The code cuts the {count} fused segments of {tensor} ({sizes:sum}, {called}) in one stretch over {axis}, "
@@ -309,16 +299,13 @@ class SegmentsInOneStretch(Cause):
         return len(set(self.sizes)) == 1
 
 
-class PartsDealtOtherwise(Cause):
+class PartsDealtOtherwise(Cause, kind="misordered"):
     """A weight's parts are on different ranks than the matching parts of other weights.
 
     Weights may be cut in any order if all weights that are multiplied with each other use the same order. A weight
     that differs multiplies features by another rank's rows, with the right shapes.
 
     Attributes:
-        tensor: The weight.
-        axis: The axis that cuts it.
-        num_ranks: The size of the axis.
         copies: How many ranks share each part.
     """
 
@@ -326,7 +313,6 @@ class PartsDealtOtherwise(Cause):
     axis: str
     num_ranks: int
     copies: int
-    kinds = ("misordered",)
     why = (
         "{is_shared:?Several ranks along {axis} share a part of {tensor}, such as a key head. }The ranks along {axis} "
         "have the parts of {tensor} in a different order than the weights that {tensor} is multiplied with"
@@ -347,16 +333,13 @@ class PartsDealtOtherwise(Cause):
         return tuple(rank // self.copies for rank in range(self.num_ranks))
 
 
-class ExpertsSentElsewhere(Cause):
+class ExpertsSentElsewhere(Cause, kind="misordered"):
     """Tokens are sent to ranks by a different placement of the experts than the real one.
 
     The experts are placed round-robin and tokens are sent as if in chunks, or the reverse. Every token reaches some
     expert, and few reach their own.
 
     Attributes:
-        tensor: The experts' weight.
-        axis: The axis over which the experts are placed.
-        num_ranks: The size of the axis.
         experts_per_rank: How many experts each rank has.
         is_in_turn: Whether the experts are placed round-robin; else in chunks.
     """
@@ -366,7 +349,6 @@ class ExpertsSentElsewhere(Cause):
     num_ranks: int
     experts_per_rank: int
     is_in_turn: bool
-    kinds = ("misordered",)
     why = (
         "The experts of {tensor} are placed {is_in_turn:?round-robin|in chunks} over {axis}, and the code sends tokens "
         "as if they were placed {is_in_turn:?in chunks|round-robin}"
@@ -377,7 +359,7 @@ class ExpertsSentElsewhere(Cause):
     )
 
 
-class LayersDropped(Cause):
+class LayersDropped(Cause, kind="missing"):
     """Some layers are on no stage: a remainder, or a gap between the stages' lists.
 
     An integer division gives every stage the same number of layers and forgets the remainder, or two stages' ranges
@@ -385,14 +367,12 @@ class LayersDropped(Cause):
 
     Attributes:
         size: How many layers the model has.
-        num_stages: How many stages there are.
         is_remainder: Whether it is the remainder of a division.
     """
 
     size: int
     num_stages: int
     is_remainder: bool
-    kinds = ("missing",)
     why = (
         "{is_remainder:?The code divides {size} layers by {num_stages} stages and drops the remainder|The stages' "
         "lists of layers leave a gap between two stages}"
@@ -400,7 +380,7 @@ class LayersDropped(Cause):
     how = "give every layer to a stage: torch.arange({size}).tensor_split({num_stages}) drops none"
 
 
-class OverlappingStages(Cause):
+class OverlappingStages(Cause, kind="duplicated"):
     """A layer is on several stages and runs on each of them.
 
     The ranges of two stages overlap by a layer. Each activation passes that layer several times, and shapes don't
@@ -415,19 +395,17 @@ class OverlappingStages(Cause):
     tensor: str
     times: int
     size: int
-    kinds = ("duplicated",)
     why = "{times} stages have {tensor}, so each activation goes through {tensor} {times} times"
     how = "keep {tensor} on one stage: torch.arange({size}).tensor_split(num_stages) gives each layer once"
 
 
-class StagesOutOfOrder(Cause):
+class StagesOutOfOrder(Cause, kind="misordered"):
     """Stages hand their output to a stage that does not have the next layers.
 
     Layers are placed in one order and stages are numbered in another, for instance round-robin with one stage a rank.
     Every layer runs once, but not in the model's order.
 
     Attributes:
-        axis: The axis of the pipeline.
         size: How many layers the model has.
         coordinates: The coordinate along the axis of each stage, in the stages' order.
     """
@@ -435,7 +413,6 @@ class StagesOutOfOrder(Cause):
     axis: str
     size: int
     coordinates: tuple[int, ...]
-    kinds = ("misordered",)
     why = "The step sends each stage's output along {axis} to the next stage number, which doesn't have the next layers"
 
     how = (
@@ -455,14 +432,13 @@ class StagesOutOfOrder(Cause):
         return any(stage == following for stage, following in pairwise(self.coordinates))
 
 
-class StagesMisnumbered(Cause):
+class StagesMisnumbered(Cause, kind="misordered"):
     """Ranks with several stages run the stages in a different order than their numbers.
 
     An interleaved schedule numbers stages in a loop over the ranks, a V schedule forth and back. Layers that were
     placed for one schedule go wrong in the other, from each rank's second stage on.
     """
 
-    kinds = ("misordered",)
     why = (
         (
             "Stages are numbered in a loop (rank r of p has r and p + r), and the step runs them in a V (r and 2p - 1 "

@@ -5,14 +5,13 @@ from __future__ import annotations
 from shardviz.explain.cause import Cause
 
 
-class GradientOnSomeRanks(Cause):
+class GradientOnSomeRanks(Cause, kind="unreduced-gradient"):
     """Some ranks that hold a weight have no gradient of it after the step.
 
     Those ranks did not use the weight, or froze it. Their optimizer skips it while the others step it, so the parts of
     the weight no longer belong to one model.
     """
 
-    kinds = ("unreduced-gradient",)
     why = (
         "These ranks don't use the weight in their forward",
         "requires_grad is False on these ranks",
@@ -128,7 +127,7 @@ class CutResidual(Cause):
     how = "add the tensor itself, or pass it through a collective of torch.distributed.nn.functional"
 
 
-class UnsummedInputGradient(Cause):
+class UnsummedInputGradient(Cause, kind="unreduced-gradient"):
     """Each rank sends back its own part of the gradient of an input, and nothing sums them.
 
     A column-parallel layer reads one input on all ranks and uses it for its own features, and so does attention with
@@ -137,14 +136,12 @@ class UnsummedInputGradient(Cause):
 
     Attributes:
         module: The module that reads the input.
-        axis: The axis along which the parts are.
         inner: The module within it whose output is read; empty if it is the module's own input.
     """
 
     module: str
     axis: str
     inner: str = ""
-    kinds = ("unreduced-gradient",)
     why = (
         "Every rank along {axis} uses the {inner:?output of {inner:called}|input of {module:called}} for its own part "
         "of {module:called}. Nothing sums the ranks' parts of the gradient in backward"
@@ -156,7 +153,7 @@ class UnsummedInputGradient(Cause):
     )
 
 
-class RepeatedBackwardSum(Cause):
+class RepeatedBackwardSum(Cause, kind="wrong-scale"):
     """A module's backward sums gradients over ranks that are equal already.
 
     `torch.distributed.nn.functional.all_reduce` sums in backward too. If every rank computes the same loss, that
@@ -165,7 +162,6 @@ class RepeatedBackwardSum(Cause):
 
     module: str
     axes: str
-    kinds = ("wrong-scale",)
     why = (
         (
             "The backward of {module:called} sums equal gradients{axes:? over {axes}} once too often: "
@@ -182,7 +178,7 @@ class RepeatedBackwardSum(Cause):
     )
 
 
-class ScaledOnTheWayBack(Cause):
+class ScaledOnTheWayBack(Cause, kind="wrong-scale"):
     """A gradient is multiplied by a number on its way back from one module to another.
 
     Both modules are right. The fault is in code between them, such as a torch.autograd.Function that gathers in forward
@@ -199,7 +195,6 @@ class ScaledOnTheWayBack(Cause):
     reader: str
     over: str
     is_larger: bool
-    kinds = ("wrong-scale",)
     why = (
         "In backward, the code between {reader:called} and {module:called} {is_larger:?{over:?sums over {over} what is "
         "the whole gradient on every rank already|multiplies the gradient}|{over:?averages over {over} what it should "
@@ -212,7 +207,7 @@ class ScaledOnTheWayBack(Cause):
     )
 
 
-class AveragedBackward(Cause):
+class AveragedBackward(Cause, kind="wrong-scale"):
     """A module's backward averages or divides a gradient that should be summed.
 
     A hook or the backward of a hand-written collective divides by the number of ranks. Forward is right, and the
@@ -221,7 +216,6 @@ class AveragedBackward(Cause):
 
     module: str
     axes: str
-    kinds = ("wrong-scale",)
     why = (
         "The backward of {module:called} {axes:?averages gradients over {axes} that it should sum|divides the gradient}"
     )
@@ -320,7 +314,6 @@ class MicroBatchesReducedAgain(Cause):
     than the next by the number of ranks.
 
     Attributes:
-        axes: The axes over which the gradients are reduced.
         ratio: How many times as much a micro-batch counts as the next.
     """
 
@@ -374,7 +367,6 @@ class SlicesWithoutGradient(Cause):
     model. The forward is right, and the rows stay as they were initialized.
 
     Attributes:
-        tensor: The weight.
         slices: The rows, as `12` or `0:4+8`.
         dim: The dim that they are counted along.
         ranks: The ranks that should give them a gradient.

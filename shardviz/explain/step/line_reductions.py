@@ -1,25 +1,21 @@
-"""Causes in one line that reduces over the wrong ranks, too often or with another op, or that lacks its reduction."""
+"""Causes in one line that lacks a reduction, or reduces wrongly, in forward or in backward."""
 
 from __future__ import annotations
 
-from shardviz.explain.cause import Cause
+from shardviz.explain.cause import AtLine, Cause
 from shardviz.explain.step.lines import WRONG
 
 
-class UnaveragedLine(Cause):
+class UnaveragedLine(AtLine):
     """A line takes the mean of each rank's own part, and nothing averages the means.
 
     A batch norm that takes its statistics from the rank's own rows does this, and so does any mean over a dim that an
     axis splits. The mean of a part has the shape and about the size of the whole mean, so nothing raises.
 
     Attributes:
-        place: The line, as `moe.py:83`.
-        function: What it calls.
         axes: The axes over which the ranks' results have the right mean.
     """
 
-    place: str
-    function: str
     axes: str
     kinds = WRONG
     why = "{function} in {place} gives each rank the mean of its own part. Nothing averages the means over {axes}"
@@ -34,7 +30,7 @@ class UnaveragedLine(Cause):
         return self.function == "batch_norm"
 
 
-class ExtremeOfPart(Cause):
+class ExtremeOfPart(AtLine):
     """A line takes the maximum of each rank's own part, and nothing reduces the ranks' maxima.
 
     A softmax over a vocabulary in shards is taken relative to the largest logit of all shards, and a scale for rounding
@@ -42,14 +38,10 @@ class ExtremeOfPart(Cause):
     same holds for a minimum and for a logsumexp.
 
     Attributes:
-        place: The line, as `loss.py:49`.
-        function: What it calls.
         axis: The axis over which the ranks' results have the right one.
         op: What the right one is of theirs: `max`, `min` or `logsumexp`.
     """
 
-    place: str
-    function: str
     axis: str
     op: str
     kinds = WRONG
@@ -69,21 +61,17 @@ class ExtremeOfPart(Cause):
         return self.op == "logsumexp"
 
 
-class WrongReductionLine(Cause):
+class WrongReductionLine(AtLine):
     """A collective in a line runs over the wrong ranks, or with the wrong operation, or twice.
 
     A reduction returns the same shape whatever it runs over, so nothing raises.
 
     Attributes:
-        place: The line, as `moe.py:83`.
-        function: The collective.
         ranks: The ranks of its group that the first rank is in.
         axis: The axis over which its input is one term of a sum; empty if that is not known.
         op: The reduction that its input needs, if that is no sum: `max` or `min`.
     """
 
-    place: str
-    function: str
     ranks: tuple[int, ...]
     axis: str = ""
     op: str = ""
@@ -95,22 +83,18 @@ class WrongReductionLine(Cause):
     )
 
 
-class CopiesSummedLine(Cause):
+class CopiesSummedLine(AtLine):
     """A collective in a line sums terms over ranks, some of which have the same term.
 
     A count of tokens that is summed over all ranks counts a batch once for each rank that has it.
 
     Attributes:
-        place: The line, as `loss.py:83`.
-        function: The collective.
         ranks: The ranks of its group that the first rank is in.
         axis: The axes over which its input is one term of a sum.
         copies: The other axes of the group.
         times: How often each term counts.
     """
 
-    place: str
-    function: str
     ranks: tuple[int, ...]
     axis: str
     copies: str
@@ -123,26 +107,153 @@ class CopiesSummedLine(Cause):
     how = "in {place}, sum over the group of {axis} alone"
 
 
-class RepeatedReductionLine(Cause):
+class RepeatedReductionLine(AtLine, kind="wrong-scale"):
     """A collective in a line sums a value that is already the whole sum.
 
     Two layers of code each sum the terms: a row-parallel layer and the block around it, or a module and a hook.
     Every rank adds equal numbers, so the result is as many times too large as there are ranks.
 
     Attributes:
-        place: The line, as `moe.py:83`.
-        function: The collective.
         times: By what the result is too large.
         ranks: The ranks of its group that the first rank is in.
     """
 
-    place: str
-    function: str
     times: int
     ranks: tuple[int, ...]
-    kinds = ("wrong-scale",)
     why = (
         "{function} in {place} sums over {ranks:ranks} a value that is already the whole, so the result is {times} "
         "times too large"
     )
     how = "remove {function} in {place}, or the sum before it"
+
+
+class UnsummedLineBackward(Cause, kind="unreduced-gradient"):
+    """Nothing sums a gradient that each rank computes for its own part only.
+
+    A different line uses the same tensor whole, as a residual does, or the backward of a branch beside it sums. Both
+    send back a whole gradient. The tensor then gets neither the whole gradient nor a term of it, and a sum of the
+    weights' gradients after backward doesn't repair that.
+
+    Attributes:
+        place: The line, as `moe.py:83`.
+    """
+
+    place: str
+    axis: str
+    why = (
+        "{place} sends back each rank's own part of a gradient. Nothing sums the parts over {axis} before a different "
+        "use adds its whole gradient, as a residual does, or a branch whose backward sums"
+    )
+    how = (
+        "sum the gradient over {axis} at the input of {place}: a torch.autograd.Function that returns its input in "
+        "forward and all_reduces in backward (ColwiseParallel)"
+    )
+
+
+class WholeGradientSummedAgain(Cause):
+    """A backward sums over ranks a gradient that every rank already has whole.
+
+    A tensor that each rank uses for its own part gets a function whose backward sums the ranks' gradients. A layer
+    that every rank computes in full, such as a shared expert, sends back its whole gradient on every rank. If it
+    reads the same tensor, the sum counts its gradient once for each rank. Losses and the layer's own weights stay
+    right.
+
+    Attributes:
+        place: The line whose backward sums, as `moe.py:83`.
+        reader: The line that hands back the whole gradient.
+        times: The ranks along it.
+    """
+
+    place: str
+    reader: str
+    axis: str
+    times: int
+    kinds = WRONG
+    why = (
+        "Every rank computes {reader} in full and sends back its whole gradient. The backward of {place} sums it over "
+        "{axis}, so it counts {times} times"
+    )
+    how = (
+        "in {reader}, read the tensor from before {place}, whose backward is only for values that ranks use differently"
+    )
+
+
+class WrongLineBackward(AtLine):
+    """A line's forward is right, and its backward returns a wrong gradient.
+
+    An operation in the line has no backward, or one that does not match its forward. Parts and terms that ranks use
+    differently need a sum in backward; terms of one sum need none.
+
+    Attributes:
+        axis: The axis of a sum that is missing in backward; empty if it is something else.
+        part: Which of its results lacks the sum, as `result[1]`, if its gradient joins those of other parts there.
+    """
+
+    axis: str = ""
+    part: str = ""
+    kinds = WRONG
+    why = (
+        "{part:?Each rank along {axis} uses {part} of {function} in {place} for its own part, and nothing sums its "
+        "gradient over {axis} before it joins the whole gradients of other parts|{axis:?Each rank along {axis} uses "
+        "the result of {place} differently, and nothing sums the result's gradient over {axis}|The backward of "
+        "{function} in {place} doesn't match its forward}}"
+    )
+    how = (
+        "{part:?sum the gradient of {part} over {axis}, and no other: pass it through a torch.autograd.Function that "
+        "returns its input in forward and all_reduces in backward|{axis:?all_reduce the gradient over {axis} in the "
+        "backward of {place}|check {place}: a tensor that all ranks have and each uses for its own part needs a sum in "
+        "backward; terms of a sum need none}}"
+    )
+
+
+class UnreducedGather(Cause):
+    """A gather's backward keeps a rank's part of its own gradient, and drops what others send.
+
+    All ranks get the gathered tensor, and each uses it for its own rows: its gradient is a term of a sum on every rank.
+    A gather's backward is a reduce-scatter. `full_tensor()` and `to_local()` take each rank's gradient for the whole
+    unless `grad_placements` says otherwise. The forward and the loss are right.
+
+    Attributes:
+        place: The line, as `ring.py:25`.
+        is_dtensor: Whether a DTensor gathers, and no function of the user's.
+    """
+
+    place: str
+    axis: str
+    is_dtensor: bool
+    kinds = WRONG
+    why = (
+        "{place} gathers over {axis}, and each rank uses the result for its own part. In backward each rank keeps its "
+        "part of its own gradient, and nothing adds what the other ranks along {axis} send back"
+    )
+    how = (
+        "{is_dtensor:?pass grad_placements=[Partial()] to full_tensor() or to_local() in {place}, with Partial() for "
+        "{axis}|sum the gradients over {axis} in the backward of {place} before it takes the rank's part: a "
+        "reduce_scatter, or an all_reduce and a chunk; torch.distributed.nn.functional.all_gather has such a backward}"
+    )
+
+
+class GradientsOfOtherMicroBatches(Cause):
+    """Gradients of micro-batches come back to the outputs of other ones.
+
+    A stage of a pipeline keeps its outputs until their gradients arrive. If it takes the last output first, and the
+    next stage runs backward for the first micro-batch first, each gradient meets another micro-batch's output. Losses
+    are right, and so are the stages behind.
+
+    Attributes:
+        rank: A rank to which they come back.
+        outputs: The micro-batches of the outputs, counted from 0.
+        gradients: Those of their gradients, in the same order.
+    """
+
+    rank: int
+    outputs: str
+    gradients: str
+    why = (
+        "On rank {rank}, the outputs of micro-batches {outputs} get the gradients of micro-batches {gradients}: the "
+        "rank takes its outputs in another order than the gradients are sent in"
+    )
+    how = (
+        "take outputs for backward in the order in which the next stage sends gradients, and send the gradients of "
+        "inputs in that order: outputs.pop(0) on both stages if the first micro-batch comes first"
+    )

@@ -252,7 +252,6 @@ class ScaledLine(Cause):
 
     Attributes:
         place: The line, as `moe.py:83`.
-        times: The number.
         axis: The axis, or `dp or tp`, whose size that is, or whose size has it as root.
         is_root: Whether it is the root.
         adds: The function by which it adds to what is whole the same numbers; empty if it multiplies.
@@ -297,7 +296,6 @@ class ScaledTermLine(Cause):
 
     Attributes:
         place: The line, as `train.py:33`.
-        times: The number.
         axis: The axes over which the terms have the mean.
         is_size: Whether it is the number of ranks along them.
     """
@@ -373,7 +371,6 @@ class UnsummedLine(Cause):
     Attributes:
         terms: The line that makes the terms, as `moe.py:83`.
         reader: The line that uses them; empty if the module returns them.
-        axis: The axis of the sum.
         function: What uses them, if that is in the line that makes them.
         operand: What gives them to it.
         other: What it takes, too, and needs no sum; empty if there is nothing.

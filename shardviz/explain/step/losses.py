@@ -44,11 +44,6 @@ class UnexplainedLoss(Cause):
         "{counted_over:?divide each rank's sum by the summed count|shift and pad labels before you cut them}",
     )
 
-    @property
-    def rivals(self) -> tuple[Cause, ...]:
-        """The second cause, if there is one."""
-        return (self.or_else,) if self.or_else else ()
-
 
 class TargetsOfOtherRows(Cause):
     """The loss is wrong and the outputs are right, in micro-batches that aren't runs of rows.
@@ -74,7 +69,7 @@ class TargetsOfOtherRows(Cause):
     )
 
 
-class MiscountedTerm(Cause):
+class MiscountedTerm(Cause, kind="wrong-scale"):
     """One term of a loss counts more or less often than the others.
 
     A balance or auxiliary term is summed over ranks and then again with the loss, is not divided by the number of
@@ -82,14 +77,11 @@ class MiscountedTerm(Cause):
 
     Attributes:
         term: Which term it is, counted from 1 in the order of the loss's additions.
-        count: How many terms there are.
-        times: How often it counts.
     """
 
     term: int
     count: int
     times: Fraction
-    kinds = ("wrong-scale",)
     why = (
         "{times:?Term {term} of the loss's {count} terms counts {times:times} its right weight: the code sums it over "
         "ranks or micro-batches and averages the others, or the reverse|Term {term} of the loss's {count} terms "
@@ -109,7 +101,6 @@ class TermOfPart(Cause):
 
     Attributes:
         term: Which term it is, counted from 1 in the order of the loss's additions.
-        count: How many terms there are.
     """
 
     term: int
@@ -137,11 +128,6 @@ class UnexplainedValue(Cause):
     why = "The outputs are right, so the step puts the value together wrongly from the ranks' parts"
     how = "all_reduce each part once, over the axes that split it and no other axis"
 
-    @property
-    def rivals(self) -> tuple[Cause, ...]:
-        """The second cause, if there is one."""
-        return (self.or_else,) if self.or_else else ()
-
 
 class MiscountedExponentials(Cause):
     """A cross entropy over a split vocabulary repeats or averages its exponentials.
@@ -151,7 +137,6 @@ class MiscountedExponentials(Cause):
 
     Attributes:
         size: How many ranks the sum or the average runs over.
-        axes: The axes of this size.
         is_repeated: Whether each part counts several times; if not, the sum was averaged.
     """
 
@@ -295,7 +280,7 @@ class MeanOfMeans(Cause):
     )
 
 
-class TermsAveraged(Cause):
+class TermsAveraged(Cause, kind="wrong-scale"):
     """Each rank's loss is a term of a sum over ranks that average their gradients.
 
     A rank that divides its own sum by the count of all ranks has a term: the terms add up to the loss. FSDP and DDP
@@ -309,7 +294,6 @@ class TermsAveraged(Cause):
     place: str
     axes: str
     size: int
-    kinds = ("wrong-scale",)
     why = (
         "{place} gives each rank its term of the loss's sum over {axes}, such as its own sum divided by the count of "
         "all ranks, and gradients are averaged over {axes}"
@@ -317,14 +301,13 @@ class TermsAveraged(Cause):
     how = "multiply the loss in {place} by {size}, the number of ranks along {axes}"
 
 
-class ScalarNotReduced(Cause):
+class ScalarNotReduced(Cause, kind="unreduced-scalar"):
     """Ranks log their own part of a value, and a reduction over an axis is missing.
 
     `.item()` of a DTensor with a Partial placement reads the local term and asks no other rank. Rank 0's log then shows
     one rank's contribution, which looks plausible.
 
     Attributes:
-        axes: The axes over which a reduction is missing.
         op: The reduction's name in torch; empty if it is not known.
         holders: The ranks that have the value if all others log zero, as those of a pipeline's last stage.
     """
@@ -332,7 +315,6 @@ class ScalarNotReduced(Cause):
     axes: str
     op: str = ""
     holders: str = ""
-    kinds = ("unreduced-scalar",)
     why = (
         "{holders:?The value is computed on {holders} alone, and nothing sends it over {axes} to the ranks that log 0|"
         "The step logs .item() or float() of a Partial DTensor or of a local tensor, which reads this rank's part "
@@ -425,7 +407,7 @@ class NormOfPart(Cause):
     references = ("pytorch#144054", "RLinf#1558")
 
 
-class SummedValue(Cause):
+class SummedValue(Cause, kind="wrong-scale"):
     """A logged number is a sum over ranks or micro-batches, and should be their average.
 
     Each rank or micro-batch has the same number, for instance a mean. The sum multiplies it by the number of ranks or
@@ -433,7 +415,6 @@ class SummedValue(Cause):
     """
 
     axes: str
-    kinds = ("wrong-scale",)
     why = (
         "Each rank logs a mean, and an all_reduce sums the means{axes:? over {axes}} instead of averaging them",
         "The values of the micro-batches are summed, and not divided by their number",
@@ -445,7 +426,7 @@ class SummedValue(Cause):
     references = ("gpt-neox#1259",)
 
 
-class DividedMean(Cause):
+class DividedMean(Cause, kind="wrong-scale"):
     """A logged mean is divided by a number of ranks once more.
 
     The loss function returns a mean, and the reduction for the log averages it. Another division by the world size
@@ -454,13 +435,12 @@ class DividedMean(Cause):
 
     axes: str
     divisor: Fraction
-    kinds = ("wrong-scale",)
     why = "The value is already a mean, and the code divides it by {axes:?the size of {axes}|{divisor}} once more"
     how = "remove that division: the reduction already takes the mean"
     references = ("gpt-neox#1259",)
 
 
-class UnsummedValue(Cause):
+class UnsummedValue(Cause, kind="wrong-scale"):
     """A logged number counts one rank's part only, and all parts happen to be equal.
 
     Each rank computes the number from its own rows or shards, and nothing adds the parts up. The parts are equal, so
@@ -468,7 +448,6 @@ class UnsummedValue(Cause):
     """
 
     axes: str
-    kinds = ("wrong-scale",)
     why = (
         "Each rank logs the number of its own part. Nothing sums it over {axes:?{axes}|the ranks}",
         "The value is a mean that was averaged twice",

@@ -13,7 +13,6 @@ class UnsummedModule(Cause):
     Attributes:
         module: The module that returns the terms.
         reader: The module that reads them.
-        axis: The axis along which they are.
     """
 
     module: str
@@ -59,10 +58,6 @@ class UngatheredInput(Cause):
 
     The axis splits a dim over which the module works, such as the sequence in attention. The local computation runs
     without an error.
-
-    Attributes:
-        axis: The axis that splits its input.
-        dim: The dim that is split.
     """
 
     module: str
@@ -85,7 +80,6 @@ class UnexplainedModule(Cause):
 
     Attributes:
         summed: A module in it whose output is the terms of a sum; empty if there is none.
-        axis: The axis along which the terms are.
     """
 
     module: str
@@ -194,7 +188,7 @@ class UnexplainedModuleBackward(Cause):
     )
 
 
-class ScaledByMicroBatches(Cause):
+class ScaledByMicroBatches(Cause, kind="wrong-scale"):
     """Stages scale what they send each other by the number of micro-batches, like the loss.
 
     Accumulation needs one division by the number of micro-batches, in the loss. A second one in the activations or
@@ -211,7 +205,6 @@ class ScaledByMicroBatches(Cause):
     direction: str
     parts: int
     is_divided: bool
-    kinds = ("wrong-scale",)
     why = (
         "The code {is_divided:?divides|multiplies} {direction:forward?activations|gradients} at {module:called} by "
         "{parts}, the number of micro-batches. Only the loss should be divided"
@@ -219,7 +212,7 @@ class ScaledByMicroBatches(Cause):
     how = "divide only the loss by {parts}, and not what stages send to each other"
 
 
-class ScaledBetweenModules(Cause):
+class ScaledBetweenModules(Cause, kind="wrong-scale"):
     """An output is multiplied by a number on its way to the next module.
 
     Both modules are right. The code between them, for instance the transfer from one stage to the next, scales what it
@@ -232,7 +225,6 @@ class ScaledBetweenModules(Cause):
 
     after: str
     module: str
-    kinds = ("wrong-scale",)
     why = (
         "The code between {after:called} and {module:called}, such as a transfer between stages, multiplies the output "
         "of {after:called} by a number"
@@ -240,7 +232,7 @@ class ScaledBetweenModules(Cause):
     how = "look for code between {after:called} and {module:called} that sends, receives or divides"
 
 
-class RepeatedForwardSum(Cause):
+class RepeatedForwardSum(Cause, kind="wrong-scale"):
     """A module sums over ranks a value that is already the whole.
 
     Its weights were never split, or another layer has summed before. The output is too large by the size of the axis.
@@ -254,7 +246,6 @@ class RepeatedForwardSum(Cause):
     module: str
     axes: str
     vector: str = ""
-    kinds = ("wrong-scale",)
     why = (
         (
             "{vector:?The code sums over {axes} a tensor that is already the whole, and then adds {vector}|The code of "
@@ -271,7 +262,7 @@ class RepeatedForwardSum(Cause):
     )
 
 
-class AveragedForward(Cause):
+class AveragedForward(Cause, kind="wrong-scale"):
     """A module averages the terms of a sum, or keeps one of several equal contributions.
 
     The reduction takes the mean, or a division by a local size is left in the module. The output is too small by
@@ -286,7 +277,6 @@ class AveragedForward(Cause):
     module: str
     axes: str
     vector: str = ""
-    kinds = ("wrong-scale",)
     why = (
         (
             "{vector:?The code averages the ranks' terms over {axes} instead of summing them, and then adds "
@@ -300,20 +290,18 @@ class AveragedForward(Cause):
     )
 
 
-class UnlikeLayers(Cause):
+class UnlikeLayers(Cause, kind="misordered-within-shard"):
     """One layer's weight is in a different order than the same weight of the other layers.
 
     A permuted weight is right if the tensors that it meets are permuted too. If a single layer differs, its shapes
     still fit and its result is wrong.
 
     Attributes:
-        tensor: The weight.
         dim: The dim whose parts are in a different order.
     """
 
     tensor: str
     dim: int
-    kinds = ("misordered-within-shard",)
     why = (
         "The parts of dim {dim} of {tensor} are in a different order than those of the tensor that it is multiplied "
         "with"

@@ -5,14 +5,13 @@ from __future__ import annotations
 from shardviz.explain.cause import Cause
 
 
-class ShardedModelRaises(Cause):
+class ShardedModelRaises(Cause, kind="raised"):
     """The sharded model raises in a step that the unsharded model runs.
 
     This is the one kind of error that does not need shardviz to be seen. It is reported because it keeps everything
     after it from being checked.
     """
 
-    kinds = ("raised",)
     why = "Code that only the sharded step runs, or torch with this sharding, raises. So would training on this mesh"
     how = "read the exception and its line"
 
@@ -71,11 +70,6 @@ class UnequalParts(ShardedModelRaises):
 
     torch gives the first ranks one element more, or the last ranks fewer. Code that computes the size of a part as the
     whole's divided by the number of ranks, or gathers parts of one size, is wrong on such a mesh.
-
-    Attributes:
-        size: The length of the dim.
-        axis: The axis that splits it.
-        parts: The lengths of the parts.
     """
 
     size: int
@@ -134,7 +128,6 @@ class UnlikeSizes(ShardedModelRaises):
     Attributes:
         less: The smaller size that the exception speaks of.
         more: The larger one.
-        ratio: How many times as much it is.
         axes: The axes of that size: `dp or tp`.
     """
 

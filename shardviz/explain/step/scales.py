@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from fractions import Fraction
 
 
-class ScaledBackward(Cause):
+class ScaledBackward(Cause, kind="wrong-scale"):
     """Backward runs on a different loss than the step returns, so all gradients have one factor.
 
     A loss scale that is never taken out, a weight of the loss, or micro-batches that are not divided all do this. The
@@ -25,7 +25,6 @@ class ScaledBackward(Cause):
     factor: Fraction | float
     runs: int | None = None
     loss: Literal["", "unseen"] = ""
-    kinds = ("wrong-scale",)
     why = (
         (
             "{is_of_micro_batches:?The step runs {runs} micro-batches, and {is_larger:?nothing divides their losses "
@@ -67,7 +66,7 @@ class ScaledBackward(Cause):
         return self.runs is not None and self.runs > 1 and (self.factor == self.runs or self.factor * self.runs == 1)
 
 
-class ScaledReduction(Cause):
+class ScaledReduction(Cause, kind="wrong-scale"):
     """Backward runs on the loss itself, and hooks multiply all gradients by one factor.
 
     A communication hook of DDP, or a hook of parameters, divides before its sum and again after it, or not at all.
@@ -78,7 +77,6 @@ class ScaledReduction(Cause):
 
     factor: Fraction | float
     is_of_ddp: bool = False
-    kinds = ("wrong-scale",)
     why = (
         "{is_of_ddp:?Backward runs on the returned loss itself. A communication hook of DDP makes the gradients "
         "{factor:times} what they should be|}",
@@ -127,7 +125,6 @@ class ClippedByOwnNorms(Cause):
 
     Attributes:
         norms: The norm by which each rank clipped, as text.
-        limit: What it was clipped to.
         is_reduced: Whether all ranks have equal gradients in the end: they were reduced after clipping.
     """
 
@@ -146,26 +143,24 @@ class ClippedByOwnNorms(Cause):
     references = KNOWN
 
 
-class ScaledByOwnCount(Cause):
+class ScaledByOwnCount(Cause, kind="wrong-scale"):
     """Each rank multiplies or divides a result by a number that it counted in its own part.
 
     Token counts, norms and means differ between ranks whenever their parts differ. Code that is right on one process
     then normalizes every rank's result differently.
     """
 
-    kinds = ("wrong-scale",)
     why = "Each rank multiplies or divides by a number of its own part: a token count, a norm or a mean"
     how = "all_reduce the count, the sum or the squares behind that number before it is used"
 
 
-class LossScaleLeft(Cause):
+class LossScaleLeft(Cause, kind="wrong-scale"):
     """Some ranks' gradients still carry the loss scale that the other ranks took out.
 
     Unscaling stands under a condition on the rank, or in code that only some ranks reach. The gradients differ by a
     large power of two.
     """
 
-    kinds = ("wrong-scale",)
     why = (
         "The loss was scaled before backward (GradScaler), and only the other ranks took the scale out of their "
         "gradients"
@@ -173,7 +168,7 @@ class LossScaleLeft(Cause):
     how = "call scaler.unscale_(optimizer) on every rank, before anything reads the gradients"
 
 
-class ScaledInStep(Cause):
+class ScaledInStep(Cause, kind="wrong-scale"):
     """A result has the same factor on every rank, which is not a ratio of small numbers.
 
     The sharded step scales something that the unsharded step doesn't. Clipping, a loss scale or a weight in the loss
@@ -185,7 +180,6 @@ class ScaledInStep(Cause):
     """
 
     of_all: bool
-    kinds = ("wrong-scale",)
     why = (
         (
             "{of_all:?Only the sharded step clips by a norm|A hook, or clipping of some gradients, scales this "
@@ -202,7 +196,7 @@ class ScaledInStep(Cause):
     )
 
 
-class RoundedNumber(Cause):
+class RoundedNumber(Cause, kind="wrong-scale"):
     """One number that the loss is divided or multiplied by is rounded when ranks sum it.
 
     bfloat16 has no odd numbers above 256 and float16 none above 2,048, so a count of tokens that is sent in the dtype
@@ -216,7 +210,6 @@ class RoundedNumber(Cause):
 
     dtype: str
     axes: tuple[str, ...]
-    kinds = ("wrong-scale",)
     why = (
         "The step sums one number over {axes:?{axes}|ranks} in {dtype}, which rounds it, and all gradients are "
         "divided or multiplied by it"
@@ -224,14 +217,13 @@ class RoundedNumber(Cause):
     how = "send the number as an integer (torch.int64) or in float32"
 
 
-class ScaledForward(Cause):
+class ScaledForward(Cause, kind="wrong-scale"):
     """A result of forward has the same factor on every rank, and no axis has that size.
 
     The sharded model multiplies by a number that the unsharded one does not have: a quantization scale, or a size
     or count of a rank's own part. If the loss and all gradients have a factor too, it is in what they share.
     """
 
-    kinds = ("wrong-scale",)
     why = (
         "The sharded model multiplies by a number in forward that the unsharded model doesn't have, such as a "
         "quantization scale, or a size or count of the rank's own part"
@@ -239,14 +231,13 @@ class ScaledForward(Cause):
     how = "look for that number in forward and in the loss, and take it from the whole tensor or batch"
 
 
-class SmallFactor(Cause):
+class SmallFactor(Cause, kind="wrong-scale"):
     """A gradient is off by a factor close to 1 from what its module's activations give.
 
     In narrow dtypes such a factor hides in the rounding between two steps. It shows only if the gradient is computed
     again from the module's own input and output gradient.
     """
 
-    kinds = ("wrong-scale",)
     why = (
         "Ranks divide by different counts of rows or tokens",
         "A loss scale, a divide factor or clipping scales the gradient after its module's backward",

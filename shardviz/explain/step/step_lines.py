@@ -42,7 +42,7 @@ class GradientLine(AtLine):
     )
 
 
-class BackwardLine(Cause):
+class BackwardLine(Cause, kind="wrong-scale"):
     """Backward runs on a number that isn't the loss.
 
     A loss scale that nothing takes out, losses of micro-batches that nothing divides, or the rank's term of a sum where
@@ -57,7 +57,6 @@ class BackwardLine(Cause):
     place: str
     times: float
     count: int = 1
-    kinds = ("wrong-scale",)
     why = (
         "Backward in {place} runs on {is_of_micro_batches:?the losses of {count} micro-batches, and nothing divides "
         "them by {count}|{times:.5g} times the loss, in the mean over ranks, and nothing makes up for it afterwards}"
@@ -73,7 +72,7 @@ class BackwardLine(Cause):
         return self.count > 1 and math.isclose(self.times, self.count, rel_tol=SINGLE)
 
 
-class SummedLossAveraged(Cause):
+class SummedLossAveraged(Cause, kind="wrong-scale"):
     """The loss is summed over ranks in forward, and their gradients are averaged.
 
     Each rank's own loss is a term of the sum, and the backward of the sum returns the gradient unchanged. FSDP and DDP
@@ -81,12 +80,10 @@ class SummedLossAveraged(Cause):
 
     Attributes:
         place: The line that sums, as `train.py:30`.
-        axes: The axes that it sums over.
     """
 
     place: str
     axes: str
-    kinds = ("wrong-scale",)
     why = (
         "{place} sums the ranks' losses over {axes}, with a backward that returns the gradient unchanged, and the "
         "gradients are then averaged over {axes} instead of summed"
@@ -97,7 +94,7 @@ class SummedLossAveraged(Cause):
     )
 
 
-class LeftOutOfReduction(Cause):
+class LeftOutOfReduction(Cause, kind="unreduced-gradient"):
     """The training loop reduces other gradients, and one never reaches the reduction.
 
     Gradients are reduced in buckets, and the last bucket is not full when the loop ends. A list of parameters, a
@@ -105,17 +102,15 @@ class LeftOutOfReduction(Cause):
 
     Attributes:
         place: The line that reduces the others, as `train.py:41`.
-        axis: The axis over which it reduces them.
     """
 
     place: str
     axis: str
-    kinds = ("unreduced-gradient",)
     why = "{place} reduces other gradients over {axis}. The step never passes this gradient to it"
     how = "pass every gradient to {place}, the last bucket too, and those that a condition or a list leaves out"
 
 
-class NarrowReduction(AtLine):
+class NarrowReduction(AtLine, kind="unreduced-gradient"):
     """The training loop reduces a gradient over some ranks and leaves out an axis that needs it.
 
     A reduction over the data-parallel group leaves out the axis that splits the sequence, or the reverse. The gradient
@@ -124,17 +119,15 @@ class NarrowReduction(AtLine):
     Attributes:
         place: The line that reduces it, as `train.py:41`.
         ranks: The ranks that it reduces over, of the first rank's group.
-        axis: The axis over which a reduction is missing.
     """
 
     ranks: tuple[int, ...]
     axis: str
-    kinds = ("unreduced-gradient",)
     why = "{function} in {place} runs over {ranks:ranks} and leaves {axis} out"
     how = "reduce over {axis} in {place}, too, by a group that joins both axes or by a second reduction"
 
 
-class ReductionNotStored(Cause):
+class ReductionNotStored(Cause, kind="unreduced-gradient"):
     """The training loop reduces a copy of a gradient, and the optimizer reads the gradient.
 
     Gradients are reduced in a flat bucket and copied back. `reshape(-1)` and `flatten()` return a copy if a gradient
@@ -142,14 +135,12 @@ class ReductionNotStored(Cause):
 
     Attributes:
         place: The line that reduces the copy, as `train.py:41`.
-        axis: The axis over which it reduces it.
         written: The line that writes the result into a copy; empty if nothing writes it.
     """
 
     place: str
     axis: str
     written: str = ""
-    kinds = ("unreduced-gradient",)
     why = (
         "{written:?{written} writes what {place} reduces over {axis} into a copy of the gradient: reshape(), flatten() "
         "and contiguous() copy a tensor that isn't contiguous|{place} reduces a copy of the gradient over {axis}. "
@@ -161,7 +152,7 @@ class ReductionNotStored(Cause):
     )
 
 
-class LocalWeight(Cause):
+class LocalWeight(Cause, kind="unreduced-gradient"):
     """A module takes its part of a DTensor weight without naming the gradient's placements.
 
     `to_local()` without `grad_placements` labels the gradient with the weight's placements. If each rank uses a
@@ -169,12 +160,10 @@ class LocalWeight(Cause):
 
     Attributes:
         place: The line, as `norm.py:20`.
-        axis: The axis over which the sum is missing.
     """
 
     place: str
     axis: str
-    kinds = ("unreduced-gradient",)
     why = (
         "to_local() in {place} has no grad_placements. Its backward takes each rank's gradient for the whole, and "
         "nothing sums it over {axis}"

@@ -44,14 +44,13 @@ WRAPPER_OFF: Mapping[str, tuple[str, str]] = {
 """Why a wrapper does not reduce what it was given, and what lets it."""
 
 
-class GradientNotReduced(Cause):
+class GradientNotReduced(Cause, kind="unreduced-gradient"):
     """Each rank keeps its own part of a gradient, because nothing reduces it over an axis.
 
     The parameter is outside the wrapper that reduces, or the reduction runs over a group of one rank. Every rank's
     optimizer steps with its own gradient, and the weights stop being copies without an error.
 
     Attributes:
-        axes: The axes over which a reduction is missing.
         op: The reduction, as torch calls it; empty if it is not known.
         is_captured: Whether the step was captured, maybe before the reduction.
         other_axis: An axis along which copies may be equal, if the parameter may be split by hand; else empty.
@@ -73,7 +72,6 @@ class GradientNotReduced(Cause):
     wrapper: Literal["", "ddp", "no_sync", "fsdp", "bypassed", "unfrozen", "none", "alone", "own_code"] = ""
     style: str = ""
     part: Literal["", ".to_local()"] = ""
-    kinds = ("unreduced-gradient",)
     why = (
         (
             "{is_by_wrapper:?{wrapper_off}|{is_alone:?The group of this parameter's wrapper has one rank|No FSDP, DDP "
@@ -148,7 +146,6 @@ class NarrowSum(Cause):
     what it reduces. Rounding errors add up with every rank, and no single step shows them.
 
     Attributes:
-        dtype: The narrow dtype.
         of_all: Whether all gradients have numbers of that dtype.
     """
 
@@ -165,14 +162,13 @@ class NarrowSum(Cause):
     )
 
 
-class UnreducedSharedPart(Cause):
+class UnreducedSharedPart(Cause, kind="unreduced-gradient"):
     """Ranks that share a part of a weight keep different gradients of it.
 
     With fewer key and value heads than ranks, several ranks hold the same heads. These ranks aren't an axis of the
     mesh, so no wrapper reduces over them.
 
     Attributes:
-        num_parts: How many parts the weight has.
         num_ranks: How many ranks have a gradient of it.
         op: The reduction, as torch calls it.
         groups: The ranks of each part.
@@ -182,7 +178,6 @@ class UnreducedSharedPart(Cause):
     num_ranks: int
     op: str
     groups: tuple[tuple[int, ...], ...]
-    kinds = ("unreduced-gradient",)
     why = (
         "{num_ranks} ranks share {num_parts} parts of the weight, such as key and value heads. Nothing reduces a "
         "part's gradient over the ranks that hold the part"
@@ -194,7 +189,7 @@ class UnreducedSharedPart(Cause):
     references = ("transformers#47811",)
 
 
-class OutputNotReduced(Cause):
+class OutputNotReduced(Cause, kind="unreduced-output"):
     """Each rank returns its own term of an output, and nothing adds the terms.
 
     A row-parallel layer needs a sum over its axis. Without it the output has the right shape on every rank, so what
@@ -203,7 +198,6 @@ class OutputNotReduced(Cause):
 
     axes: tuple[str, ...]
     op: str
-    kinds = ("unreduced-output",)
     why = (
         "Each rank multiplies its own part of the features. Nothing adds the products over {axes}",
         "The code labels the terms of a sum as copies",
@@ -218,19 +212,18 @@ class OutputNotReduced(Cause):
     )
 
 
-class OutputCopiesDiffer(Cause):
+class OutputCopiesDiffer(Cause, kind="unreduced-output"):
     """Ranks return different values although the output's placements call them copies.
 
     A label is not checked against the data. Code that trusts it reads one rank's value as everybody's.
     """
 
     axes: str
-    kinds = ("unreduced-output",)
     why = "The placements call the outputs along {axes} copies, and nothing makes the copies equal"
     how = "reduce the output over {axes}, or label it Partial() or Shard() there"
 
 
-class UnreducedBesideVector(Cause):
+class UnreducedBesideVector(Cause, kind="unreduced-output"):
     """A layer adds its bias to each rank's own term and leaves out the sum over ranks.
 
     The bias hides the missing sum: neither the sum nor the mean of the ranks' outputs is the right output, until the
@@ -238,14 +231,12 @@ class UnreducedBesideVector(Cause):
 
     Attributes:
         vector: The vector that is added, usually a bias.
-        axis: The axis over which a reduction is missing.
         op: `sum` or `avg`.
     """
 
     vector: str
     axis: str
     op: str
-    kinds = ("unreduced-output",)
     why = (
         "Each rank adds {vector} to its own {op:sum?term of a sum|part of a mean} over {axis}, and nothing "
         "{op:sum?sums the terms|averages the parts}"
@@ -267,7 +258,6 @@ class ResultNotRead(AtLine):
     Attributes:
         place: The line that calls it, as `train.py:57`.
         function: The collective.
-        axes: The axes that it sums over.
         is_copy: Whether it wrote the sum into a copy of what should be summed.
     """
 
@@ -285,14 +275,13 @@ class ResultNotRead(AtLine):
     )
 
 
-class ConcatenatedTerms(Cause):
+class ConcatenatedTerms(Cause, kind="wrong-shape"):
     """Terms of a sum are gathered side by side instead of being added.
 
     An all_gather is used instead of an all_reduce. The result is larger than it should be along one dim, and code
     that does not check its shape goes on with it.
 
     Attributes:
-        axis: The axis along which the terms are.
         dim: The dim along which they were joined.
         vector: A bias that is added after the sum; empty if there is none.
     """
@@ -300,7 +289,6 @@ class ConcatenatedTerms(Cause):
     axis: str
     dim: int
     vector: str = ""
-    kinds = ("wrong-shape",)
     why = (
         "The ranks' parts along {axis} are terms of a sum. The code concatenates them along dim {dim} instead of "
         "adding them"
@@ -308,7 +296,7 @@ class ConcatenatedTerms(Cause):
     how = "all_reduce the parts over {axis} instead of gathering them{vector:?, and add {vector} after the sum}"
 
 
-class RepeatedTerm(Cause):
+class RepeatedTerm(Cause, kind="wrong-scale"):
     """A term, such as a bias or a residual, is in an output several times.
 
     A row-parallel layer must add it once, after the sum over ranks. If every rank adds it before the sum, the sum has
@@ -323,7 +311,6 @@ class RepeatedTerm(Cause):
     tensor: str
     axes: str
     module: str = ""
-    kinds = ("wrong-scale",)
     why = (
         "{axes:?Every rank along {axes} adds all of {tensor} before the sum over ranks|The code adds {tensor} before "
         "and after a sum over ranks, or on several of its ranks}{module:?, in {module:called}}"
@@ -404,7 +391,6 @@ class MixedShards(Cause):
     has the same numbers, which belong to no part.
 
     Attributes:
-        axis: The axis that splits the tensor.
         lacking: The axes along which copies differ because nothing reduces them; empty if there are none.
     """
 
@@ -440,14 +426,13 @@ class MixedLayers(Cause):
     )
 
 
-class WrongCollective(Cause):
+class WrongCollective(Cause, kind="collective-mismatch"):
     """A collective returns different numbers than its definition gives for its inputs.
 
     The call names the wrong group, root or reduction, or the code reads the result too early. Buffers have the right
     shape either way, so nothing raises.
     """
 
-    kinds = ("collective-mismatch",)
     why = (
         "The call has the wrong group, root, list order or ReduceOp",
         "The code reads the result before it arrives (async_op=True)",

@@ -139,7 +139,6 @@ class StepsInNarrowDtype(Cause):
     weights has not.
 
     Attributes:
-        narrow: The narrow dtype.
         wide: The dtype of the other job's weights.
         job: Which job has narrow weights.
         steps: How many optimizer steps the jobs made before the traced one.
@@ -159,8 +158,3 @@ class StepsInNarrowDtype(Cause):
         "keep the weights that the optimizer steps in {wide}, and compute in {narrow} by autocast or "
         "MixedPrecisionPolicy(param_dtype=...)"
     )
-
-    @property
-    def rivals(self) -> tuple[Cause, ...]:
-        """What else moved the weights differently."""
-        return () if self.or_else is None else (self.or_else,)

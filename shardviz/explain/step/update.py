@@ -41,7 +41,6 @@ class RepeatedStep(Cause):
     multiplied. Training only looks as if its learning rate were higher.
 
     Attributes:
-        times: The multiple.
         of_all: Whether no weight has the unsharded model's step; else it is the learning rate of this one's group.
     """
 
@@ -273,14 +272,13 @@ class TrainedThoughFrozen(Cause):
     how = "pass requires_grad=weight.requires_grad to nn.Parameter, before you make the optimizer"
 
 
-class LeftOutOfOptimizer(Cause):
+class LeftOutOfOptimizer(Cause, kind="write-not-applied"):
     """An optimizer does not step a weight, on some ranks or on all.
 
     The optimizer has the parameters from before sharding, or a filter by rank, name or type leaves this one out. The
     weight keeps its value and its gradient is ignored.
     """
 
-    kinds = ("write-not-applied",)
     why = (
         "The optimizer has the parameters from before sharding",
         "A filter by rank, name or type leaves the parameter out, because sharding changed its name or type",
@@ -311,7 +309,7 @@ class StepNotSent(Cause):
     )
 
 
-class StepOverwritten(Cause):
+class StepOverwritten(Cause, kind="write-not-applied"):
     """A weight is as it was before the step on all ranks, although one of them steps it.
 
     The optimizer divides the weights among ranks, as ZeRO's first stage does, and broadcasts each one. The source of a
@@ -322,7 +320,6 @@ class StepOverwritten(Cause):
     """
 
     steps: tuple[int, ...]
-    kinds = ("write-not-applied",)
     why = (
         "It is broadcast from a rank that doesn't step it, so the old values overwrite those of {steps:ranks}",
         "The optimizer of {steps:ranks} doesn't step it, or its gradient is zero or None there",
@@ -333,7 +330,7 @@ class StepOverwritten(Cause):
     )
 
 
-class AverageNotWritten(Cause):
+class AverageNotWritten(Cause, kind="write-not-applied"):
     """A weight that code writes after the step, such as a moving average, keeps its old value.
 
     The weight has no gradient and is in no group of the optimizer. The code that writes it was skipped, or wrote into a
@@ -344,7 +341,6 @@ class AverageNotWritten(Cause):
     """
 
     on_some: bool
-    kinds = ("write-not-applied",)
     why = (
         (
             "The code that writes this weight after the step (a moving average) {on_some:?ran on some ranks only|did "
@@ -358,7 +354,7 @@ class AverageNotWritten(Cause):
     )
 
 
-class CopiesSteppedApart(Cause):
+class CopiesSteppedApart(Cause, kind="unreplicated"):
     """Copies of a weight were equal with equal gradients, and differ after the step.
 
     Each copy's optimizer has a state of its own, or one rank steps for all and doesn't send its result. No collective
@@ -373,7 +369,6 @@ class CopiesSteppedApart(Cause):
     axes: str
     states: str = ""
     moved: str = ""
-    kinds = ("unreplicated",)
     why = (
         (
             "{states:?Each copy's optimizer has a state of its own: {states} also differs along {axes}|{moved:?The "
@@ -391,14 +386,13 @@ class CopiesSteppedApart(Cause):
     )
 
 
-class OptimizerOfOtherParameters(Cause):
+class OptimizerOfOtherParameters(Cause, kind="write-not-applied"):
     """The optimizer's step changes no weight of the model, although all have gradients.
 
     The optimizer was made before the model was sharded, and sharding replaced the parameters. It steps tensors that
     nothing else uses.
     """
 
-    kinds = ("write-not-applied",)
     why = (
         "The optimizer steps the parameters from before sharding, or copies of them, not the model's parameters",
         "Something overwrites the result, such as a broadcast from a rank that stepped nothing",
@@ -409,14 +403,13 @@ class OptimizerOfOtherParameters(Cause):
     )
 
 
-class OptimizerFromBefore(Cause):
+class OptimizerFromBefore(Cause, kind="write-not-applied"):
     """The optimizer was made before sharding, which replaced the parameters.
 
     fully_shard and parallelize_module put new parameters into the modules. The optimizer keeps the old ones, which get
     no gradient, so step() does nothing and the model never changes. Nothing raises, and the loss stays where it begins.
     """
 
-    kinds = ("write-not-applied",)
     why = (
         "The optimizer was made before the model was sharded, which replaced the parameters. It steps the old ones, "
         "and the model never changes"
@@ -463,7 +456,7 @@ class StepSkippedByRank(Cause):
     )
 
 
-class StepNotKept(Cause):
+class StepNotKept(Cause, kind="write-not-applied"):
     """Some weights did not move in the step, although they have gradients and others moved.
 
     An optimizer that divides weights among ranks must send each result to all of them. If the wrong rank's copy is
@@ -474,7 +467,6 @@ class StepNotKept(Cause):
     """
 
     is_sent: bool
-    kinds = ("write-not-applied",)
     why = (
         "{is_sent:?The broadcast sends a copy from the wrong rank, not from the rank that stepped the weight|}",
         "No rank steps this weight",

@@ -5,28 +5,25 @@ from __future__ import annotations
 from shardviz.explain.cause import Cause
 
 
-class UncheckedLabel(Cause):
+class UncheckedLabel(Cause, kind="wrong-shape"):
     """A result's local shape is not the one that its placements give.
 
     `DTensor.from_local` believes the placements that it is given. A label that does not fit the data makes every later
     operation read the wrong elements.
     """
 
-    kinds = ("wrong-shape",)
     why = "Code labels the result without looking at its shape, as DTensor.from_local does"
     how = "pass the placements that fit the local shape"
 
 
-class CopiesSideBySide(Cause):
+class CopiesSideBySide(Cause, kind="wrong-shape"):
     """A result is larger than it should be, because copies were gathered as if they were parts.
 
     An all_gather over an axis whose ranks hold the same puts equal blocks one after the other. Only the size shows it.
 
     Attributes:
-        dim: The dim that is too large.
         held: Its size.
         axes: The axes whose size is the factor: `dp or tp`.
-        size: That size.
         due: The size that the dim should have.
     """
 
@@ -35,7 +32,6 @@ class CopiesSideBySide(Cause):
     axes: str
     size: int
     due: int
-    kinds = ("wrong-shape",)
     why = (
         "Dim {dim} is {held}, {axes}={size} times {due}: the code puts copies along {axes} side by side as if they "
         "were different parts"
@@ -43,17 +39,14 @@ class CopiesSideBySide(Cause):
     how = "gather dim {dim} over {axes} once, or not at all if every rank along {axes} has all of it"
 
 
-class SplitTwice(Cause):
+class SplitTwice(Cause, kind="wrong-shape"):
     """A result is smaller than it should be, because a part was split again.
 
     A sampler or the launcher splits the batch, and the step splits its part once more. Each rank then works on a part
     of a part, and the rest is never computed.
 
     Attributes:
-        dim: The dim that is too small.
-        axis: The axis that splits it.
         held: The size that its parts make together.
-        size: The size of the axis.
         due: The size that the dim should have.
     """
 
@@ -62,7 +55,6 @@ class SplitTwice(Cause):
     held: int
     size: int
     due: int
-    kinds = ("wrong-shape",)
     why = (
         (
             "The parts of dim {dim} over {axis} make {held} together, 1/{size} of {due}: the step splits a part that "
@@ -76,16 +68,14 @@ class SplitTwice(Cause):
     )
 
 
-class PartLabeledWhole(Cause):
+class PartLabeledWhole(Cause, kind="wrong-shape"):
     """A result is one rank's part and is labeled as the whole.
 
     A plain local tensor was returned, or labeled as replicated. Its size along one dim is that of a shard.
 
     Attributes:
-        dim: The dim that is too small.
         held: Its size.
         axes: The axes that may split it: `dp or tp`.
-        size: Their size.
         due: The size that the dim should have.
     """
 
@@ -94,25 +84,23 @@ class PartLabeledWhole(Cause):
     axes: str
     size: int
     due: int
-    kinds = ("wrong-shape",)
     why = (
         "Dim {dim} is {held}, and {axes}={size} such parts make {due}: the code labels a part along {axes} as the whole"
     )
     how = "gather dim {dim} over {axes}, or label it as split over {axes}"
 
 
-class DifferentOutput(Cause):
+class DifferentOutput(Cause, kind="wrong-shape"):
     """The sharded model returns a tensor of a different shape than the unsharded one.
 
     No axis explains the sizes. The two models return different tensors, or different parts of one.
     """
 
-    kinds = ("wrong-shape",)
     why = "The sharded model returns a different tensor than the unsharded model, or a different part of it"
     how = "return the same tensor from both, or put the parts in order with whole_output(output, mesh) in the probe"
 
 
-class IdenticalMasks(Cause):
+class IdenticalMasks(Cause, kind="identical-shards"):
     """Ranks that hold different parts of an activation drop the same elements of each.
 
     The model seeds all ranks alike before it draws a dropout mask. Each rank's mask looks random, and only a comparison
@@ -120,7 +108,6 @@ class IdenticalMasks(Cause):
     """
 
     axes: str
-    kinds = ("identical-shards",)
     why = "{axes} splits the activation, and the model seeds its ranks alike before it draws the mask"
     how = (
         "seed by the coordinate along {axes} for split activations (a separate generator, or Megatron-LM's "
@@ -157,7 +144,6 @@ class WeightOnSomeRanks(Cause):
 
     Attributes:
         ranks: The ranks that lack it.
-        weight: Its name.
     """
 
     ranks: tuple[int, ...]
@@ -185,7 +171,6 @@ class UnexplainedCopies(Cause):
     Each rank computes something of its own. Nothing compares copies in a running job.
 
     Attributes:
-        axes: The axes along which they differ.
         place: What is known of the place where the step goes wrong.
     """
 
@@ -258,7 +243,7 @@ class UnexplainedBackward(Cause):
     )
 
 
-class MisplacedWeights(Cause):
+class MisplacedWeights(Cause, kind="misordered"):
     """Two jobs start from the same numbers, at different places or under different names.
 
     One of them loads or shards rows in a different order than its placements say, or gives a weight to a second name.
@@ -268,7 +253,6 @@ class MisplacedWeights(Cause):
     """
 
     is_exchanged: bool = False
-    kinds = ("misordered",)
     why = (
         "{is_exchanged:?One job loads a weight under a different name than the other|A loader or the sharding puts "
         "rows in different places than the placements say}"
@@ -343,7 +327,6 @@ class RowsOfPeers(Cause):
 
     Attributes:
         module: The first module whose weights the ranks share.
-        axis: The axis along which they do.
         is_only_axis: Whether all ranks are along the axis, so that no axis is left to number a sampler by.
     """
 

@@ -7,18 +7,17 @@ from shardviz.explain.cause import Cause
 # Layouts
 
 
-class CopiesNotClaimed(Cause):
+class CopiesNotClaimed(Cause, kind="wrong-placement"):
     """A tensor is split over an axis, or pending there, and the test expects equal copies.
 
     A split tensor has nothing along this axis that could be compared.
     """
 
     axis: str
-    kinds = ("wrong-placement",)
     how = "replicate it along {axis}, or assert a different axis"
 
 
-class CopiesDrifted(Cause):
+class CopiesDrifted(Cause, kind="unreplicated"):
     """Copies of a weight that a test compares are near each other and not equal.
 
     They began with equal values, and a step since then was each replica's own: nothing reduced its gradients, or the
@@ -26,7 +25,6 @@ class CopiesDrifted(Cause):
     """
 
     axis: str
-    kinds = ("unreplicated",)
     why = (
         "The copies are near each other: they were equal once, and ranks along {axis} have drifted since, by "
         "gradients that nothing reduces over {axis}",
@@ -38,7 +36,7 @@ class CopiesDrifted(Cause):
     )
 
 
-class UnexpectedDtype(Cause):
+class UnexpectedDtype(Cause, kind="wrong-placement"):
     """A tensor has the layout that the test expects, and a different dtype.
 
     A mixed-precision policy, or a cast before or after the wrapper, decides in which dtype parameters are kept.
@@ -50,29 +48,25 @@ class UnexpectedDtype(Cause):
 
     dtype: str
     held: str
-    kinds = ("wrong-placement",)
     how = "make it {dtype}, or expect {held}"
 
 
-class UnexpectedShape(Cause):
+class UnexpectedShape(Cause, kind="wrong-placement"):
     """The layout that the test expects does not fit the shape of the tensor.
 
     The model has different sizes than the test expects, or the pattern of the rule also matches this tensor.
 
     Attributes:
         held: The tensor's own layout.
-        expected: The layout that is expected.
-        shape: The tensor's shape.
     """
 
     held: str
     expected: str
     shape: tuple[int, ...]
-    kinds = ("wrong-placement",)
     how = "expect {held}: {expected} does not fit the shape {shape:list}"
 
 
-class UnexpectedPlainTensor(Cause):
+class UnexpectedPlainTensor(Cause, kind="wrong-placement"):
     """A tensor is plain, and the test expects it to be sharded.
 
     The wrapper left it out, or the test looks at it while FSDP has it gathered.
@@ -84,14 +78,13 @@ class UnexpectedPlainTensor(Cause):
 
     held: str
     is_param: bool
-    kinds = ("wrong-placement",)
     how = (
         "shard it{is_param:? (FSDP2 gathers a root's weights for forward and keeps them until backward, or its "
         "reshard())}, or expect {held}"
     )
 
 
-class UnexpectedPlacement(Cause):
+class UnexpectedPlacement(Cause, kind="wrong-placement"):
     """A tensor has different placements than the test expects.
 
     Axes in a different order, a different dim or a missing axis still make a valid layout, so sharding raises nothing.
@@ -105,14 +98,13 @@ class UnexpectedPlacement(Cause):
     placements: str
     held: str
     is_cut_again: bool = False
-    kinds = ("wrong-placement",)
     how = (
         "{is_cut_again:?expect {held}: fully_shard cuts the shards of tensor parallel again, so its axis comes last"
         "|place it by {placements}, or expect {held}}"
     )
 
 
-class OddGradients(Cause):
+class OddGradients(Cause, kind="unreduced-gradient"):
     """A few ranks hold a different gradient than all other copies, which agree.
 
     Most ranks were reduced together, so the reduction is there. Every rank's optimizer steps with its own gradient, and
@@ -123,7 +115,6 @@ class OddGradients(Cause):
     """
 
     odd: str
-    kinds = ("unreduced-gradient",)
     why = (
         "Code after the reduction changes the gradient on {odd} alone: all other copies agree",
         "The reduction leaves out {odd}: its process group, or a branch of the code",
@@ -137,24 +128,22 @@ class OddGradients(Cause):
 # Shapes compared with a reference's
 
 
-class WrongLocalShape(Cause):
+class WrongLocalShape(Cause, kind="wrong-shape"):
     """A local tensor does not have the shape that its placements give the rank.
 
     DTensor.from_local takes any local tensor, and by default infers the whole shape from it.
     """
 
-    kinds = ("wrong-shape",)
     why = "A local tensor on the sharded side doesn't have the shape that its placements give this rank"
     how = "pass the whole's shape and stride to DTensor.from_local, and cut the local tensors with torch.chunk"
 
 
-class UnrelatedShapes(Cause):
+class UnrelatedShapes(Cause, kind="wrong-shape"):
     """A tensor and its reference have shapes that don't fit: neither is a part of the other.
 
     The two have one name, and may be different tensors.
     """
 
-    kinds = ("wrong-shape",)
     why = (
         "Neither is a part of the other: the two are different tensors under one name",
         "One of the two was reshaped or transposed",
@@ -162,7 +151,7 @@ class UnrelatedShapes(Cause):
     how = "compare tensors that mean the same, with their dims in the same order"
 
 
-class PartWithoutPlacements(Cause):
+class PartWithoutPlacements(Cause, kind="wrong-shape"):
     """A tensor is smaller than its reference in one dim, like one rank's part of it.
 
     A local tensor without placements counts as the whole.
@@ -177,7 +166,6 @@ class PartWithoutPlacements(Cause):
     size: int
     wanted: int
     is_plain: bool
-    kinds = ("wrong-shape",)
     why = (
         "Dim {dim} of the sharded side{is_plain:?|'s whole} has {size} of the reference's {wanted}: it is one rank's "
         "part"
@@ -185,7 +173,7 @@ class PartWithoutPlacements(Cause):
     how = "attach placements to the local tensor with DTensor.from_local"
 
 
-class PartAsReference(Cause):
+class PartAsReference(Cause, kind="wrong-shape"):
     """A reference is smaller than the tensor in one dim.
 
     A reference of one rank's rows, or of a part of the batch, never equals a whole tensor. On the sharded side, copies
@@ -199,7 +187,6 @@ class PartAsReference(Cause):
     dim: int
     size: int
     wanted: int
-    kinds = ("wrong-shape",)
     why = (
         (
             "The reference is smaller: dim {dim} has {wanted} of the sharded side's {size}. It is one rank's part, or "
@@ -309,7 +296,6 @@ class ExchangedCoordinate(Cause):
     shapes fit. Ranks whose two coordinates are equal get the right part.
 
     Attributes:
-        axis: The axis that splits the weight.
         instead: The axis whose coordinate is used.
     """
 
@@ -322,26 +308,24 @@ class ExchangedCoordinate(Cause):
     how = "choose the part by mesh.get_local_rank({axis!r})"
 
 
-class OtherOrderThanReference(Cause):
+class OtherOrderThanReference(Cause, kind="misordered"):
     """A weight has the reference's values, with the elements in another order.
 
     A conversion reorders one side: heads are grouped, a fused weight is cut, a dim is viewed and transposed. Shapes are
     equal, so both sides load.
     """
 
-    kinds = ("misordered",)
     why = "One side went through a conversion that reorders this weight, and the other did not"
     how = "convert both sides, or neither, before they are compared"
 
 
-class WeightTimesNumber(Cause):
+class WeightTimesNumber(Cause, kind="wrong-scale"):
     """A weight is the reference's times a number, the same on every rank.
 
     Whatever changes weights changed this one by a different factor on one of the two sides: a decay, an average with
     earlier weights, a merged adapter, or the same change once more.
     """
 
-    kinds = ("wrong-scale",)
     why = "Code that changes this weight multiplies it by a different number on one of the two sides, or once more"
     how = "compare the weight before and after each change of it, on both sides"
 

@@ -22,7 +22,7 @@ TO_PLACE = (
 TO_MATCH = "match by name, and move each name with its tensor; never by position"
 
 
-class PartialWrite(Cause):
+class PartialWrite(Cause, kind="write-not-applied"):
     """Only some elements of a rank's shard were written.
 
     Tensors travel in pieces. If the sender computes the pieces for a different size or offset than the receiver has,
@@ -30,7 +30,6 @@ class PartialWrite(Cause):
     """
 
     trip: str
-    kinds = ("write-not-applied",)
     why = (
         "The {trip} writes only a part of these ranks' shards: the pieces that arrive are fewer or smaller than the "
         "shard"
@@ -61,14 +60,13 @@ class MisplacedByTrip(Cause):
         return self.order.id
 
 
-class SkippedRanks(Cause):
+class SkippedRanks(Cause, kind="write-not-applied"):
     """A tensor was written on some ranks and not on the others.
 
     The write ran under a condition on the rank, or a rank had different keys. No rank sees an error on its own.
     """
 
     trip: str
-    kinds = ("write-not-applied",)
     why = "The {trip} wrote this tensor on the other ranks and skipped these"
     how = (
         "run the {trip} on every rank with the same keys, or torch.distributed.broadcast from a rank that has the "
@@ -99,7 +97,7 @@ class WriteIntoCopies(Cause):
     how = TO_WRITE
 
 
-class SkippedRole(Cause):
+class SkippedRole(Cause, kind="write-not-applied"):
     """No tensor of one role was written, and the others were.
 
     The roles are parameters, buffers and optimizer state. A transfer over named_parameters() has no buffers, and one
@@ -111,7 +109,6 @@ class SkippedRole(Cause):
 
     trip: str
     role: str
-    kinds = ("write-not-applied",)
     why = (
         "The {trip} leaves out {role:param?the parameters|{role:buffer?the buffers|the optimizer's state}}: none of "
         "them was written"
@@ -122,13 +119,12 @@ class SkippedRole(Cause):
     )
 
 
-class SkippedKey(Cause):
+class SkippedKey(Cause, kind="write-not-applied"):
     """One tensor was not written, and others of its role were.
 
     A filter or a rename changed its key. load_state_dict with strict=False reports that only in its return value.
     """
 
-    kinds = ("write-not-applied",)
     why = (
         "A filter leaves out the key, or strict=False skips it because it is missing or renamed",
         "The sender never sent it",
@@ -139,7 +135,7 @@ class SkippedKey(Cause):
     )
 
 
-class EndNotWritten(Cause):
+class EndNotWritten(Cause, kind="write-not-applied"):
     """The last tensors were not written, of several modules, and all before them were.
 
     Weights are sent in buckets, and a bucket is sent when the next tensor doesn't fit. After the loop the last one is
@@ -150,7 +146,6 @@ class EndNotWritten(Cause):
     """
 
     first: str
-    kinds = ("write-not-applied",)
     why = (
         "The sync ends before {first}: every tensor from there on is not written, and all before it are. A last "
         "bucket that isn't full is never sent, or the loop ends early"
@@ -169,7 +164,7 @@ class ReplacedDtype(Cause):
     how = "copy_ into the tensors that are there, or cast the new tensor to the saved dtype"
 
 
-class PartTakenForWhole(Cause):
+class PartTakenForWhole(Cause, kind="wrong-shape"):
     """A tensor does not have the shape that was sent.
 
     One side has a rank's shard and the other has the whole, or one of them is padded. With assign=True, or by hand,
@@ -177,7 +172,6 @@ class PartTakenForWhole(Cause):
     """
 
     trip: str
-    kinds = ("wrong-shape",)
     why = (
         "The {trip} takes one rank's part for the whole",
         "A different tensor has its name",
@@ -189,14 +183,13 @@ class PartTakenForWhole(Cause):
     how = TO_PLACE
 
 
-class FileOfAnotherRank(Cause):
+class FileOfAnotherRank(Cause, kind="foreign"):
     """A rank has the values that a different rank saved under this name.
 
     Some tensors are each rank's own, such as the state of a random generator. If files are numbered differently after a
     restart, ranks read each other's files.
     """
 
-    kinds = ("foreign",)
     why = "Every rank saves its own values under this name, and these ranks read the file of another rank"
     how = "let each rank load the file that it saved"
 

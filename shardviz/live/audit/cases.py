@@ -46,7 +46,7 @@ class Case:
 
     def wanted(self, rank: int) -> Region:
         """Return the region that a rank must hold after the operation."""
-        return self.wanted_layout.region(self.mesh.coord_of(rank))
+        return self.wanted_layout.region_of_rank(rank)
 
     def wanted_ids(self, rank: int) -> list[int]:
         """Return the ids that a rank must hold after the operation, in memory order."""
@@ -60,7 +60,7 @@ class Case:
     def start(self, rank: int) -> list[int]:
         """Return a rank's first values in memory order: ids, or its share of a pending sum."""
         share = self.share(rank)
-        return [share * number for number in self.ids(self.layout(self.source).region(self.mesh.coord_of(rank)))]
+        return [share * number for number in self.ids(self.layout(self.source).region_of_rank(rank))]
 
     def share(self, rank: int) -> int:
         """Return the factor of a rank's ids if a sum is pending: a different one on every rank.

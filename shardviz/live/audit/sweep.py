@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from shardviz.errors import RankError
+from shardviz.groups import in_groups
 from shardviz.layout.placements import Partial, Placement, Shard
 from shardviz.live import compat
 from shardviz.live import world as worlds
@@ -156,9 +157,7 @@ def _is_right(case: Case, rank: int, shape: tuple[int, ...], ids: list[int]) -> 
 
 
 def _classes(cases: list[Case], wrong: dict[int, dict[int, list[int] | str]]) -> list[Disagreement]:
-    families: dict[tuple[object, ...], list[int]] = {}
-    for index in sorted(wrong):
-        families.setdefault(cases[index].family, []).append(index)
+    families = in_groups((cases[index].family, index) for index in sorted(wrong))
     disagreements = [Disagreement(cases[of[0]], len(of), wrong[of[0]]) for of in families.values()]
     return sorted(disagreements, key=lambda disagreement: -disagreement.count)
 
@@ -191,7 +190,7 @@ def whole(case: Case) -> torch.Tensor:
 
 def sharded(case: Case, mesh: DeviceMesh, placements: Sequence[Placement], values: torch.Tensor) -> Any:
     """Return a DTensor whose shards the oracle cuts, or a share of them if a sum is pending."""
-    region = case.layout(tuple(placements)).region(case.mesh.coord_of(distributed.get_rank()))
+    region = case.layout(tuple(placements)).region_of_rank(distributed.get_rank())
     local = values.flatten()[torch.from_numpy(region.flat_ids(case.shape))]
     if any(isinstance(placement, Partial) for placement in placements):
         local = local * case.share(distributed.get_rank())

@@ -66,9 +66,8 @@ def idle_axes(
     explained = [*split, *_replica_groups(model, rank)]
     return [
         axis
-        for axis in mesh.axes
-        if mesh.axis_size(axis) > 1
-        and axis not in ordinary
+        for axis in mesh.long_axes
+        if axis not in ordinary
         and not ORDINARY.match(axis)
         and (split or SHARDING.search(axis))
         and not any(set(_group(mesh, axis, rank)) <= group for group in explained)

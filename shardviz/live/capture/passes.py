@@ -244,7 +244,7 @@ def _reason(tensor: DTensor) -> str:
     if rank not in mesh:
         return ""
     claimed = Layout.from_placements(mesh, tuple(tensor.shape), [placement_of(p) for p in tensor.placements])
-    expected, local = claimed.region(mesh.coord_of(rank)).shape, tuple(tensor.to_local().shape)
+    expected, local = claimed.region_of_rank(rank).shape, tuple(tensor.to_local().shape)
     if expected != local:
         return f"rank {rank}'s shard is {list(local)}, and its placements claim {list(expected)}"
     return ""

@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shardviz.live.claims import (
-    deepspeed,
-    dtensor,
-    fsdp1,
-    hooks,
-    megatron,
-    spmd,
-    transformers,
-    wrappers,
-)
+from shardviz.live.claims import deepspeed, dtensor, fsdp1, hooks, megatron, spmd, transformers, wrappers
 from shardviz.live.claims.local import Local, plain
 
 if TYPE_CHECKING:

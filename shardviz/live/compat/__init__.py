@@ -60,6 +60,7 @@ from shardviz.live.compat.modules import followed as followed
 from shardviz.live.compat.modules import innermost_modes as innermost_modes
 from shardviz.live.compat.modules import is_compiled as is_compiled
 from shardviz.live.compat.modules import load_hooks as load_hooks
+from shardviz.live.compat.modules import name_in as name_in
 from shardviz.live.compat.modules import replaced as replaced
 from shardviz.live.compat.modules import set_frame_compiler as set_frame_compiler
 from shardviz.live.compat.modules import unit_of as unit_of

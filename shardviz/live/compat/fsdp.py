@@ -12,6 +12,7 @@ from torch import nn
 from torch.autograd.graph import get_gradient_edge
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from shardviz.groups import in_groups, the_only
 from shardviz.live.claims.flat import FlatParam
 from shardviz.live.compat.modules import clean_name, followed, replaced
 
@@ -60,7 +61,7 @@ def unit_calling() -> nn.Module | None:
         frame = frame.f_back
     group = frame.f_locals.get("self") if frame is not None else None
     modules: tuple[nn.Module, ...] = getattr(group, "modules", ())
-    return modules[0] if len(modules) == 1 else None
+    return the_only(modules)
 
 
 PARAM_GROUPS = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
@@ -109,9 +110,7 @@ def _flat_params_of_handle(prefix: str, handle: Any, replicate_group: Any) -> It
     size = local.numel()
     grad = getattr(flat, "_saved_grad_shard", None) if split else flat.grad
     grad = flat.grad if grad is None else grad
-    shared: dict[tuple[Any, str], list[Any]] = {}
-    for info in flat._shared_param_infos:
-        shared.setdefault((info.prim_module, info.prim_param_name), []).append(info)
+    shared = in_groups(((info.prim_module, info.prim_param_name), info) for info in flat._shared_param_infos)
     offset = 0
     params = flat._params or [flat] * len(flat._param_infos)
     infos = iter(zip(flat._param_infos, flat._shapes, flat._param_extensions, params, strict=True))

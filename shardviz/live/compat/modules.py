@@ -23,7 +23,7 @@ def computed_buffers(model: nn.Module) -> frozenset[str]:
     `_non_persistent_buffers_set` in torch 2.6.0 to 2.15.0.
     """
     return frozenset(
-        clean_name(f"{prefix}.{name}" if prefix else name)
+        name_in(prefix, name)
         for prefix, module in model.named_modules(remove_duplicate=False)
         for name in module._non_persistent_buffers_set
     )
@@ -156,6 +156,11 @@ def unit_of(name: str) -> str | None:
 
 
 WRAPPERS = ("_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module")
+
+
+def name_in(prefix: str, name: str) -> str:
+    """Return a tensor's name in a model, given its name in a module of it."""
+    return clean_name(f"{prefix}.{name}" if prefix else name)
 
 
 def clean_name(name: str) -> str:

@@ -223,7 +223,7 @@ def _differs(local: Local, whole: Local, rank: int, near: float) -> bool:
         layout = Layout.from_placements(mesh, local.claimed_shape, placements)
         if layout.partial or layout.shape != tuple(expected.shape):
             return False
-        for dim, ranges in enumerate(layout.region(mesh.coord_of(rank)).dims):
+        for dim, ranges in enumerate(layout.region_of_rank(rank).dims):
             expected = torch.cat([expected.narrow(dim, begin, end - begin) for begin, end in ranges], dim)
     held = held.to(expected.device)
     parts = [expected] if expected.shape == held.shape else _parts(expected, held.shape)

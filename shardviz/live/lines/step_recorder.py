@@ -20,13 +20,7 @@ from shardviz.dump.records.lines import TO_LOCAL
 from shardviz.live.capture.locals import of_tensor, unwrapped
 from shardviz.live.compat import class_name, clean_name, is_compiled, ranks_of_operator, replaced, version_of
 from shardviz.live.lines.frames import frames_of
-from shardviz.live.lines.recorder import (
-    Event,
-    Recorder,
-    Value,
-    collecting,
-    recorded,
-)
+from shardviz.live.lines.recorder import Event, Recorder, Value, collecting, recorded
 from shardviz.live.lines.tensors import has_memory, real_of, storage_of, tensors_kept
 from shardviz.live.step.step import loss_of
 from shardviz.relate.tolerance import EXACT, ROUNDINGS_OF_STEP

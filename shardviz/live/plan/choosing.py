@@ -13,7 +13,6 @@ whose places it reads, or along which models differ. Any other rank is asked for
 
 from __future__ import annotations
 
-import math
 from itertools import islice, product
 from operator import ge
 from typing import TYPE_CHECKING
@@ -146,7 +145,7 @@ class Replies:
         if less:
             than = f"{bytes_text(less)} less than rank {other_rank}, which stands for it"
             yield f"at a step's fullest moment rank {-rank} holds {than}"
-        num_positions, places = len({*self.positions(self.by_rank)}), math.prod(map(self.mesh.axis_size, self.reads))
+        num_positions, places = len({*self.positions(self.by_rank)}), self.mesh.size_over(self.reads)
         if num_positions < places:
             yield NOT_ALL.format(", ".join(self.reads), next(iter(self.reads.values())), num_positions, places)
 
@@ -171,7 +170,7 @@ def choose(
     replies.ask(_ranks_by_reads(replies))
     if all(map(replies.is_explained, replies.by_rank)):
         return replies
-    long_axes = tuple(axis for axis in mesh.axes if mesh.axis_size(axis) > 1)
+    long_axes = mesh.long_axes
     told_apart = _unexplained_axes(replies, stage_axes)
     with_read = tuple(axis for axis in long_axes if axis in {*told_apart, *replies.reads})
     for axes in dict.fromkeys(filter(None, (told_apart, with_read, long_axes))):
@@ -222,7 +221,7 @@ def _corners(mesh: Mesh, axes: Collection[str]) -> list[int]:
 def _unexplained_axes(replies: Replies, stage_axes: Sequence[str]) -> tuple[str, ...]:
     """Return the axes along which the last position is not what the first one explains."""
     mesh = replies.mesh
-    last = {axis: rank_along(mesh, axis, -1) for axis in mesh.axes if mesh.axis_size(axis) > 1}
+    last = {axis: rank_along(mesh, axis, -1) for axis in mesh.long_axes}
     replies.ask(rank for axis, rank in last.items() if axis not in stage_axes)
     return tuple(axis for axis, rank in last.items() if axis in stage_axes or not replies.is_explained(rank))
 

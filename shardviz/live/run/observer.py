@@ -18,7 +18,7 @@ from shardviz.live.run.hooks.arming import arm, disarm
 from shardviz.live.run.hooks.observing import nested, quietly
 from shardviz.live.run.meeting import end_stamped, watch_steps
 from shardviz.live.run.options import Note, leave
-from shardviz.live.run.references.values import parameters_of
+from shardviz.live.run.references.values import contains, num_modules, parameters_of
 from shardviz.live.run.references.writing import is_first_here, rank_here
 from shardviz.live.run.session import Session
 from shardviz.live.run.taking import Stage, take
@@ -143,7 +143,7 @@ class Observer:
         end_stamped(self.session, f"before {what}")
 
     def _take_all(self) -> None:
-        for module in sorted(self._pending(), key=lambda model: -sum(1 for _ in model.modules())):
+        for module in sorted(self._pending(), key=num_modules, reverse=True):
             if module not in self._captured and not _is_on_meta(module):
                 self._take(module)
 
@@ -168,7 +168,7 @@ class Observer:
     def stepping(self, optimizer: Any) -> None:
         """Capture sharded models that were never called: those it changes, and weight averages."""
         stepped_ids = {id(parameter) for parameter in parameters_of(optimizer)}
-        for module in sorted(self._pending(), key=lambda model: -sum(1 for _ in model.modules())):
+        for module in sorted(self._pending(), key=num_modules, reverse=True):
             parameters = list(module.parameters())
             # One that has values, and that no optimizer changes, is a moving average.
             is_frozen = not _is_on_meta(module) and not any(parameter.requires_grad for parameter in parameters)
@@ -191,7 +191,7 @@ class Observer:
         if not any(self._is_new(part) for part in module.modules()):
             self._settle(module)
         else:
-            root = max((module, *self._models_around(module)), key=lambda model: sum(1 for _ in model.modules()))
+            root = max((module, *self._models_around(module)), key=num_modules)
             if not _is_on_meta(root):
                 self._take(root)
 
@@ -220,7 +220,7 @@ class Observer:
     def _models_around(self, module: nn.Module) -> Iterator[nn.Module]:
         """Yield the sharded modules that contain one."""
         for sharded in list(self._sharded):
-            if any(part is module for part in sharded.modules()):
+            if contains(sharded, module):
                 yield sharded
 
     def _pending(self) -> Iterator[nn.Module]:

@@ -34,7 +34,7 @@ from shardviz.live.run.hooks.arming import arm, disarm
 from shardviz.live.run.hooks.observing import nested, quietly, report
 from shardviz.live.run.later_steps import LaterSteps
 from shardviz.live.run.outside import outside
-from shardviz.live.run.references.values import outermost, parameters_of
+from shardviz.live.run.references.values import contains, outermost, parameters_of
 from shardviz.live.run.step_files import WHAT, Step, most_of, sampled, weights_of
 from shardviz.live.step.optimizer_settings import options_of, states_of
 from shardviz.live.step.running import tensors_in
@@ -42,7 +42,7 @@ from shardviz.live.step.trace.recorder import Trace
 from shardviz.live.trace_modules import Followed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from torch.optim import Optimizer
 
@@ -246,7 +246,7 @@ class Follower:
             self._step = replace(self._step, lines=self._lines)
             self._lines.follow(root)
         copied = [ddp for ddp in root.modules() if isinstance(ddp, DistributedDataParallel)]
-        if not any(_contains(called.modules(), ddp) for ddp in copied):
+        if not any(contains(called, ddp) for ddp in copied):
             trace.uncalled = set(copied)
             forget = _without_errors(lambda module, *_: trace.uncalled.clear())
             self._handles += [ddp.register_forward_pre_hook(forget) for ddp in copied]
@@ -329,10 +329,6 @@ class Follower:
                 self._later.begin(step, written)
 
 
-def _contains(modules: Iterable[nn.Module], module: nn.Module) -> bool:
-    return any(candidate is module for candidate in modules)
-
-
 def runs(module: nn.Module, model: nn.Module) -> bool:
     """Whether a call of a module is one of a model: of itself, of a wrapper or of a part."""
-    return _contains(module.modules(), model) or _contains(model.modules(), module)
+    return contains(module, model) or contains(model, module)

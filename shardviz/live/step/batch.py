@@ -150,7 +150,7 @@ def axes_of_one_batch(probe: ModuleType, mesh: Mesh, outputs: Sequence[torch.Ten
     """
     if hasattr(probe, "BATCH_AXES"):
         return ()
-    axes = tuple(axis for axis in mesh.axes if axis.startswith(DATA_AXES) and mesh.axis_size(axis) > 1)
+    axes = tuple(axis for axis in mesh.long_axes if axis.startswith(DATA_AXES))
     if not axes:
         return ()
     norms = of_all_ranks([float(torch.linalg.vector_norm(local_of(output).abs().double())) for output in outputs])

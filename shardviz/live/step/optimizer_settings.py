@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from shardviz.dump.records.step import STATES, STEPS, OptionsRecord
+from shardviz.groups import in_groups
 from shardviz.live.compat import clean_name
 from shardviz.live.step.return_values import Returned, numbers_of
 from shardviz.relate.tolerance import SINGLE
@@ -80,9 +81,7 @@ def states_of(optimizer: torch.optim.Optimizer, model: nn.Module) -> Options:
 
 def options_records(options: Options) -> list[OptionsRecord]:
     """Return options for a rank's record, parameters with equal ones together."""
-    names: dict[tuple[tuple[str, str], ...], list[str]] = {}
-    for name, values in options.items():
-        names.setdefault(tuple(values.items()), []).append(name)
+    names = in_groups((tuple(values.items()), name) for name, values in options.items())
     return [OptionsRecord(values, tuple(of_values)) for values, of_values in names.items()]
 
 

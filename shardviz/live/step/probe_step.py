@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,22 +14,9 @@ from shardviz.errors import ProbeError
 from shardviz.live.capture.agreement import agreed_errors, attempted, in_a_line
 from shardviz.live.capture.locals import held_back_names, local_tensors, of_tensor, unwrapped
 from shardviz.live.claims.wrappers import reducing
-from shardviz.live.compat import (
-    computed_buffers,
-    mesh_of_one_rank,
-    one_process,
-    wide_reductions,
-)
+from shardviz.live.compat import computed_buffers, mesh_of_one_rank, one_process, wide_reductions
 from shardviz.live.lines.rerun import Again, Side, differ
-from shardviz.live.step.batch import (
-    Setting,
-    axes_of_one_batch,
-    batch_axes,
-    num_parts,
-    own_batch,
-    row_axes,
-    whole_batch,
-)
+from shardviz.live.step.batch import Setting, axes_of_one_batch, batch_axes, num_parts, own_batch, row_axes, whole_batch
 from shardviz.live.step.judge import judging, weight_sketches
 from shardviz.live.step.masks import Mask, Masks, mask_records
 from shardviz.live.step.output_parts import merged_dims
@@ -270,7 +256,7 @@ class ProbeStep:
     def _setting(self, build: Callable[[], nn.Module], *, double: bool) -> Setting:
         axes = batch_axes(self.on.probe, self.on.job.mesh)
         rows = row_axes(axes)
-        parts = math.prod(self.on.job.mesh.axis_size(axis) for axis in rows)
+        parts = self.on.job.mesh.size_over(rows)
         batch = whole_batch(self.on.probe, axes, self.on.job.mesh, double=double)
         return Setting(build, axes, batch, parts, axes[rows[0]] if rows else 0)
 

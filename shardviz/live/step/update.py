@@ -9,6 +9,7 @@ import torch
 
 from shardviz.dump.records.step import RaisedRecord
 from shardviz.errors import ProbeError
+from shardviz.groups import in_groups
 from shardviz.live.capture.agreement import attempted, of_all_ranks
 from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.compat import clean_name, flat_params, mesh_of_one_rank, one_process, unit_of, writes_to_gathered
@@ -127,10 +128,7 @@ def distinct_gradients(before: Sequence[Local], after: Sequence[Local]) -> list[
     factors_here = {
         one.name: factor for one in before if (factor := _factor(one.grad, grads_after[one.name].grad)) is not None
     }
-    by_name: dict[str, list[float]] = {}
-    for factors in of_all_ranks(factors_here):
-        for name, factor in factors.items():
-            by_name.setdefault(name, []).append(factor)
+    by_name = in_groups((name, factor) for factors in of_all_ranks(factors_here) for name, factor in factors.items())
     apart = {name for name, found in by_name.items() if max(found) - min(found) > SINGLE * max(map(abs, found))}
     return [replace(one, grad=grads_after[one.name].grad) if one.name in apart else one for one in before]
 

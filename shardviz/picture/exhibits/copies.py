@@ -12,6 +12,7 @@ from shardviz.check.order.rules.foreign import owners_of
 from shardviz.check.ranks import differing
 from shardviz.check.values.copies import Copies
 from shardviz.errors import ShardvizError
+from shardviz.layout.mesh import ranks_by
 from shardviz.layout.notation import write
 from shardviz.layout.region import Region, index_of
 from shardviz.picture.exhibits.exhibit import MOST_CELLS, MOST_ROWS, Cell, Exhibit, Row, exhibit, plain, title_of
@@ -195,18 +196,16 @@ def _place(mesh: Mesh, rank: int) -> str:
 
 
 def _part(layout: Layout | None, rank: int) -> str:
-    return str(layout.region(layout.mesh.coord_of(rank))) if layout is not None and rank in layout.mesh else ""
+    return str(layout.region_of_rank(rank)) if layout is not None and rank in layout.mesh else ""
 
 
 def name_owners(dump: Dump, finding: Finding, cases: LaidOut) -> Exhibit | None:
     """Show which unsharded tensor each rank has under a name, if each has a whole one."""
     tensor = dump.stamped.get(finding.tensor)
     for case in cases.cases(tensor, finding.tensor) if tensor is not None else ():
-        by_owner: dict[str, list[int]] = {}
         if not all(owners_of(case).values()):
             continue
-        for rank, owner in owners_of(case).items():
-            by_owner.setdefault(owner, []).append(rank)
+        by_owner = ranks_by(owners_of(case).items())
         rows = [
             Row(title_of(ranks, case.mesh), (Cell(owner, owner != finding.tensor),), len(ranks))
             for owner, ranks in by_owner.items()
@@ -245,7 +244,7 @@ def _by_shapes(tensor: Tensor) -> dict[tuple[str, str, str], list[int]]:
     by_shapes: dict[tuple[str, str, str], list[int]] = {}
     for rank, shard in tensor.shards.items():
         if shard.layout is not None and rank in shard.layout.mesh:
-            due = shard.layout.region(shard.layout.mesh.coord_of(rank)).shape
+            due = shard.layout.region_of_rank(rank).shape
             whole, has = shard.layout.shape, shard.body.local_shape
             by_shapes.setdefault((str(list(whole)), str(list(due)), str(list(has))), []).append(rank)
     return by_shapes
@@ -254,9 +253,8 @@ def _by_shapes(tensor: Tensor) -> dict[tuple[str, str, str], list[int]]:
 def claimed_layouts(dump: Dump, finding: Finding) -> Exhibit | None:
     """Return the layouts that ranks claim; None if they all claim the same."""
     tensor = dump.first_captured.get(finding.tensor)
-    by_claim: dict[str, list[int]] = {}
-    for rank, shard in tensor.shards.items() if tensor is not None else ():
-        by_claim.setdefault(write(shard.layout) if shard.layout is not None else "nothing", []).append(rank)
+    shards = tensor.shards.items() if tensor is not None else ()
+    by_claim = ranks_by((rank, "nothing" if shard.layout is None else write(shard.layout)) for rank, shard in shards)
     if len(by_claim) < 2:
         return None
     usual = max(by_claim, key=lambda text: len(by_claim[text]))
@@ -271,9 +269,7 @@ def numbers_in_groups(dump: Dump, finding: Finding) -> Exhibit | None:
     """Return the coordinates of ranks next to their numbers in the groups along the same axis."""
     rows = []
     for (record, axis), places in differing(dump).items():
-        by_place: dict[tuple[int, int], list[int]] = {}
-        for rank, place in places.items() if tuple(sorted(places)) == finding.ranks else ():
-            by_place.setdefault(place, []).append(rank)
+        by_place = ranks_by(places.items() if tuple(sorted(places)) == finding.ranks else ())
         name = record.axes[axis]
         rows += [
             Row(

@@ -12,6 +12,7 @@ import numpy as np
 from shardviz.check.order.rules.intent import wanted_layout
 from shardviz.check.order.rules.sequence import PairOfOrders
 from shardviz.check.step.collectives import CallResults, Gathered, gathered_ids, values_of
+from shardviz.layout.mesh import ranks_by
 from shardviz.layout.region import Region, index_of
 from shardviz.layout.splits import chunks
 from shardviz.picture.exhibits.exhibit import MOST_CELLS, MOST_ROWS, Cell, Exhibit, Row, due_and_held, exhibit, title_of
@@ -183,9 +184,7 @@ def out_of_place(finding: Finding) -> Exhibit | None:
     """Show what ranks got from a collective, one stretch a row, if it isn't the tensor in order."""
     for pair in finding.pairs:
         if isinstance(pair, Gathered):
-            alike: dict[GatherRecord, list[int]] = {}
-            for rank, record in pair.records.items():
-                alike.setdefault(record, []).append(rank)
+            alike = ranks_by(pair.records.items())
             found = [_rows(pair.dump, pair.stamp, record, own) for record, own in alike.items()]
             shown = [row for rows, _ in found for row in rows]
             left_out = sum(more for _, more in found)

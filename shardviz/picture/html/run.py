@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from shardviz.dump.costs.comms import groups_text, received_by_axes, received_bytes, traffic, why_no_traffic
 from shardviz.dump.costs.memory import memory_table
 from shardviz.errors import ShardvizError
+from shardviz.layout.mesh import ranks_by
 from shardviz.picture.html.parts import bar, bytes_cell, ranks_cell, section, table
 from shardviz.picture.markup import element, words
 from shardviz.picture.svg.schedule import schedule_drawing
@@ -53,9 +54,7 @@ def memory_section(dump: Dump) -> str:
 
 def _ranks(memory: MemoryTable) -> str:
     """Write a line with a bar for each set of ranks that take the same."""
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for rank, sizes in memory.by_rank.items():
-        groups.setdefault(sizes, []).append(rank)
+    groups = ranks_by(memory.by_rank.items())
     most = max(map(sum, groups))
     rows = [
         [

@@ -287,7 +287,7 @@ def _add_missing(laid: PartOverlay, case: Case, shift: int) -> None:
         return
     for rank in case.dump.files.missing_ranks:
         if rank in layout.mesh:
-            region = layout.region(layout.mesh.coord_of(rank))
+            region = layout.region_of_rank(rank)
             laid.add(region, 1 << shift + rank, flat=layout.flat is not None)
 
 
@@ -338,7 +338,7 @@ def found_in_place_of(tensor: Tensor, index: Sequence[int], rank: int) -> tuple[
     shard = tensor.shards.get(rank)
     if shard is None or shard.held is None or shard.layout is None or shard.layout.flat is not None:
         return None
-    claimed = shard.layout.region(shard.layout.mesh.coord_of(rank))
+    claimed = shard.layout.region_of_rank(rank)
     element = []
     for at, says, has in zip(index, claimed.dims, shard.held.dims, strict=True):
         local = next((before + at - start for before, start, stop in _with_offsets(says) if start <= at < stop), -1)

@@ -16,6 +16,7 @@ from shardviz.check.step.comparison import compared
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.trace.calls import Calls, is_within
 from shardviz.check.step.trace.causes import compared_at
+from shardviz.layout.mesh import ranks_by
 from shardviz.layout.notation import write
 
 if TYPE_CHECKING:
@@ -332,7 +333,7 @@ def heats_of(evidence: Evidence) -> list[StepHeat]:
     if first is None:
         return []
     # With two axes of one size several layouts fit the shapes; under a wrong one copies of a part would differ.
-    fitting = [fit for fit in islice(compared_at(evidence, evidence.calls, first), MAX_LAYOUTS) if fit.values]
+    fitting = [fit for fit in islice(compared_at(evidence, first), MAX_LAYOUTS) if fit.values]
     one = min(fitting, key=lambda fit: len(fit.copies_differ_along), default=None)
     return _heats(one) if one is not None and not one.incomparable else []
 
@@ -344,10 +345,8 @@ def _heats(result: Compared) -> list[StepHeat]:
 
 def equal_ranks(result: Compared) -> list[list[int]]:
     """Group ranks that have equal values of the same part."""
-    groups: dict[tuple[object, bytes], list[int]] = {}
-    for rank, values in result.reduced.items():
-        groups.setdefault((result.regions[rank], (values + 0.0).tobytes()), []).append(rank)
-    return list(groups.values())
+    parts = ((rank, (result.regions[rank], (held + 0.0).tobytes())) for rank, held in result.reduced.items())
+    return list(ranks_by(parts).values())
 
 
 def _heat(result: Compared, ranks: tuple[int, ...]) -> StepHeat:

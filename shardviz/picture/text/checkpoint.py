@@ -270,7 +270,7 @@ def _verdict(checkpoint: Checkpoint, report: Report, terminal: Terminal) -> Text
     if not report.num_tensors:
         return line((f"{terminal.glyphs.unknown} no file has a tensor", WARNING))
     names = {one.tensor for one in report.not_checked if one.tensor}
-    but = f"; {listed(map(printable, sorted(names)), 3)} not checked" if names else ""
+    but = f"; {listed(map(printable, sorted(names)))} not checked" if names else ""
     glyph, style = (terminal.glyphs.unknown, WARNING) if names else (terminal.glyphs.good, GOOD)
     have = "file has one rank's parts of" if checkpoint.ranks else "files have all of"
     text = f"{glyph} the {have} {tensors}, in {files}{but}"

@@ -243,7 +243,7 @@ def _about_layout(subject: Subject) -> list[str]:
         )
     copied = [axis for axis in layout.replicate_axes if layout.mesh.axis_size(axis) > 1]
     if copied:
-        num_terms = math.prod(layout.mesh.axis_size(axis) for axis, _ in layout.partial)
+        num_terms = layout.mesh.size_over(axis for axis, _ in layout.partial)
         sentences += _about_copies(subject, " and ".join(copied), num_terms)
     for axis, op in layout.partial:
         sentences.append(f"pending over {axis}: each rank of a block holds one term, and their {op} is not taken yet")

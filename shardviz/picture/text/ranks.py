@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shardviz.dump.content import leaves
+from shardviz.layout.mesh import ranks_by
 from shardviz.picture.exhibits.exhibit import columns_of
 from shardviz.picture.exhibits.steps import LEVELS
 from shardviz.picture.model.holders import mask_of, ranks_in_words, ranks_text
@@ -128,10 +129,10 @@ def rank_rows(subject: Subject, most: int | None) -> tuple[list[RankRow], int]:
         most: Rows to return at most, those that differ or that findings name before the others; None for all.
     """
     marked = subject.marked
-    groups: dict[tuple[str, str, bool], list[int]] = {}
-    for rank in sorted({*subject.claims, *subject.holds}):
-        key = (subject.claims.get(rank, ""), subject.holds.get(rank, ""), rank in marked)
-        groups.setdefault(key, []).append(rank)
+    ranks = sorted({*subject.claims, *subject.holds})
+    groups = ranks_by(
+        (rank, (subject.claims.get(rank, ""), subject.holds.get(rank, ""), rank in marked)) for rank in ranks
+    )
     rows = [RankRow(join_numbers(ranks, ","), *key) for key, ranks in groups.items()]
     order = sorted(range(len(rows)), key=lambda at: (rows[at].is_same, not rows[at].is_named))[:most]
     return [rows[at] for at in sorted(order)], len(rows) - len(order)
@@ -159,11 +160,7 @@ def _rank_table(rows: list[RankRow], terminal: Terminal, subject: Subject) -> li
 
 def _owners(subject: Subject) -> dict[str, list[int]]:
     """Group the ranks by the part that they should hold; ranks without one are left out."""
-    owners: dict[str, list[int]] = {}
-    for rank, text in subject.claims.items():
-        if text not in (NOTHING, PLAIN):
-            owners.setdefault(text, []).append(rank)
-    return owners
+    return ranks_by((rank, text) for rank, text in subject.claims.items() if text not in (NOTHING, PLAIN))
 
 
 MOST_NUMBERS = 64
@@ -247,9 +244,7 @@ def _blocks(tensor: Tensor, named: frozenset[int]) -> list[_Block]:
     """Group ranks by their numbers, in as few digits as set named ranks apart from the others."""
     coarsest: list[_Block] = []
     for digits in DIGITS:
-        ranks: dict[tuple[Rows, bool], list[int]] = {}
-        for rank, shard in tensor.shards.items():
-            ranks.setdefault((_rows(shard, digits), rank in named), []).append(rank)
+        ranks = ranks_by((rank, (_rows(shard, digits), rank in named)) for rank, shard in tensor.shards.items())
         blocks = [_Block(tuple(own), rows, is_named) for (rows, is_named), own in ranks.items()]
         coarsest = coarsest or blocks
         if len({block.rows for block in blocks}) == len(blocks):

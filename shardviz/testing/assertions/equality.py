@@ -48,7 +48,7 @@ from shardviz.reference.lookup import bits_of, locate
 from shardviz.reference.windows import UNPLACED
 from shardviz.relate.sides import Rounding
 from shardviz.relate.tolerance import ASSERT_CLOSE, ROUNDINGS_OF_ROLE, SAFETY
-from shardviz.relate.values import is_alike
+from shardviz.relate.values import finite_magnitude, is_alike, magnitude
 from shardviz.testing.assertions.message import ShardAssertionError, raise_for
 from shardviz.testing.assertions.subjects import check_values, device_mesh_of, gather, locals_of
 from shardviz.testing.assertions.weights import related_weight, with_optimizer, with_ties
@@ -104,7 +104,7 @@ class ExpectedTensor:
     @property
     def rounding(self) -> Rounding:
         """The same tolerance, as the rules for steps take it."""
-        size = float(np.max(np.abs(self.values), initial=0.0)) or 1.0
+        size = magnitude(self.values) or 1.0
         return Rounding((self.atol + self.rtol * size) / (SAFETY * size), 1, size)
 
 
@@ -221,11 +221,11 @@ def _wanted(
         for tensor in dump.tensors:
             for name in tensor.names:
                 whole[tensor.role, name] = whole_values(dump, tensor, name).reshape(tensor.shape)
-    largest = max((_largest_size(values) for (role, _), values in whole.items() if role == "grad"), default=0.0)
+    largest = max((finite_magnitude(values) for (role, _), values in whole.items() if role == "grad"), default=0.0)
     expected = {}
     for key, values in whole.items():
         dtypes = {reference_locals[key].values.dtype, tensors.get(key, reference_locals[key]).values.dtype}
-        size = max(_largest_size(values), largest if key[0] == "grad" else 0.0)
+        size = max(finite_magnitude(values), largest if key[0] == "grad" else 0.0)
         expected[key] = ExpectedTensor(values, *_tolerance(dtypes, ROUNDINGS_OF_ROLE.get(key[0], 0.0) * size))
     return expected
 
@@ -235,11 +235,6 @@ def _tolerance(dtypes: Collection[torch.dtype], rounded: float) -> tuple[float, 
     rtols, atols = zip(*(ASSERT_CLOSE.get(dtype_name(dtype), (0.0, 0.0)) for dtype in dtypes), strict=True)
     eps = max(torch.finfo(dtype).eps if dtype.is_floating_point else 0.0 for dtype in dtypes)
     return max(rtols), max(*atols, rounded * eps)
-
-
-def _largest_size(values: NDArray[np.float64]) -> float:
-    """Return the size of the largest finite element."""
-    return float(np.max(np.abs(values), initial=0.0, where=np.isfinite(values)))
 
 
 def _numbers(values: torch.Tensor) -> NDArray[np.float64]:
@@ -303,7 +298,7 @@ def _is_suspect(local: Local, expected: ExpectedTensor) -> bool:
         layout = Layout.from_placements(mesh, local.claimed_shape, placements)
         if layout.partial or local.flat or local.shape != expected.values.shape:
             return True
-        region = layout.region(mesh.coord_of(distributed.get_rank()))
+        region = layout.region_of_rank(distributed.get_rank())
     got = _numbers(local.values)
     if region.shape != got.shape:
         return True

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch.distributed.tensor import DTensor
 
-from shardviz.checkpoint.comparing.orders import name_change
+from shardviz.checkpoint.comparing.one_tensor.orders import name_change
 from shardviz.checkpoint.records import MemoryTensor
 from shardviz.explain.checkpoints.conversion import NarrowedOnTheWay
 from shardviz.explain.step.update import OptimizerOfOtherParameters
@@ -22,6 +22,7 @@ from shardviz.explain.testing.assertions import (
     WeightTimesNumber,
 )
 from shardviz.explain.testing.transfers import SwappedTensors
+from shardviz.layout.dtypes import HALVES
 from shardviz.layout.notation import write
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.lookup.by_reference import is_as_claimed
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     Values = NDArray[np.float64]
 
 
-NARROW = ("bfloat16", "float16")
 WIDE = "float64"
 """The dtype of all values here, and of the bits that are compared."""
 
@@ -77,7 +77,7 @@ def _relations(comparison: Compared, whole: Values, references: Mapping[str, Val
         (before, after, "it has the reference's values, rounded to"),
         (after, before, "the reference has its values, rounded to"),
     ):
-        if rounding := rounding_between(there, WIDE, here, WIDE, NARROW):
+        if rounding := rounding_between(there, WIDE, here, WIDE, HALVES):
             yield NarrowedOnTheWay(rounding.dtype, "the wider dtype"), f"{words} {rounding.dtype}"
     if order := name_change(before, after):
         yield OtherOrderThanReference(), f"the values are the reference's in another order: {order}"

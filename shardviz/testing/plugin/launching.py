@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from shardviz.errors import RankError, ShardvizError
+from shardviz.layout.mesh import ranks_by
 from shardviz.live import world
 from shardviz.testing.plugin import compat, debugging, outcome
 from shardviz.testing.plugin.on_ranks.modules import source_of
@@ -133,11 +134,7 @@ def _end(item: pytest.Function, failure: ShardvizError, ends: list[Outcome], coo
 
 def _show_output(item: pytest.Function, printed: dict[int, str], coords: list[str]) -> None:
     """Add what ranks printed to the report, equal outputs once; without capture, print it."""
-    by_text: dict[str, list[int]] = {}
-    for rank, text in sorted(printed.items()):
-        if text.strip():
-            by_text.setdefault(text, []).append(rank)
-    for text, ranks in by_text.items():
+    for text, ranks in ranks_by((rank, text) for rank, text in sorted(printed.items()) if text.strip()).items():
         name = f"rank {ranks[0]} ({coords[ranks[0]]})" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
         if item.config.getoption("capture") == "no":
             sys.stdout.writelines(f"[{name}] {line}\n" for line in text.splitlines())

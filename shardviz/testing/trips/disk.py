@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.checkpoint.comparing.changes import change_of
+from shardviz.checkpoint.comparing.all_tensors.odd_files import files_of
 from shardviz.checkpoint.comparing.equality import ContentIndex, agree, can_cast
+from shardviz.checkpoint.comparing.one_tensor.changes import change_of
 from shardviz.checkpoint.comparing.outcome import Outcome
-from shardviz.checkpoint.comparing.steps import files_of
 from shardviz.checkpoint.open import is_checkpoint, open_checkpoint
 from shardviz.checkpoint.optimizer import state_of
 from shardviz.errors import DumpError, ShardvizError
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from shardviz.checkpoint.records import StoredTensor
     from shardviz.explain.finding import Finding, Kind
     from shardviz.reference.files import Entry
-
-MOST = 3
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
@@ -100,7 +98,7 @@ def _finding(sent: SourceTensor, saved: StoredTensor, contents: ContentIndex, tr
         sentence = f"{called}, it has the values of {whose}"
         return WrongOnDisk().finding(sent.name, (), sentence, kind="foreign", details=(trips,))
     outcome = change_of(Outcome(sent.name, saved.name, "equal"), sent, saved, ("what was saved", "it"))
-    files = f", in {listed(sorted(files_of(saved, sent)[1]), MOST)}" if outcome.verdict == "other" else ""
+    files = f", in {listed(sorted(files_of(saved, sent)[1]))}" if outcome.verdict == "other" else ""
     kind: Kind = "misordered" if outcome.verdict == "permuted" else "wrong-value"
     return WrongOnDisk().finding(sent.name, (), f"{called}, {outcome.why}{files}", kind=kind, details=(trips,))
 
@@ -112,4 +110,4 @@ def not_checked_text(absent: Mapping[str, str], refused: list[str], total: int) 
     elif len(absent) == total:
         yield "what is on disk: no name there is the model's; pass names={...}"
     elif absent:
-        yield f"{counted(len(absent), 'tensor')} on disk: {listed(absent, MOST)}: {next(iter(absent.values()))}"
+        yield f"{counted(len(absent), 'tensor')} on disk: {listed(absent)}: {next(iter(absent.values()))}"

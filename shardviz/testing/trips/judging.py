@@ -13,7 +13,7 @@ import torch
 from torch import distributed
 
 from shardviz.check.report import grouped
-from shardviz.checkpoint.comparing.changes import values_changed
+from shardviz.checkpoint.comparing.one_tensor.changes import values_changed
 from shardviz.checkpoint.comparing.outcome import Outcome
 from shardviz.checkpoint.records import MemoryTensor
 from shardviz.explain.checkpoints.conversion import NarrowedOnTheWay, PaddedParts
@@ -33,6 +33,7 @@ from shardviz.explain.testing.transfers import (
     SwappedTensors,
     WriteIntoCopies,
 )
+from shardviz.groups import in_groups, the_only
 from shardviz.layout.region import indices
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.stamp import bits_of_tensor, dtype_name
@@ -203,11 +204,7 @@ def parts_of_all(locals_: Mapping[str, Local], targets: Mapping[str, TargetTenso
     for name, rank_part in own_parts.items():
         if rank_part.fate == "other" and (whose := _owner(locals_[name], targets)):
             own_parts[name] = replace(rank_part, fate="swapped", why=whose)
-    parts: dict[str, list[PartOutcome]] = {}
-    for of_rank in of_all_ranks(own_parts):
-        for name, rank_part in of_rank.items():
-            parts.setdefault(name, []).append(rank_part)
-    return parts
+    return in_groups((name, rank_part) for of_rank in of_all_ranks(own_parts) for name, rank_part in of_rank.items())
 
 
 def _owner(local: Local, targets: Mapping[str, TargetTensor]) -> str:
@@ -257,8 +254,8 @@ class TransferOutcome:
 
     def owner(self, name: str) -> str:
         """Return the tensor whose values all wrong parts have; empty if they share none."""
-        owners = {part.why if part.fate == "swapped" else "" for part in self.parts[name] if part.fate != "right"}
-        return owners.pop() if len(owners) == 1 else ""
+        wrong = [part for part in self.parts[name] if part.fate != "right"]
+        return the_only({part.why if part.fate == "swapped" else "" for part in wrong}) or ""
 
     def is_padded(self, name: str) -> bool:
         """Whether ranks padded their own parts although a map pads the whole."""
@@ -267,8 +264,7 @@ class TransferOutcome:
 
     def change(self, name: str) -> Outcome | None:
         """Return the one change of all wrong parts' values; None if they changed differently."""
-        changes = {part.change for part in self.parts[name] if part.fate != "right"}
-        return changes.pop() if len(changes) == 1 else None
+        return the_only({part.change for part in self.parts[name] if part.fate != "right"})
 
     @property
     def unplaced(self) -> list[str]:

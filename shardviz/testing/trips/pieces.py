@@ -172,7 +172,7 @@ def _other_regions(local: Local) -> Iterator[Region]:
         return
     mesh, placements = local.claim
     layout = Layout.from_placements(mesh, local.shape, placements)
-    own_region = layout.region(mesh.coord_of(distributed.get_rank()))
+    own_region = layout.region_of_rank(distributed.get_rank())
     yield from (one for one in dict.fromkeys(map(layout.region, mesh.coords())) if one != own_region)
 
 
@@ -199,7 +199,7 @@ def padded_by_rank(local: Local, node: Node) -> PaddedPart | None:
         return None
     mesh, placements = local.claim
     inner, dim = node.parts[0], dim_of(node)
-    region = Layout.from_placements(mesh, inner.shape, placements).region(mesh.coord_of(distributed.get_rank()))
+    region = Layout.from_placements(mesh, inner.shape, placements).region_of_rank(distributed.get_rank())
     cut = (*(slice(None),) * dim, slice(0, region.shape[dim]))
     actual = bits_of_tensor(local.values)[cut]
     expected = cast_bits(entry_of(inner).read(region), entry_of(inner).dtype, local.values.dtype)
@@ -316,7 +316,7 @@ class PieceCuts:
             called = f"{name} ({names[0] if len(names) == 1 else f'part {number}'})"
             fused_layouts = {pattern: layout for pattern, layout in self.layouts.items() if "(" in pattern}
             layout = self._layout(_rule_of(fused_layouts, called) or text, called, self.entry(name, number).shape)
-            size = layout.region(layout.mesh.coord_of(distributed.get_rank())).shape[dim]
+            size = layout.region_of_rank(distributed.get_rank()).shape[dim]
             cut = (*(slice(None),) * dim, slice(start, start + size))
             cut_local = replace(local, values=local.values[cut])
             pieces[called] = TargetPiece(_labeled(cut_local, called, layout), (name, number), cut)

@@ -59,7 +59,6 @@ if TYPE_CHECKING:
 
 What = Literal["param", "buffer", "optim", "setting", "disk"]
 ALL: tuple[What, ...] = ("param", "buffer", "optim", "setting", "disk")
-MOST = 3
 Transfer = Callable[[Any, Any, Path], Any]
 """Saves or loads: `(model, optimizer, folder)`. A load may return a new model, or a new model and optimizer."""
 
@@ -287,7 +286,7 @@ def _uncompared(before: SavedState, of: set[What], *, same: bool) -> Iterator[st
     names = [name for name, sent in before.sent.items() if sent.each and sent.role in of]
     if names and not same:
         yield (
-            f"{listed(names, MOST)}: each rank has different values under this name, and no placements say which part "
+            f"{listed(names)}: each rank has different values under this name, and no placements say which part "
             "they are, so they can be compared on the mesh of the save only"
         )
 

@@ -73,7 +73,6 @@ if TYPE_CHECKING:
 
 
 Weights = nn.Module | Mapping[str, torch.Tensor] | None
-MOST = 3
 SENDER = "the source"
 
 
@@ -238,9 +237,9 @@ def _unmatched(names: Sequence[str], nodes: Mapping[str, Node], entries: Mapping
     """Yield which tensors of either side have nothing on the other."""
     used = {name for one in nodes.values() for name in names_of(one)}
     if lone := [name for name in names if name not in nodes]:
-        yield f"{counted(len(lone), 'tensor')} of the target: nothing is sent to {listed(lone, MOST)}"
+        yield f"{counted(len(lone), 'tensor')} of the target: nothing is sent to {listed(lone)}"
     if lone := [name for name in entries if name not in used]:
-        yield f"{counted(len(lone), 'tensor')} of the source: nothing is made of {listed(lone, MOST)}"
+        yield f"{counted(len(lone), 'tensor')} of the source: nothing is made of {listed(lone)}"
 
 
 def weights_of(weights: Weights) -> RankContents:

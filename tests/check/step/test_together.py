@@ -24,7 +24,7 @@ def kept(values, dtype="float64"):
 
 
 def cut(values, mesh, layout):
-    spans = {rank: layout.region(mesh.coord_of(rank)).dims for rank in mesh.ranks}
+    spans = {rank: layout.region_of_rank(rank).dims for rank in mesh.ranks}
     return {
         rank: kept(values[tuple(slice(*own[0]) if own else slice(0) for own in dims)]) for rank, dims in spans.items()
     }

@@ -256,8 +256,8 @@ def _odd_copies(case: Case) -> Iterator[Fit]:
         right_positions = sorted({coord[column] for coord in case.shards} - set(odd))
         if odd and right_positions:
             fits = explain(case.only([coord for coord in case.shards if coord[column] in odd]))[0]
-            where = f"{axis}={listed(odd, MAX_DIFFERENCES)}"
-            right = f"the copies on {axis}={listed(right_positions, MAX_DIFFERENCES)} are in order"
+            where = f"{axis}={listed(odd)}"
+            right = f"the copies on {axis}={listed(right_positions)} are in order"
             text = f"{right}, but not on {where}: {fits.sentence}"
             yield Fit(OddCopies(axis, right_positions[0]), text, f"on {where}: {fits.held}", details=fits.details)
             return

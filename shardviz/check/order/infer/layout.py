@@ -14,6 +14,7 @@ from itertools import combinations, islice, permutations, product
 from typing import TYPE_CHECKING
 
 from shardviz.errors import LayoutError
+from shardviz.groups import in_groups
 from shardviz.layout.layout import Layout
 from shardviz.layout.region import Ranges, length, merge_ranges
 from shardviz.layout.splits import JOIN, MAX_SEGMENTS, Chain, Link, chunk
@@ -59,7 +60,6 @@ def derive_chain(size: int, axes: Mapping[str, int], table: Table, prefer: Chain
     """Find the simplest chain that gives every position what it holds.
 
     Args:
-        size: The dim's size.
         axes: The axes that what is held depends on, with their sizes, in the order of the table's positions.
         table: What each position holds.
         prefer: The chain that is claimed: it wins over others as simple.
@@ -109,9 +109,9 @@ class _PeelTask:
         """Return for every position on `axes` all that is held there, rising."""
         if axes not in self._unions:
             columns = [list(self.axes).index(axis) for axis in axes]
-            groups: dict[Place, list[Ranges]] = {}
-            for place, ranges in self.table.items():
-                groups.setdefault(tuple(place[column] for column in columns), []).append(ranges)
+            groups = in_groups(
+                (tuple(place[column] for column in columns), ranges) for place, ranges in self.table.items()
+            )
             self._unions[axes] = {place: _union(parts) for place, parts in groups.items()}
         return self._unions[axes]
 

@@ -277,7 +277,7 @@ Pairs = set[tuple[Ranges, Ranges]]
 """For places in a dim, what is held there."""
 
 
-def explain_dims(claimed: Layout, held: Mapping[Coord, Region], *, besides: Sequence[Fit] = ()) -> Iterator[Fit]:
+def explain_dims(claimed: Layout, held: Mapping[Coord, Region], *, besides: Sequence[Fit]) -> Iterator[Fit]:
     """Yield the explanation, if it holds, that dims hold their own indices in another order.
 
     Args:

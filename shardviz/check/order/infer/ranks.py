@@ -259,7 +259,7 @@ def _sharing_rule_by_rank(claimed: Layout, source_of: Mapping[int, int]) -> str:
     if sorted(mesh.ranks) != list(range(mesh.size)):
         return ""
     first: dict[Region, int] = {}
-    first_holders = [first.setdefault(claimed.region(mesh.coord_of(rank)), rank) for rank in range(mesh.size)]
+    first_holders = [first.setdefault(claimed.region_of_rank(rank), rank) for rank in range(mesh.size)]
     return _sharing_rule(np.array(first_holders), {rank: first_holders[source] for rank, source in source_of.items()})
 
 

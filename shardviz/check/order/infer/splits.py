@@ -38,7 +38,7 @@ from shardviz.layout.intended import order_between
 from shardviz.layout.notation import write
 from shardviz.layout.placements import Replicate, spell
 from shardviz.layout.region import Ranges, Region, length, merge_ranges
-from shardviz.layout.splits import JOIN, bind_chain, chunk, follow_with_splits, slice_ranges
+from shardviz.layout.splits import JOIN, axes_in, bind_chain, chunk, follow_with_splits, numbers_in, slice_ranges
 from shardviz.layout.splits import Split as Cut
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ LABELS_FSDP_OVER_TP = (2, 5)
 NO_LABEL = "no placements (torch has none for this layout: split the tensor again)"
 
 
-def explain_label(claimed: Layout, held: Layout, torch: str = "") -> Fit:
+def explain_label(claimed: Layout, held: Layout, torch: str) -> Fit:
     """Name the difference between two layouts, as the torch that wrote the dump labels them."""
     kind = disorder_between(claimed, held)
     if kind is AnotherOrder and _version(torch) >= LABELS_FSDP_OVER_TP:
@@ -113,7 +113,7 @@ def right_label(held: Layout, own_axes: Sequence[str] = ()) -> str:
 
 def splitting(layout: Layout) -> set[str]:
     """Return the axes of more than one rank that split a tensor: the others change nothing."""
-    return {axis for axis in layout.split_axes if layout.mesh.axis_size(axis) > 1}
+    return {*layout.split_axes} & {*layout.mesh.long_axes}
 
 
 def disorder_between(claimed: Layout, held: Layout) -> type[Disorder]:
@@ -150,12 +150,12 @@ def _is_in_mesh_order(layout: Layout, axes_by_dim: list[list[str]]) -> bool:
 
 def _has_segments_under_fsdp(chain: Chain) -> bool:
     """Whether a chain is FSDP2 over segments: `(48/2/dp)/3/tp`, with a number after its join."""
-    return JOIN in chain and any(isinstance(link, int) for link in chain[chain.index(JOIN) :])
+    return JOIN in chain and bool(numbers_in(chain[chain.index(JOIN) :]))
 
 
 def _is_split_again(chain: Chain) -> bool:
     """Whether segments are split and what a rank has of them is split as one: `(48/3/tp)/dp`."""
-    return JOIN in chain and any(isinstance(link, int) for link in chain[: chain.index(JOIN)])
+    return JOIN in chain and bool(numbers_in(chain[: chain.index(JOIN)]))
 
 
 def _is_dealt_out(held: Layout) -> bool:
@@ -173,14 +173,11 @@ def _is_dealt_out(held: Layout) -> bool:
 
 def _axes_by_dim(layout: Layout) -> list[list[str]]:
     """Return each dim's splitting axes in order; axes of one rank split nothing."""
-    return [
-        [link for link in chain if isinstance(link, str) and link != JOIN and layout.mesh.axis_size(link) > 1]
-        for chain in layout.chains
-    ]
+    return [[axis for axis in axes_in(chain) if layout.mesh.axis_size(axis) > 1] for chain in layout.chains]
 
 
 def _numbers(layout: Layout) -> list[Chain]:
-    return [chain for chain in layout.chains if any(isinstance(link, int) for link in chain)]
+    return [chain for chain in layout.chains if numbers_in(chain)]
 
 
 def explain_flattened(claimed: Layout, held: Mapping[Coord, Region], run: Mesh) -> Iterator[Fit]:
@@ -258,8 +255,8 @@ def explain_splits(claimed: Layout, held: Mapping[Coord, Region]) -> Iterator[Fi
         return
     for cause, words, split in kinds:
         for dim, chain in enumerate(claimed.chains):
-            for axis in chain if math.prod(link for link in chain if isinstance(link, int)) <= MAX_PIECES else ():
-                if isinstance(axis, int) or axis == JOIN or not _fits(claimed, held, dim, axis, split):
+            for axis in axes_in(chain) if math.prod(numbers_in(chain)) <= MAX_PIECES else ():
+                if not _fits(claimed, held, dim, axis, split):
                     continue
                 size = claimed.mesh.axis_size(axis)
                 text = words.format(axis=axis, size=size, last=2 * size - 1, twice=2 * size, dim=dim)

@@ -46,6 +46,7 @@ from shardviz.explain.placement.content import (
     WeightNotLoaded,
     ZerosAmongElements,
 )
+from shardviz.layout.dtypes import HALVES
 from shardviz.layout.region import Ranges, Region, index_of, indices
 from shardviz.relate.casts import rounded
 from shardviz.text import listed, natural_key, starred
@@ -77,8 +78,6 @@ class Counts:
         copies: How often each should be.
         num_missing: Ids held less often.
         num_duplicated: Ids held more often.
-        least: The smallest count.
-        most: The largest count.
         first_missing: The element number of the first id held less often; -1 if there is none.
         first_duplicated: The same of the first held more often.
     """
@@ -114,7 +113,7 @@ def count_ids(case: Case) -> Counts:
     if case.claimed is None:
         return grid.counts(grid.usual(bool(case.changing_axes)), claimed=False)
     axes = (*case.claimed.replicate_axes, *(axis for axis, _ in case.claimed.partial))
-    return grid.counts(math.prod(case.mesh.axis_size(axis) for axis in axes), claimed=True)
+    return grid.counts(case.mesh.size_over(axes), claimed=True)
 
 
 class _Grid:
@@ -203,7 +202,6 @@ class _Grid:
 
 
 MAX_RANKS = 4
-NARROW = ("bfloat16", "float16")
 MAX_COMPARED = 64
 """Tensors that are asked whose elements they have."""
 
@@ -229,7 +227,7 @@ def check_foreign(case: Case) -> Iterator[Finding]:
         yield _rounded_ids(case, foreign, dtype)
     elif mixed and all(owners.values()) and _may_be_renumbered(case, names):
         by_rank = owners_of(case)
-        named = listed((f"{name} on rank {rank}" for rank, name in by_rank.items()), 3)
+        named = listed(f"{name} on rank {rank}" for rank, name in by_rank.items())
         distinct = len(set(by_rank.values()))
         sentence = f"ranks use this name for {distinct} different tensors of the unsharded model: {named}"
         yield case.finding(LocalNumbering(), by_rank, sentence, held="a different tensor on each rank")
@@ -244,7 +242,7 @@ def _rounded_to(case: Case) -> str:
     first = case.dump.first_ids.get(case.name)
     if first is None or case.numel < FEW:
         return ""
-    for dtype in NARROW:
+    for dtype in HALVES:
         pairs = [(case.local_ids(coord), _own_ids(case, coord)) for coord in case.shards]
         as_of_model = [(np.where(ids > 0, ids + first - 1, -1 - ids), own_ids + first - 1) for ids, own_ids in pairs]
         if all(np.array_equal(held, rounded(due, dtype)) for held, due in as_of_model):

@@ -33,7 +33,7 @@ from shardviz.explain.placement.labels import (
 from shardviz.layout.intended import order_between, parse_intended, split_order
 from shardviz.layout.notation import Pattern, write
 from shardviz.layout.placements import spell
-from shardviz.layout.splits import JOIN
+from shardviz.layout.splits import JOIN, axes_in, numbers_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from shardviz.explain.finding import Finding, Kind
     from shardviz.layout.intended import DimOrder
     from shardviz.layout.layout import Layout
-    from shardviz.layout.splits import Chain
 
 
 def intended_text(intended: Mapping[str, str], name: str) -> str:
@@ -76,8 +75,7 @@ def with_order(tensor: Tensor, text: str) -> str:
     intended = pattern.layout(tensor.claimed.mesh, tensor.claimed.tensor_shape)
     held = {rank: shard.held for rank, shard in tensor.shards.items()}
     is_held = all(
-        region is not None and same_region(intended.region(intended.mesh.coord_of(rank)), region)
-        for rank, region in held.items()
+        region is not None and same_region(intended.region_of_rank(rank), region) for rank, region in held.items()
     )
     return (order_between(tensor.claimed, intended) if is_held else "") or text
 
@@ -111,8 +109,8 @@ def check_intent(case: Case, text: str) -> Iterator[Finding]:
     if not wrong and (case.claimed is None or set(case.claimed.partial) == set(intended.partial)):
         return
     held = write(case.held) if case.held is not None else "no layout of the notation"
-    numbers = [_numbers(chain) for chain in intended.chains]
-    held_numbers = [_numbers(chain) for chain in case.held.chains] if case.held is not None else []
+    numbers = [numbers_in(chain) for chain in intended.chains]
+    held_numbers = [numbers_in(chain) for chain in case.held.chains] if case.held is not None else []
     kind: Kind = "wrong-segment" if any(numbers) and numbers != held_numbers else "wrong-placement"
     fit = _fit(case, intended, kind, held)
     finding = case.finding(
@@ -155,8 +153,8 @@ def _fit(case: Case, intended: Layout, kind: Kind, held: str) -> Fit:
 
 def _segments_advice(intended: Layout) -> FusedWeightSplit:
     """Say how to split a fused dim's segments: FSDP2 and ColwiseParallel cannot."""
-    dim, chain = next((dim, chain) for dim, chain in enumerate(intended.chains) if _numbers(chain))
-    count, axes = _numbers(chain)[0], [link for link in chain if isinstance(link, str) and link != JOIN]
+    dim, chain = next((dim, chain) for dim, chain in enumerate(intended.chains) if numbers_in(chain))
+    count, axes = numbers_in(chain)[0], axes_in(chain)
     placements = intended.placements()
     if len(axes) == 1 and placements is not None:
         return FusedWeightSplit(count, spell(placements))
@@ -175,10 +173,6 @@ def _layout(case: Case, pattern: Pattern) -> Layout:
             f"intended {pattern} is not how the tensor is held: {case.claimed_text or list(case.shape)}"
         )
     return layout
-
-
-def _numbers(chain: Chain) -> list[int]:
-    return [link for link in chain if isinstance(link, int)]
 
 
 def check_states(dump: Dump) -> Iterator[Finding]:
@@ -258,13 +252,13 @@ def is_compared(dump: Dump) -> bool:
 
 def _has_due_shape(tensor: Tensor, rank: int) -> bool:
     shard = tensor.shards[rank]
-    return shard.layout is None or shard.layout.region(shard.layout.mesh.coord_of(rank)).shape == shard.body.local_shape
+    return shard.layout is None or shard.layout.region_of_rank(rank).shape == shard.body.local_shape
 
 
 def _shape_finding(tensor: Tensor, name: str, wrong: list[int]) -> Finding:
     shard = tensor.shards[wrong[0]]
     assert shard.layout is not None
-    claimed = shard.layout.region(shard.layout.mesh.coord_of(shard.rank)).shape
+    claimed = shard.layout.region_of_rank(shard.rank).shape
     actual, expected = list(shard.body.local_shape), list(claimed)
     what = f"rank {shard.rank} would hold {actual}, but its placements give {expected}"
     return UnevenPlan().finding(name, tuple(wrong), what, claimed=write(shard.layout))

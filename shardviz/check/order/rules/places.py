@@ -60,15 +60,12 @@ if TYPE_CHECKING:
     Spans = Mapping[Coord, tuple[int, int]]
 
 
-MAX_LISTED = 3
-
-
 def _held_in_words(case: Case) -> str:
     """Say what the first ranks hold, or what every rank does."""
     regions = sorted((shard.rank, case.regions[coord]) for coord, shard in case.shards.items() if coord in case.regions)
     if len({region for _, region in regions}) == 1 < len(regions):
         return f"every rank {regions[0][1]}"
-    return listed((f"rank {rank} {region}" for rank, region in regions), MAX_LISTED)
+    return listed(f"rank {rank} {region}" for rank, region in regions)
 
 
 def explain_plain(case: Case, counts: Counts) -> Fit:
@@ -109,7 +106,7 @@ def _cuts(case: Case, counts: Counts) -> list[tuple[str, ...]]:
     if case.ids or counts.num_missing:
         return [] if case.ids else [used]
     count = len(set(case.regions.values()))
-    fitting = [axes for axes in axis_sets(used) if math.prod(map(case.mesh.axis_size, axes)) == count]
+    fitting = [axes for axes in axis_sets(used) if case.mesh.size_over(axes) == count]
     return sorted(fitting, key=lambda axes: _num_odd(case, axes))
 
 
@@ -133,12 +130,12 @@ def _unused_axes(case: Case) -> list[str]:
     parts = -(-case.numel // sizes.pop())
     mesh = case.mesh
     used = case.changing_axes
-    still = [axis for axis in mesh.axes if axis not in used and mesh.axis_size(axis) > 1]
-    lacking, remainder = divmod(parts, math.prod(mesh.axis_size(axis) for axis in used))
+    still = [axis for axis in mesh.long_axes if axis not in used]
+    lacking, remainder = divmod(parts, mesh.size_over(used))
     if remainder or lacking < 2:
         return []
     alone = [axis for axis in still if mesh.axis_size(axis) == lacking]
-    together = [axes for axes in combinations(still, 2) if math.prod(map(mesh.axis_size, axes)) == lacking]
+    together = [axes for axes in combinations(still, 2) if mesh.size_over(axes) == lacking]
     return alone or [axis for axes in together[:1] for axis in axes]
 
 
@@ -203,12 +200,10 @@ def _has_all(case: Case, coord: Coord) -> bool:
 
 def _are_equal(case: Case) -> bool:
     """Whether digests show that the model's own values are the same on all ranks."""
-    initial = case.dump.find("initial", case.tensor.role, case.name)
+    initial = case.initial
     if initial is None or set(initial.shards) != {shard.rank for shard in case.shards.values()}:
         return False
-    index = initial.index(case.name)
-    digests = {shard.digest(index) if shard.digests else "" for shard in initial.shards.values()}
-    return len(digests) == 1 and "" not in digests
+    return initial.is_equal_on_ranks(case.name)
 
 
 def are_shared_blocks(case: Case) -> bool:

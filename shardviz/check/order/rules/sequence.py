@@ -36,15 +36,12 @@ if TYPE_CHECKING:
     from shardviz.explain.placement.order import Disorder
     from shardviz.layout.mesh import Mesh
 
-MAX_LISTED = 3
-
 
 @dataclass(frozen=True, slots=True)
 class Order:
     """Which positions of the sequence each rank has of one tensor.
 
     Attributes:
-        name: The tensor's name.
         size: How long the sequence is.
         held: The positions by rank, as they lie in memory.
         leads: Whether others are held against it if as many are ordered in one way as in another.
@@ -202,4 +199,4 @@ def _split_text(mesh: Mesh, order: Order) -> str:
             return split.held
     if len(set(order.held.values())) == 1:
         return f"every rank {_ranges_text(next(iter(order.held.values())))}"
-    return listed((f"rank {rank} {_ranges_text(ranges)}" for rank, ranges in sorted(order.held.items())), MAX_LISTED)
+    return listed(f"rank {rank} {_ranges_text(ranges)}" for rank, ranges in sorted(order.held.items()))

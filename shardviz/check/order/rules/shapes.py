@@ -29,6 +29,7 @@ from shardviz.explain.placement.labels import (
 )
 from shardviz.explain.placement.order import Scrambled
 from shardviz.layout.layout import Layout
+from shardviz.layout.mesh import ranks_by
 from shardviz.layout.notation import write
 from shardviz.layout.region import indices
 from shardviz.text import counted, named_ranks
@@ -58,10 +59,7 @@ def check_global_shape(laid_out: LaidOut, tensor: Tensor, name: str) -> Iterator
     expected = stamp.shape if stamp else shapes.most_common(1)[0][0]
     odd_shapes = {shard.rank: shard.body.shape for shard in tensor.shards.values() if shard.body.shape != expected}
     rank = next(iter(odd_shapes))
-    ranks_of: dict[tuple[int, ...], list[int]] = {}
-    for at, shape in odd_shapes.items():
-        ranks_of.setdefault(shape, []).append(at)
-    named = [f"{list(shape)} on {named_ranks(ranks)}" for shape, ranks in ranks_of.items()]
+    named = [f"{list(shape)} on {named_ranks(ranks)}" for shape, ranks in ranks_by(odd_shapes.items()).items()]
     more = [counted(len(named) - MOST_SHAPES, "more shape")] if len(named) > MOST_SHAPES else []
     shapes_text = " and ".join([*named[:MOST_SHAPES], *more])
     whose = "the unsharded model has" if stamp else "most ranks have"
@@ -101,7 +99,7 @@ def _sharded_over_different(
     over = [{*wrapper.ranks} for wrapper in wrappers if wrapper.kind == "fsdp" and name in wrapper.names]
     offsets: dict[Coord, tuple[int, ...]] = {}
     for rank, shard in tensor.shards.items() if over else ():
-        claimed = shard.layout.region(shard.layout.mesh.coord_of(rank)) if shard.layout is not None else None
+        claimed = shard.layout.region_of_rank(rank) if shard.layout is not None else None
         if claimed is None or shard.held is None or len(shard.held.dims) != len(expected) or rank not in mesh:
             return None
         if claimed.size == 0 and shard.held.size == 0:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeGuard
 
 import numpy as np
 
-from shardviz.check.report import NotChecked
+from shardviz.check.report import NotChecked, findings_in
 from shardviz.check.values.copies import flat_values, is_constant
 from shardviz.dump.records.base import WEIGHTS
 from shardviz.errors import ShardvizError
@@ -53,7 +53,7 @@ def check_filled(case: Case) -> Iterator[Finding]:
     """Yield a weight that is one number on all ranks and differs in the unsharded model, if other weights have ids."""
     records = case.dump.files.ranks
     ranks = sorted(shard.rank for shard in case.shards.values() if 0 not in shard.body.local_shape)
-    initial = case.dump.find("initial", case.tensor.role, case.name)
+    initial = case.initial
     is_filled = bool(ranks) and all(rank in records and case.name in records[rank].filled for rank in ranks)
     if not is_filled or initial is None or not _have_ids(case.dump):
         return
@@ -108,7 +108,7 @@ def _numbers(case: Case, coord: Coord) -> set[int]:
 
 def _has_finite_values(case: Case) -> bool:
     """Whether the model's own values were captured and are all finite."""
-    initial = case.dump.find("initial", case.tensor.role, case.name)
+    initial = case.initial
     if initial is None:
         return False
     values = (flat_values(shard) for shard in initial.shards.values())
@@ -142,9 +142,7 @@ def _is_computed_alike(case: Case, ids: Mapping[Coord, NDArray[np.int64]]) -> bo
         return False
     if initial is None:  # a captured job has the stamped model only, whose other values a dump does not tell apart
         return case.tensor.role == "buffer" and not case.dump.files.run.reference
-    index = initial.index(case.name)
-    digests = {shard.digest(index) for shard in initial.shards.values()}
-    return len(digests) == 1 and "" not in digests
+    return initial.is_equal_on_ranks(case.name)
 
 
 WHY = (
@@ -197,7 +195,7 @@ def with_suspects(
         return results
     incomplete = (finding for finding in weights if finding.kind == "incomplete" and not finding.ranks)
     if absent := [finding.tensor for finding in incomplete if finding.tensor]:
-        why = f"the step: its numbers come from a model without {listed(absent, MAX_LISTED)}"
+        why = f"the step: its numbers come from a model without {listed(absent)}"
         explained = [result for result in results if result.tensor and not _is_unexplained(result)]
         return [*explained, NotChecked("", why, "step")]
     suspects = dict(_suspects(laid_out))
@@ -314,7 +312,7 @@ def of_masters(dump: Dump, results: list[Finding | NotChecked]) -> list[Finding 
     On ranks that have some elsewhere, those that are not found are taken to be elsewhere too: they are in the
     same buffers, and cut where the buffers end.
     """
-    findings = [finding for finding in results if isinstance(finding, Finding)]
+    findings = findings_in(results)
     wrong = {finding.tensor for finding in findings}
     moved = {rank for finding in findings if isinstance(finding.explanation, MisplacedMaster) for rank in finding.ranks}
     return [

@@ -136,7 +136,7 @@ RULES = (
 def with_reason(evidence: Evidence, comparison: Compared, finding: Finding) -> Finding:
     """Add to an unexplained output's finding the first reason that the step supports."""
     is_output = comparison.role == "output"
-    is_lone_loss = comparison is evidence.loss and not any(result.role == "output" for result in evidence.results)
+    is_lone_loss = comparison is evidence.loss and not evidence.outputs
     if not finding.generic or not (is_output or is_lone_loss):
         return finding
     rules = RULES if is_output else (check_stages,)
@@ -261,13 +261,13 @@ def _by_shape(comparison: Compared) -> Iterator[Layout]:
 
 
 def _holds_part(comparison: Compared, layout: Layout, dim: int, rank: int) -> bool:
-    held, expected = comparison.values[rank].shape, layout.region(comparison.mesh.coord_of(rank)).shape
-    size = max(layout.region(comparison.mesh.coord_of(other)).shape[dim] for other in comparison.values)
+    held, expected = comparison.values[rank].shape, layout.region_of_rank(rank).shape
+    size = max(layout.region_of_rank(other).shape[dim] for other in comparison.values)
     return held in (expected, (*expected[:dim], size, *expected[dim + 1 :]))
 
 
 def _laid_out(comparison: Compared, layout: Layout) -> Compared:
-    regions = {rank: layout.region(layout.mesh.coord_of(rank)) for rank in comparison.values}
+    regions = {rank: layout.region_of_rank(rank) for rank in comparison.values}
     values = {rank: held[tuple(map(slice, regions[rank].shape))] for rank, held in comparison.values.items()}
     sides = [zip(comparison.values[rank].shape, values[rank].shape, strict=True) for rank in values]
     cut = next(((dim, held) for shapes in sides for dim, (held, own) in enumerate(shapes) if held > own), None)

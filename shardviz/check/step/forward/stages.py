@@ -35,8 +35,6 @@ class Pipeline:
     """Which coordinates of a pipeline's axis have which layers of one list, and which stages.
 
     Attributes:
-        mesh: The run's mesh.
-        axis: The axis of the pipeline.
         prefix: The name of the list of layers, with its dot.
         layers: The numbers of the layers on every coordinate.
         size: How many layers the unsharded model has.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec import structs
 
-from shardviz.check.report import NotChecked
+from shardviz.check.report import NotChecked, findings_in
 from shardviz.check.step.contradictions import check_no_gradient
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.jobs.clips import of_size_before
@@ -26,7 +26,7 @@ from shardviz.check.step.run import explained, seen_in
 from shardviz.check.step.trace.calls import is_within
 from shardviz.check.step.trace.divergence import blamed_by_weights, first_in_backward, first_in_forward
 from shardviz.check.step.trace.naming import of_output, placed, with_cut
-from shardviz.check.step.trace.traces import coarsest_of, float_of
+from shardviz.check.step.trace.traces import coarsest_of, largest_of
 from shardviz.dump.dump import Dump, dump_of
 from shardviz.dump.read import DumpFiles
 from shardviz.dump.records.files import RankRecord
@@ -91,7 +91,6 @@ class Assembling:
 
     Attributes:
         job: The trace of the job that is looked at.
-        mesh: Its mesh.
         ranks: What is known of each rank.
         arrays: Values, by rank and name.
         narrowed_to: The coarsest dtype that either job computes in, if it is narrow.
@@ -352,8 +351,7 @@ def add_weight(
 
 def _add_place(assembling: Assembling, judging: Judging, place: Place) -> None:
     whole = judging.whole[place].values
-    by_rank = {rank: points[place].values for rank, points in judging.ranks.items() if place in points}
-    parts = {rank: values for rank, values in by_rank.items() if values is not None}
+    parts = judging.held(place)
     if whole is None or not whole.is_whole or not all(part.is_whole for part in parts.values()):
         return
     name = place.values_name
@@ -388,24 +386,23 @@ def findings_on(evidence: JobEvidence, judging: Judging, reference_name: str) ->
         return
     yield from of_all
     absent, pairs = with_cut(evidence, list(check_no_gradient(evidence)), placed(evidence, pairs))
-    yield from (result for result in absent if isinstance(result, Finding))
+    yield from findings_in(absent)
     yield from (finding for _, finding in pairs)
 
 
 def _in_forward(
     evidence: JobEvidence, judging: Judging, first: Divergence, reference_name: str
 ) -> Finding | NotChecked:
-    call = first.call
+    call, name = first.call, first.module or "the model itself"
     if draws(judging, call.module, call.number):
-        name = call.module or "the model itself"
         why = (
             f"what follows {name}: it draws random numbers, and the jobs draw different ones; make both run without "
             "(p=0 or eval()), or load the same masks, to compare the rest"
         )
         return check_masks(judging, call.module, call.number) or NotChecked(call.module, why, "step")
-    ranks = tuple(sorted(call.points))
-    name = first.module or "the model itself"
-    base = UnexplainedJobStep().finding(name, ranks, f"its step differs from that of {reference_name}", generic=True)
+    base = UnexplainedJobStep().finding(
+        name, tuple(sorted(call.points)), f"its step differs from that of {reference_name}", generic=True
+    )
     finding = of_output(evidence, first, base)
     stages = _stages_of(judging, call) if isinstance(finding.explanation, UnexplainedInput) else None
     return finding if stages is None else finding.because(LayerOnTwoStages(name, *stages))
@@ -430,7 +427,7 @@ def _is_alike(first: Point | None, second: Point | None) -> bool:
     values, others = (point.values if point is not None else None for point in (first, second))
     if values is None or others is None or values.shape != others.shape:
         return False
-    return farthest(values.values, others.values) <= max(values.tolerance, others.tolerance) * float_of(values)
+    return farthest(values.values, others.values) <= max(values.tolerance, others.tolerance) * largest_of(values)
 
 
 LEAST_ELEMENTS = 64

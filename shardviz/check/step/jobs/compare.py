@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.ranks import without_trace
-from shardviz.check.report import NotChecked, grouped, ranks_by_name
+from shardviz.check.report import NotChecked, findings_in, grouped, ranks_by_name
 from shardviz.check.step.comparison import compared
 from shardviz.check.step.jobs.assembly import JobEvidence, Weights, assembled, findings_on
 from shardviz.check.step.jobs.clips import clips_of, with_own_clips
@@ -36,13 +36,12 @@ from shardviz.check.step.trace.judging import Judging
 from shardviz.check.step.trace.traces import (
     coarsest_of,
     counts_per_forward,
-    float_of,
+    largest_of,
     trace_of,
     with_first_module,
 )
 from shardviz.dump.records.lines import STEP
 from shardviz.explain.checkpoints.conversion import NarrowedOnTheWay
-from shardviz.explain.finding import Finding
 from shardviz.explain.step.gradients import ReductionSwitchedOff
 from shardviz.explain.step.modules import UnexplainedModule
 from shardviz.explain.step.two_jobs import (
@@ -53,6 +52,8 @@ from shardviz.explain.step.two_jobs import (
     TrainedInOneJob,
 )
 from shardviz.explain.step.whole_step import DifferentBatch, MisplacedWeights
+from shardviz.groups import the_only
+from shardviz.layout.mesh import ranks_by
 from shardviz.relate.casts import is_narrower
 from shardviz.relate.tolerance import EPSILON, NEAR_STARTS
 from shardviz.text import counted, fold, listed, named_ranks
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     from shardviz.dump.dump import Dump
     from shardviz.dump.records.trace import Place
     from shardviz.explain.cause import Cause
+    from shardviz.explain.finding import Finding
 
 
 MAX_LISTED = 3
@@ -194,12 +196,12 @@ def _of_weights(
 ) -> Departure:
     """Return the difference of the weights; if matrices are near and steps were made before, those made it."""
     first = others[0]
-    names = listed([str(fold) for fold, _ in fold((weight.name, None) for weight in others)], MAX_LISTED)
+    names = listed([str(fold) for fold, _ in fold((weight.name, None) for weight in others)])
     what, cause = _relation_of(first)
     steps = jobs[1].steps_before
     is_near = all(weight.apart <= NEAR_STARTS for weight in others if len(params[weight.name].shape) > 1)
     if steps and is_near and isinstance(cause, DifferentWeights):
-        cause = cause_of_steps(others, params, parts, jobs)
+        cause = _cause_of_steps(others, params, parts, jobs, steps)
     sentence = (
         f"weights differ already before the step, {len(others)} of {total}: {names}; on rank {first.rank} of "
         f"{jobs[1].name} {first.name} {what}"
@@ -261,13 +263,13 @@ def _step_of(
     evidence = JobEvidence(dump, tuple(compared(dump)), clips_of(reference, job), micro_batches, reference.is_of_one)
     results = [*findings_on(evidence, judging, reference_name), *trained_in_one_job(weights, job)]
     results += [*held_back_gradients(weights, job), *different_settings(reference, job), *lost_states(reference, job)]
-    findings = grouped([result for result in results if isinstance(result, Finding)], ranks_by_name(dump))
-    placed = [result for result in with_lines(dump, findings) if isinstance(result, Finding)]
-    findings = with_own_clips(sorted(placed, key=lambda finding: not finding.module), job)
+    findings = grouped(findings_in(results), ranks_by_name(dump))
+    placed = sorted(findings_in(with_lines(dump, findings)), key=lambda finding: not finding.module)
+    findings = with_own_clips(placed, job)
     look = _look_at_lines(findings, dump, reference, job)
     updates = Updates() if findings else updates_of(job, weights)
     results += updates.results
-    findings += grouped([result for result in updates.results if isinstance(result, Finding)], ranks_by_name(dump))
+    findings += grouped(findings_in(updates.results), ranks_by_name(dump))
     later = LaterSteps() if findings else later_steps_of(reference, job)
     not_compared = [result for result in results if isinstance(result, NotChecked)]
     not_compared += [NotChecked(name, WITHOUT_GRADIENT, "step") for name in sampled]
@@ -275,7 +277,7 @@ def _step_of(
     states = {place: set(judgment.state.values()) for place, judgment in judging.judgments.items()}
     right = [place for place, of_ranks in states.items() if not of_ranks & BAD]
     num_odd = len({(place.module, place.call) for place, of_ranks in states.items() if of_ranks & BAD})
-    sizes = {place: float_of(judging.whole[place].values) or 1.0 for place in right}
+    sizes = {place: largest_of(judging.whole[place].values) or 1.0 for place in right}
     both = (judging.whole, *list(judging.ranks.values())[:1])
     dtypes = tuple(filter(None, (" and ".join(_dtypes(points)) for points in both)))
     difference = StepDifference(
@@ -309,10 +311,8 @@ def trained_in_one_job(weights: Weights, job: WholeJob) -> Iterator[Finding]:
 def held_back_gradients(weights: Weights, job: WholeJob) -> Iterator[Finding]:
     """Yield weights that a job's optimizer steps without a gradient, because FSDP holds it back."""
     params, gradients = by_name(job.job.ranks, "param"), by_name(job.job.ranks, "grad")
-    ranks_of: dict[str, list[int]] = {}
-    for rank, record in job.job.dump.files.ranks.items():
-        for name in record.held_back:
-            ranks_of.setdefault(name, []).append(rank)
+    files = job.job.dump.files
+    ranks_of = ranks_by((rank, name) for rank, record in files.ranks.items() for name in record.held_back)
     for name in (name for name in weights.grads if name in ranks_of and name in params and name not in gradients):
         text = "the optimizer steps while .grad is None on every rank: FSDP holds the gradient back"
         yield ReductionSwitchedOff().finding(name, tuple(ranks_of[name]), text)
@@ -360,19 +360,19 @@ def _departure(finding: Finding, num_odd: int, reference: WholeJob, job: WholeJo
     return Departure("sharded", module, "", first, why, max(following, 0), finding.explanation, finding.line, look)
 
 
-def cause_of_steps(
+def _cause_of_steps(
     others: Sequence[OtherWeight],
     params: Mapping[str, Weight],
     parts: Mapping[str, Mapping[int, Weight]],
     jobs: tuple[WholeJob, WholeJob],
+    steps: int,
 ) -> Cause:
-    """Return why steps before the traced one moved weights differently."""
-    steps = jobs[1].steps_before
+    """Return why so many steps before the traced one moved weights differently."""
     options = options_of(jobs[0]), options_of(jobs[1])
     if different := different_options(options, jobs):
         return DifferentSettings(different)
-    rates = {values[RATE] for of_job in options for values in of_job.values() if RATE in values}
-    unknown = EarlierStepsDiffer(steps, rates.pop() if len(rates) == 1 and all(options) else "")
+    rate = the_only({values[RATE] for of_job in options for values in of_job.values() if RATE in values})
+    unknown = EarlierStepsDiffer(steps, rate if rate and all(options) else "")
     dtypes = _narrow_steps(params, parts, jobs, options)
     if dtypes is None:
         return unknown

@@ -14,6 +14,7 @@ import numpy as np
 from shardviz.check.step.trace.traces import counts_per_forward
 from shardviz.dump.records.trace import Place
 from shardviz.explain.step.whole_step import RowsOfPeers
+from shardviz.layout.splits import axes_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -32,7 +33,6 @@ class Linear:
     """A linear layer of a job, compared with that of one process.
 
     Attributes:
-        module: Its name.
         axes: The axes that split the rows of its weight.
         factor: How many times fewer features ranks return; 0 if they also have other rows than they were given.
     """
@@ -90,7 +90,7 @@ def _linears(
         )
         if layout is None or not (given and returned and own_given and own_returned and own_returned[-1]):
             continue
-        axes = frozenset(link for link in layout.chains[0] if isinstance(link, str) and job.mesh.axis_size(link) > 1)
+        axes = frozenset({*axes_in(layout.chains[0])} & {*job.mesh.long_axes})
         if axes and layout.shape[0] == returned[-1]:
             yield Linear(module, axes, returned[-1] // own_returned[-1] if given[0] == own_given[0] * shares else 0)
 

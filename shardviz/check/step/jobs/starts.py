@@ -11,13 +11,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.order.infer.orders import name_order
-from shardviz.check.step.trace.traces import Kept, float_of, in_both
+from shardviz.check.step.trace.traces import Kept, in_both, largest_of
 from shardviz.explain.step.whole_step import DifferentBatch, SharedRows
+from shardviz.groups import the_only
 from shardviz.layout.candidates import shared_placements
+from shardviz.layout.dtypes import HALVES
 from shardviz.layout.layout import Layout
+from shardviz.layout.mesh import ranks_by
 from shardviz.layout.region import Region, merge_ranges
 from shardviz.relate.casts import rounding_between
 from shardviz.relate.orders import orders_of_slices, places_of
+from shardviz.relate.values import magnitude
 from shardviz.text import join_numbers, listed, named_ranks
 
 if TYPE_CHECKING:
@@ -34,15 +38,12 @@ if TYPE_CHECKING:
 MOST_SHARES = 4
 """Ranks whose rows are listed."""
 
-NARROW = ("bfloat16", "float16")
-
 
 @dataclass(frozen=True, slots=True)
 class OtherWeight:
     """A weight that is another one in the second job before the step.
 
     Attributes:
-        name: Its name.
         rank: The first rank that has something else.
         apart: How far it is off, relative to the largest element; infinite if its shape fits nothing.
         is_permuted: Whether ranks have the first job's numbers and no others, at other places.
@@ -96,7 +97,6 @@ def belongings_of(
     Args:
         full: The first job's weights.
         parts: What ranks of the second have of each.
-        mesh: Its mesh.
     """
     plain = [name for name in parts if name in full and all(part.layout is None for part in parts[name].values())]
     belongings = {name: _belonging(full[name], parts[name], mesh) for name in plain}
@@ -206,7 +206,7 @@ def _related(other: OtherWeight, full: Mapping[str, Weight], held: NDArray[np.fl
             return replace(other, holds=name)
     before, after = (np.ascontiguousarray(values + 0.0).view(np.uint64) for values in (expected.values, held))
     for old, new in ((before, after), (after, before)):
-        if rounding := rounding_between(old, "float64", new, "float64", NARROW):
+        if rounding := rounding_between(old, "float64", new, "float64", HALVES):
             return replace(other, rounded=rounding.dtype)
     orders = orders_of_slices(before, after)
     moved = [(dim, order) for dim, order in enumerate(orders or ()) if (order != np.arange(len(order))).any()]
@@ -234,7 +234,7 @@ def _whole_of(weight: Weight, parts: Mapping[int, Weight], belonging: Belonging 
 def _region_of(rank: int, part: Weight, belonging: Belonging | None, shape: tuple[int, ...]) -> Region:
     """Return the region of a weight that a rank's part is claimed, or was found, to be."""
     if part.layout is not None:
-        return part.layout.region(part.layout.mesh.coord_of(rank))
+        return part.layout.region_of_rank(rank)
     return belonging.regions[rank] if belonging is not None else Region.whole(shape)
 
 
@@ -278,8 +278,8 @@ def _apart(whole: Kept, shard: Kept, region: Region) -> float:
     pair = in_both(whole, shard, region)
     if pair is None or not pair[0].size:
         return 0.0
-    apart = float(np.max(np.abs(pair[0] - pair[1])))
-    return apart / (float_of(whole) or 1.0) if np.isfinite(apart) else float("inf")
+    apart = magnitude(pair[0] - pair[1])
+    return apart / (largest_of(whole) or 1.0) if np.isfinite(apart) else float("inf")
 
 
 def _allowed(whole: Kept, part: Kept) -> float:
@@ -361,7 +361,7 @@ def _are_padded_parts(whole: Kept, parts: Sequence[Kept]) -> bool:
     every: dict[int, list[int]] = {}
     is_padded = False
     for part in parts:
-        place = places_of(part.values, whole.values, _near(whole, part) * (float_of(whole) or 1.0))
+        place = places_of(part.values, whole.values, _near(whole, part) * (largest_of(whole) or 1.0))
         if place is None or np.any(np.diff(place[1] < 0) < 0):
             return False
         dim, at = place
@@ -375,29 +375,22 @@ def _are_padded_parts(whole: Kept, parts: Sequence[Kept]) -> bool:
 
 def _shares(rows: Mapping[int, tuple[int, ...]]) -> str:
     """Say which rows ranks were given, those with the same rows together."""
-    ranks_of = _ranks_of(rows).items()
+    ranks_of = ranks_by(rows.items()).items()
     return listed((f"{named_ranks(ranks)} rows {join_numbers(given)}" for given, ranks in ranks_of), MOST_SHARES)
-
-
-def _ranks_of(rows: Mapping[int, tuple[int, ...]]) -> dict[tuple[int, ...], list[int]]:
-    ranks_of: dict[tuple[int, ...], list[int]] = {}
-    for rank, rows_of_rank in rows.items():
-        ranks_of.setdefault(rows_of_rank, []).append(rank)
-    return ranks_of
 
 
 def _incomplete(rows: Mapping[int, tuple[int, ...]], size: int, mesh: Mesh) -> Rows:
     """Say which rows each rank was given, and along which axes they are the same, if some rows were given to none."""
-    ranks_of = _ranks_of(rows)
+    ranks_of = ranks_by(rows.items())
     given = {row for rows_of_rank in ranks_of for row in rows_of_rank}
     equal = [
         axis
-        for axis in mesh.axes
-        if mesh.axis_size(axis) > 1 and all(len({rows.get(rank) for rank in group}) == 1 for group in mesh.groups(axis))
+        for axis in mesh.long_axes
+        if all(len({rows.get(rank) for rank in group}) == 1 for group in mesh.groups(axis))
     ]
     every = [axes for number in range(1, len(equal) + 1) for axes in combinations(equal, number)]
-    fitting = [axes for axes in every if len(given) * math.prod(map(mesh.axis_size, axes)) == size]
-    axes = fitting[0] if len(fitting) == 1 else ()
+    fitting = [axes for axes in every if len(given) * mesh.size_over(axes) == size]
+    axes = the_only(fitting) or ()
     sentence = (
         f"its ranks were given {len(given)} of the other job's {size} rows: {_shares(rows)}; no rank was "
         f"given rows {join_numbers(set(range(size)) - given)}"
@@ -426,7 +419,7 @@ def _rows(whole: Kept, rows: Kept) -> NDArray[np.int64] | None:
     used: set[int] = set()
     at = []
     for row in rows.values:
-        near = _near(whole, rows) * (float_of(whole) or 1.0)
+        near = _near(whole, rows) * (largest_of(whole) or 1.0)
         apart = np.abs(whole.values - row).reshape(len(whole.values), -1).max(axis=1, initial=0.0)
         free = [index for index in np.flatnonzero(apart <= near).tolist() if index not in used]
         if not free:

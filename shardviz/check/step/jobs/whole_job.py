@@ -23,13 +23,15 @@ from shardviz.check.step.trace.judging import Judging
 from shardviz.check.step.trace.traces import (
     Kept,
     Weight,
-    float_of,
+    added,
     is_pipeline,
     joined_along,
     joined_rows,
+    largest_of,
     places_in_whole,
     with_first_module,
 )
+from shardviz.groups import in_groups
 from shardviz.layout.mesh import Mesh
 from shardviz.layout.placements import Partial, Replicate, Shard
 
@@ -68,7 +70,6 @@ def together(parts: Mapping[int, Kept], mesh: Mesh, *, is_exact: bool = False) -
 
     Args:
         parts: What each rank has; ranks that have none of it, as those of other stages, are left out.
-        mesh: The job's mesh.
         is_exact: Whether copies are equal bit by bit and nothing is a sum, as with weights.
     """
 
@@ -100,9 +101,7 @@ def _merged(parts: Parts, axis: int, way: Placements, placements: Placing) -> It
     if axis < 0:
         yield from (Together(way, whole) for whole in parts.values())
         return
-    groups: dict[Coord, list[Kept]] = {}
-    for coord in sorted(parts):
-        groups.setdefault(coord[:axis], []).append(parts[coord])
+    groups = in_groups((coord[:axis], parts[coord]) for coord in sorted(parts))
     for placement in placements(axis, list(groups.values())) if groups else ():
         joined = {coord: _joined(group, placement) for coord, group in groups.items()}
         whole = {coord: one for coord, one in joined.items() if one is not None}
@@ -112,7 +111,7 @@ def _merged(parts: Parts, axis: int, way: Placements, placements: Placing) -> It
 
 def _are_copies(group: Sequence[Kept], *, is_exact: bool) -> bool:
     first = group[0]
-    near = 0.0 if is_exact else first.tolerance * float_of(first)
+    near = 0.0 if is_exact else first.tolerance * largest_of(first)
     return all(
         copy.shape == first.shape
         and copy.values.shape == first.values.shape
@@ -126,9 +125,7 @@ def _joined(group: Sequence[Kept], placement: Placement) -> Kept | None:
         return joined_along(placement.dim, group)
     if isinstance(placement, Replicate):
         return group[0]
-    if len({(part.shape, part.values.shape) for part in group}) > 1:
-        return None
-    return group[0].with_values(np.sum([part.values for part in group], axis=0))
+    return added(group)
 
 
 def put_together(parts: Mapping[int, Kept], layouts: Mapping[int, Layout]) -> Kept | None:
@@ -138,7 +135,7 @@ def put_together(parts: Mapping[int, Kept], layouts: Mapping[int, Layout]) -> Ke
         The elements that were kept; None if parts are not as claimed, leave gaps, or copies are not equal.
     """
     layout = next(iter(layouts.values()))
-    regions = {rank: layouts[rank].region(layouts[rank].mesh.coord_of(rank)) for rank in parts}
+    regions = {rank: layouts[rank].region_of_rank(rank) for rank in parts}
     if any(regions[rank].shape != part.shape for rank, part in parts.items()):
         return None
     whole = _overlaid(layout.index_shape, [(part, regions[rank]) for rank, part in parts.items()])
@@ -154,7 +151,7 @@ def _overlaid(shape: tuple[int, ...], parts: Sequence[tuple[Kept, Region]]) -> K
     values = np.full(tuple(map(len, at)), np.nan)
     for (shard, _), indices in zip(parts, places, strict=True):
         where = np.ix_(*(np.searchsorted(every, some) for every, some in zip(at, indices, strict=True)))
-        before, near = values[where], shard.tolerance * float_of(shard)
+        before, near = values[where], shard.tolerance * largest_of(shard)
         if np.any(np.abs(before - shard.values) > near):
             return None
         values[where] = shard.values
@@ -240,8 +237,6 @@ class WholeJob:
     """A job that another one is compared with.
 
     Attributes:
-        job: Its trace.
-        mesh: Its mesh.
         name: What it is called: the first run, or the second.
     """
 

@@ -80,12 +80,7 @@ def is_around(finding: Finding) -> bool:
 
 @dataclass
 class Around:
-    """The lines of a step around the model.
-
-    Attributes:
-        lines: The calls.
-        states: What ranks have of their tensors.
-    """
+    """The lines of a step around the model."""
 
     lines: Lines
     states: States
@@ -130,7 +125,7 @@ class Around:
         if not finding.tensor and not any(faults):
             faults = [self._of_summed_loss(result) for result in results]
         if finding.tensor == "loss" and all(map(_is_open, faults)):
-            of_labels = labels_fault(self.lines, self.states) or means_fault(self.lines, self.states)
+            of_labels = labels_fault(self.states) or means_fault(self.states)
             faults = [of_labels or next(iter(faults), None)]
         known = [fault for fault in faults if fault is not None]
         is_one = len({(fault.line, type(fault.cause)) for fault in known}) == 1 and len(known) == len(faults)
@@ -139,7 +134,7 @@ class Around:
     def _passed_by(self, cause: Cause | None, name: str) -> Fault | None:
         """Return the line of the step that reduces or divides other gradients, or this one too often."""
         if isinstance(cause, GradientNotReduced):
-            return unreduced_fault(self.lines, self.states, cause, name)
+            return unreduced_fault(self.states, cause, name)
         if isinstance(cause, UndividedShardGradient):
             return undivided_fault(self.lines, cause, name)
         return reduced_again_fault(self.lines, cause, name) if isinstance(cause, MicroBatchesReducedAgain) else None
@@ -159,7 +154,7 @@ class Around:
         if value is None:
             return None
         is_term = name == "loss" and self._is_averaged_term(self.states.forward(value))
-        return (fault_of_mean if is_term else fault_of)(self.lines, self.states, value)
+        return (fault_of_mean if is_term else fault_of)(self.states, value)
 
     def _is_averaged_term(self, state: State) -> bool:
         """Whether ranks' losses are the terms of a sum, and the step's loss is their mean."""
@@ -187,7 +182,7 @@ class Around:
                 continue
             made = [value for value in call.outputs if self.lines.wanted.get(value) == wanted]
             is_whole = bool(made) and self.states.placed(made[0]).kind == "right"
-            if is_whole and ratio and ratio * math.prod(map(self.states.mesh.axis_size, terms.axes)) == 1:
+            if is_whole and ratio and ratio * self.states.mesh.size_over(terms.axes) == 1:
                 axis = " and ".join(terms.axes)
                 sentence = f"{reached(call)} sums the ranks' losses over {axis} before the backward"
                 return fault_at(call, sentence, SummedLossAveraged(place_of(call.line), axis))
@@ -219,7 +214,7 @@ class Around:
 
     @cached_property
     def _between_loss_and_model(self) -> Fault | None:
-        return backward_fault(self.lines, self.states)
+        return backward_fault(self.states)
 
     def _after_backward(self, value: Value) -> Fault | None:
         """Return the line of the step that makes a gradient wrong, or whose backward runs on another number."""
@@ -263,7 +258,7 @@ class Around:
         if held.kind == "unknown" or others:
             is_read = call.whole is not None and len(others) == 1
             is_read &= call.first.function == "copy_" or self.states.placed(others[0]).is_wrong
-            return fault_of(self.lines, self.states, others[0]) if is_read else None
+            return fault_of(self.states, others[0]) if is_read else None
         ranks = call.first.ranks if call.first.is_collective else ()
         terms = self.states.forward(call.inputs[0]) if ranks else None
         axis = " and ".join(terms.axes) if terms is not None and terms.kind == "terms" and not terms.op else ""
@@ -286,7 +281,7 @@ class Around:
         """Return by what a gradient is too large, or the mean of its terms; None if it is something else."""
         if state.layout is None or state.moved or not (state.is_known or state.factor != 1):
             return None
-        size = math.prod(map(self.states.mesh.axis_size, state.axes))
+        size = self.states.mesh.size_over(state.axes)
         return 1.0 if state.op == "avg" else state.factor / size
 
     def _backward_of(self, times: float) -> Fault | None:
@@ -341,8 +336,9 @@ def _is_too_little(cause: Cause, ratio: Fraction | None) -> bool:
     return isinstance(cause, ScaledTermLine) and not math.isclose(ratio or 0, cause.times, rel_tol=SINGLE)
 
 
-def unreduced_fault(lines: Lines, states: States, cause: GradientNotReduced, name: str) -> Fault | None:
+def unreduced_fault(states: States, cause: GradientNotReduced, name: str) -> Fault | None:
     """Return the line at which a gradient misses its reduction: its own reduction, or that of other gradients."""
+    lines = states.lines
     if len(cause.axes) != 1 or cause.is_by_wrapper or cause.is_captured:
         return None
     axis = cause.axes[0]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from shardviz.check.step.lines.calls import CONVERSIONS, SELECTS
 from shardviz.check.step.lines.fault import Fault, after, at, fault_at, place_of, reached
 from shardviz.check.step.lines.states import MAX_BESIDE, State, words_of
-from shardviz.explain.step.lines_backward import (
+from shardviz.explain.step.line_reductions import (
     GradientsOfOtherMicroBatches,
     UnreducedGather,
     UnsummedLineBackward,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from shardviz.check.step.lines.calls import Call, Lines, Value
+    from shardviz.check.step.lines.calls import Call, Value
     from shardviz.check.step.lines.states import States
     from shardviz.explain.cause import Cause
 
@@ -42,37 +42,38 @@ MOST_LISTED = 8
 """Micro-batches that are listed at most."""
 
 
-def backward_fault(lines: Lines, states: States) -> Fault | None:
+def backward_fault(states: States) -> Fault | None:
     """Return the line at which gradients first go wrong, of a module or a loss whose forward is right."""
-    search = _Backward(lines, states)
+    lines = states.lines
+    search = _Backward(states)
     wrong = [value for value in lines.values if states.placed(value, gradient=True).is_wrong]
-    if (gather := _gather_fault(lines, states, wrong)) is not None:
+    if (gather := _gather_fault(states, wrong)) is not None:
         return gather
     if not wrong or any(states.placed(value, gradient=True).is_wrong for value, _ in lines.returned):
         return None
-    leaving = [value for value in wrong if not _is_contained(lines, states, value)]
+    leaving = [value for value in wrong if not _is_contained(states, value)]
     return search.blame(max(leaving, key=lines.order)) if leaving else None
 
 
-def _gather_fault(lines: Lines, states: States, wrong: Sequence[Value]) -> Fault | None:
+def _gather_fault(states: States, wrong: Sequence[Value]) -> Fault | None:
     """Return the line that gathers a tensor of which each rank gets its part of its own gradient alone."""
-    for value in sorted(wrong, key=lines.order, reverse=True):
+    for value in sorted(wrong, key=states.lines.order, reverse=True):
         layout = states.forward(value).layout
-        for made, call in _first_known(lines, states, value) if layout is not None else ():
+        for made, call in _first_known(states, value) if layout is not None else ():
             gathered = states.forward(made)
             if layout is None or gathered.kind != "right" or gathered.layout is None:
                 continue
             for axis in (axis for axis in layout.split_axes if axis not in gathered.layout.split_axes):
-                if _lacks_gradients_of_others(lines, states, value, made, axis):
-                    return _fault_of_gather(lines, value, call, axis)
+                if _lacks_gradients_of_others(states, value, made, axis):
+                    return _fault_of_gather(call, axis)
     return None
 
 
-def _first_known(lines: Lines, states: States, value: Value) -> Iterator[tuple[Value, Call]]:
+def _first_known(states: States, value: Value) -> Iterator[tuple[Value, Call]]:
     """Yield the first tensors made of one that are known again, with the calls that make them."""
     waiting, seen = [value], {value}
     while waiting:
-        for call in lines.readers(waiting.pop(0)):
+        for call in states.lines.readers(waiting.pop(0)):
             for made in (made for made in call.outputs if made not in seen):
                 seen.add(made)
                 if states.placed(made).is_known:
@@ -80,10 +81,9 @@ def _first_known(lines: Lines, states: States, value: Value) -> Iterator[tuple[V
                 waiting += [] if states.placed(made).is_known and call.whole is not None else [made]
 
 
-def _lacks_gradients_of_others(lines: Lines, states: States, value: Value, made: Value, axis: str) -> bool:
+def _lacks_gradients_of_others(states: States, value: Value, made: Value, axis: str) -> bool:
     """Whether a tensor's gradient is right once what other ranks send back to the gathered one is added."""
-    number, layout = lines.wanted.get(value), states.forward(value).layout
-    whole = states.whole(number, gradient=True) if number is not None else None
+    whole, layout = states.reference_of(value, gradient=True), states.forward(value).layout
     held, came = map(states.gradients, (value, made))
     dims = [dim for dim, chain in enumerate(layout.chains) if axis in chain] if layout is not None else []
     if whole is None or layout is None or whole.shape != layout.shape or len(dims) != 1 or not held or not came:
@@ -102,7 +102,7 @@ def _lacks_gradients_of_others(lines: Lines, states: States, value: Value, made:
     return misses
 
 
-def _fault_of_gather(lines: Lines, value: Value, call: Call, axis: str) -> Fault:
+def _fault_of_gather(call: Call, axis: str) -> Fault:
     applied = next((frame for frame in call.first.frames if APPLIED.search(frame.source)), None)
     line = call.line if applied is None else applied
     begin = f"in backward {at(line)}{f', called in {at(call.line, line)},' if line != call.line else ''} is the first"
@@ -111,15 +111,15 @@ def _fault_of_gather(lines: Lines, value: Value, call: Call, axis: str) -> Fault
     return replace(fault_at(call, sentence, cause), line=line)
 
 
-def micro_batches_fault(lines: Lines, states: States) -> Fault | None:
+def micro_batches_fault(states: States) -> Fault | None:
     """Return that micro-batches' outputs get the gradients of other ones, if a step calls the module for each.
 
     No line of the module is wrong: the code that calls it pairs outputs and gradients.
     """
-    for rank in lines.sharded:
-        pairs = _micro_batches(lines, states, rank)
+    for rank in states.lines.sharded:
+        pairs = _micro_batches(states, rank)
         if len(pairs) > 1 and sorted(pairs) == sorted(pairs.values()) and any(to != of for to, of in pairs.items()):
-            call = next((call for call in reversed(lines.calls) if rank in call.records), None)
+            call = next((call for call in reversed(states.lines.calls) if rank in call.records), None)
             if call is None:
                 return None
             to, of = (listed([*numbers], MOST_LISTED) for numbers in (pairs.keys(), pairs.values()))
@@ -129,11 +129,12 @@ def micro_batches_fault(lines: Lines, states: States) -> Fault | None:
     return None
 
 
-def _micro_batches(lines: Lines, states: States, rank: int) -> dict[int, int]:
+def _micro_batches(states: States, rank: int) -> dict[int, int]:
     """Return of which micro-batch a rank's gradient is that comes back to each one's output; empty if not certain.
 
     An output is known by its numbers among the unsharded model's, and so is its gradient, at the same place of a call.
     """
+    lines = states.lines
     by_call: defaultdict[int, list[int]] = defaultdict(list)
     for line in lines.unsharded.lines:
         by_call[line.call] += line.outputs
@@ -161,9 +162,10 @@ def _is_equal(held: NDArray[np.float64] | None, whole: NDArray[np.float64] | Non
     return error_of(held, whole) <= SINGLE
 
 
-def sent_back_fault(lines: Lines, states: States, axis: str) -> Fault | None:
+def sent_back_fault(states: States, axis: str) -> Fault | None:
     """Return the first line that hands back a term of the gradient of what the module is given."""
-    search, inputs = _Backward(lines, states), [value for value in lines.values if lines.origin(value)[:5] == "input"]
+    lines = states.lines
+    search, inputs = _Backward(states), [value for value in lines.values if lines.origin(value)[:5] == "input"]
     for value in inputs:
         gradient, readers = states.gradient(value), lines.readers(value)
         is_whole = states.forward(value).kind == "right"
@@ -176,16 +178,16 @@ def sent_back_fault(lines: Lines, states: States, axis: str) -> Fault | None:
     return None
 
 
-def _is_contained(lines: Lines, states: States, value: Value) -> bool:
+def _is_contained(states: States, value: Value) -> bool:
     """Whether a wrong gradient goes no further, as that of elements which a mask sets to zero."""
-    call = lines.producer(value)
+    call = states.lines.producer(value)
     gradients = [states.placed(given, gradient=True) for given in call.inputs] if call is not None else []
     return any(state.is_known for state in gradients) and not any(state.is_wrong for state in gradients)
 
 
 class _Backward:
-    def __init__(self, lines: Lines, states: States) -> None:
-        self.lines, self.states = lines, states
+    def __init__(self, states: States) -> None:
+        self.lines, self.states = states.lines, states
 
     def blame(self, value: Value) -> Fault | None:
         """Return the line that hands back the wrong gradient of a tensor."""

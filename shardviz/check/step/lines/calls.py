@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from shardviz.dump.records.lines import STEP
+from shardviz.groups import in_groups, the_only
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -88,8 +89,7 @@ class Call:
 
 
 def _across(numbers: Mapping[int, Sequence[int]]) -> tuple[Value, ...]:
-    sizes = {len(own) for own in numbers.values()}
-    count = sizes.pop() if len(sizes) == 1 else 0
+    count = the_only({len(own) for own in numbers.values()}) or 0
     return tuple(tuple((rank, own[at]) for rank, own in sorted(numbers.items())) for at in range(count))
 
 
@@ -98,7 +98,6 @@ class Lines:
     """The calls inside of one module on both sides.
 
     Attributes:
-        module: The module.
         sharded: What each rank recorded.
         unsharded: What rank 0 recorded of the unsharded model.
         asked_module: The module that was asked for: the same, or one of torch's own in it.
@@ -120,7 +119,6 @@ class Lines:
         """Read what the ranks of a dump wrote; None if no module was looked into, or a rank's file is missing.
 
         Args:
-            dump: The dump.
             around: Whether to read the step around the model instead of a module.
             module: Of which module, if ranks looked into several; None for the last.
         """
@@ -191,16 +189,16 @@ class Lines:
     @cached_property
     def consumers(self) -> Mapping[tuple[int, int], list[Call]]:
         """The calls that read a tensor, by rank and number."""
-        calls_by_tensor: dict[tuple[int, int], list[Call]] = {}
-        for call in self.calls:
-            for pair in dict.fromkeys(pair for value in call.inputs for pair in value):
-                calls_by_tensor.setdefault(pair, []).append(call)
+        calls_by_tensor = in_groups(
+            (pair, call)
+            for call in self.calls
+            for pair in dict.fromkeys(pair for value in call.inputs for pair in value)
+        )
         return calls_by_tensor
 
     def producer(self, value: Value) -> Call | None:
         """Return the call that makes a tensor on every rank; None if it comes from outside."""
-        makers = {self.producers.get(pair) for pair in value}
-        return makers.pop() if len(makers) == 1 else None
+        return the_only({self.producers.get(pair) for pair in value})
 
     def makers(self, value: Value) -> Iterator[Call]:
         """Yield the calls that a tensor is made of, the nearest first."""
@@ -302,12 +300,8 @@ class Lines:
         A variable is what a round reads of the round before, and the first round of what comes before the loop. What a
         collective makes of it goes from rank to rank, and is none.
         """
-        rounds: dict[Key, list[Call]] = {}
-        for call in self.calls:
-            rounds.setdefault(self.key_of(call.first), []).append(call)
-        of_whole: dict[Key, list[LineRecord]] = {}
-        for line in self.unsharded.lines:
-            of_whole.setdefault(self.key_of(line), []).append(line)
+        rounds = in_groups((self.key_of(call.first), call) for call in self.calls)
+        of_whole = in_groups((self.key_of(line), line) for line in self.unsharded.lines)
         for key, calls in rounds.items():
             if key not in of_whole or len(calls) <= len(of_whole[key]):
                 continue

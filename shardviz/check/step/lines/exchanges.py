@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.lines.fault import Fault, at, fault_at, given_fault, place_of, reached
-from shardviz.explain.step.exchanged_rows import ExchangeNotReversed, RowsNotRestored, StrangeRows
 from shardviz.explain.step.forward import MisplacedOperand, MisplacedWeight
+from shardviz.explain.step.line_rows import ExchangeNotReversed, RowsNotRestored, StrangeRows
 from shardviz.explain.step.lines import INDEXING, MisplacedLine
 from shardviz.layout.layout import Layout
 from shardviz.relate.tolerance import ELEMENT, EXACT, SINGLE
-from shardviz.relate.values import error_of, part_of
+from shardviz.relate.values import error_of, magnitude, part_of
 from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
@@ -59,39 +59,40 @@ PRODUCTS = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "_gro
 """Functions by which rows meet a weight."""
 
 
-def exchange_fault(lines: Lines, states: States) -> Fault | None:
+def exchange_fault(states: States) -> Fault | None:
     """Return the line at which exchanged rows go wrong; None if nothing is exchanged, or ranks also sum rows."""
-    if any(map(_is_exchange, lines.calls)) and (twice := _sorted_twice(lines, states)) is not None:
+    lines = states.lines
+    if any(map(_is_exchange, lines.calls)) and (twice := _sorted_twice(states)) is not None:
         return twice
-    rows = Rows(lines, states)
+    rows = Rows(states)
     summing = [call for call in lines.calls if call.first.function in SUMS]
     if not any(map(_is_exchange, lines.calls)) or any(rows.of(value) for call in summing for value in call.outputs):
         return None
-    return _not_restored(lines, rows) or _first_strange(lines, rows)
+    return _not_restored(rows) or _first_strange(rows)
 
 
-def _sorted_twice(lines: Lines, states: States) -> Fault | None:
+def _sorted_twice(states: States) -> Fault | None:
     """Return the line that puts rows in order again by the index that sorted them, and not by its inverse."""
     sorting: dict[Value, Value] = {}
-    for call in lines.calls:
+    for call in states.lines.calls:
         if call.first.function not in INDEXING or len(call.inputs) != 2 or len(call.outputs) != 1:
             continue
         rows, index = call.inputs
         if states.forward(rows).kind == "right":
             sorting.setdefault(index, rows)
-        elif index in sorting and _are_twice_sorted(lines, states, call, sorting[index]):
+        elif index in sorting and _are_twice_sorted(states, call, sorting[index]):
             begin = f"{reached(call)} is the first wrong line: {call.first.function} takes rows by the same index"
-            producer = next(one for one in lines.readers(index) if one.inputs == (sorting[index], index))
+            producer = next(one for one in states.lines.readers(index) if one.inputs == (sorting[index], index))
             sentence = f"{begin} that sorts them in {at(producer.line, call.line)}, before they are exchanged"
             place = place_of(call.first.frames[-1])
             return fault_at(call, sentence, MisplacedLine(place, call.first.function, is_of_rank=False))
     return None
 
 
-def _are_twice_sorted(lines: Lines, states: States, call: Call, rows: Value) -> bool:
+def _are_twice_sorted(states: States, call: Call, rows: Value) -> bool:
     """Whether ranks have the rows that are due, in the order that comes of using the call's index twice."""
     (made,), layout = call.outputs, states.forward(rows).layout
-    whole = states.whole(lines.wanted[made]) if made in lines.wanted else None
+    whole = states.reference_of(made)
     held, index = states.held(made), states.held(call.inputs[1])
     if whole is None or layout is None or not whole.ndim or whole.shape[:1] != layout.shape[:1]:
         return False
@@ -111,7 +112,6 @@ def _are_twice_sorted(lines: Lines, states: States, call: Call, rows: Value) -> 
 class Rows:
     """The rows of a module's tensors, looked up among those of the unsharded model's."""
 
-    lines: Lines
     states: States
 
     def of(self, value: Value) -> dict[int, NDArray[np.float64]]:
@@ -132,7 +132,7 @@ class Rows:
     @cached_property
     def _pool(self) -> Mapping[int, NDArray[np.float64]]:
         by_size: dict[int, list[NDArray[np.float64]]] = {}
-        for number, record in self.lines.wholes.items():
+        for number, record in self.states.lines.wholes.items():
             if len(record.shape) > 1 and record.shape[-1] > 1:
                 array = self.states.whole(number)
                 if array is not None:
@@ -147,7 +147,7 @@ def places_of(rows: NDArray[np.float64], pool: NDArray[np.float64]) -> NDArray[n
     along = np.random.default_rng(0).standard_normal(pool.shape[1])
     order = np.argsort(pool @ along, kind="stable")
     keys, projections = (pool @ along)[order], rows @ along
-    near = EXACT * max(float(np.max(np.abs(pool), initial=0.0)), 1e-30)
+    near = EXACT * max(magnitude(pool), 1e-30)
     slack = near * float(np.abs(along).sum())
     places = np.full(len(rows), -1)
     for row, (low, high) in enumerate(
@@ -159,12 +159,13 @@ def places_of(rows: NDArray[np.float64], pool: NDArray[np.float64]) -> NDArray[n
     return places
 
 
-def _not_restored(lines: Lines, rows: Rows) -> Fault | None:
+def _not_restored(rows: Rows) -> Fault | None:
     """Return the line that leaves rows in another order than an exchange brought them, before they are sent back."""
+    lines = rows.states.lines
     exchanges = [(call, moved) for call in lines.calls if _is_exchange(call) and (moved := _moved(call, rows))]
     for index, (there, (exchanged, came)) in enumerate(exchanges):
         for back, (sent, returned) in exchanges[index + 1 :]:
-            first, last = (_wanted_rows(lines, rows, value) for value in (exchanged, returned))
+            first, last = (_wanted_rows(rows, value) for value in (exchanged, returned))
             maker = lines.producer(sent)
             while maker is not None and maker.first.function in COPIES and lines.producer(maker.inputs[0]) is not None:
                 maker = lines.producer(maker.inputs[0])
@@ -178,13 +179,14 @@ def _not_restored(lines: Lines, rows: Rows) -> Fault | None:
     return None
 
 
-def _wanted_rows(lines: Lines, rows: Rows, value: Value) -> NDArray[np.float64] | None:
+def _wanted_rows(rows: Rows, value: Value) -> NDArray[np.float64] | None:
     """Return the rows of the unsharded model's tensor that a tensor is compared with, or that it is a copy of."""
+    lines = rows.states.lines
     maker = lines.producer(value)
     while value not in lines.wanted and maker is not None and maker.first.function in COPIES and maker.inputs:
         value = maker.inputs[0]
         maker = lines.producer(value)
-    whole = rows.states.whole(lines.wanted[value]) if value in lines.wanted else None
+    whole = rows.states.reference_of(value)
     return None if whole is None or whole.ndim < 2 else whole.reshape(-1, whole.shape[-1])
 
 
@@ -217,8 +219,9 @@ def is_reordered(
     return are_same_rows and any(not np.array_equal(there, back) for there, back in orders)
 
 
-def _first_strange(lines: Lines, rows: Rows) -> Fault | None:
+def _first_strange(rows: Rows) -> Fault | None:
     """Return the first call that makes unknown rows from the unsharded model's."""
+    lines = rows.states.lines
     strange: dict[Value, Call] = {}
     innocent: set[int] = set()
     for call in (one for one in lines.calls if one.first.function not in ROOM):
@@ -258,30 +261,26 @@ def _is_exchange(call: Call) -> bool:
     return call.first.function.startswith(EXCHANGE)
 
 
-def exchange_backward(lines: Lines, states: States) -> Fault | None:
+def exchange_backward(states: States) -> Fault | None:
     """Return the last exchange in an `autograd.Function` of the user's whose backward does not reverse it.
 
     Whatever only moves numbers has this in common with its right backward: what it is given times the gradient that it
     hands back, summed over ranks, is what it gives times the gradient that it gets.
     """
-    for call in reversed(lines.calls if states.is_right else ()):
-        if (
-            _is_exchange(call)
-            and len(call.first.frames) > call.first.innermost + 1
-            and not _is_reversed(lines, states, call)
-        ):
+    for call in reversed(states.lines.calls if states.is_right else ()):
+        if _is_exchange(call) and len(call.first.frames) > call.first.innermost + 1 and not _is_reversed(states, call):
             sentence = f"in backward {reached(call)} is the first wrong line: it doesn't send back the reverse exchange"
             places = place_of(call.line), call.first.function, place_of(call.first.frames[-1])
             return fault_at(call, f"{sentence} of its gradient", ExchangeNotReversed(*places))
     return None
 
 
-def _is_reversed(lines: Lines, states: States, call: Call) -> bool:
+def _is_reversed(states: States, call: Call) -> bool:
     """Whether gradients come back through an exchange as a right backward hands them back."""
     out = call.outputs[0]
     inputs = [value for value in call.inputs if value != out and states.held(value)]
     inputs = [value for value in inputs if _sorted(states.held(value)) == _sorted(states.held(out))]
-    if len(inputs) != 1 or any(reader.line != call.line for reader in lines.readers(inputs[0])):
+    if len(inputs) != 1 or any(reader.line != call.line for reader in states.lines.readers(inputs[0])):
         return True
     held, gave = states.held(inputs[0]), states.held(out)
     back, got = states.held(inputs[0], gradient=True), states.held(out, gradient=True)
@@ -300,24 +299,18 @@ def _sorted(held: Mapping[int, NDArray[np.float64]]) -> list[float]:
     return sorted(number for array in held.values() for number in array.ravel().tolist())
 
 
-def wrong_results(lines: Lines, states: States) -> list[Value]:
-    """Return what a module returns wrong, or the loss of a step around the model."""
-    loss = [lines.results["loss"]] if lines.is_step and "loss" in lines.results else []
-    return [value for value, _ in (*lines.returned, *loss) if states.placed(value).is_wrong]
-
-
-def misplaced_fault(lines: Lines, states: States) -> Fault | None:
+def misplaced_fault(states: States) -> Fault | None:
     """Return the line that takes another rank's part; None if no call combines it with the rank's own part."""
-    wrong = wrong_results(lines, states)
-    for call in lines.calls if wrong else ():
+    lines = states.lines
+    for call in lines.calls if states.wrong_results else ():
         if not call.outputs or not all(states.placed(value).is_wrong for value in call.outputs):
             continue
         given = {value: states.forward(value) for value in call.inputs}
         moved = next((value for value, state in given.items() if state.moved == "rank"), None)
         is_mixed = moved is not None and any(state.split_layout for state in given.values())
-        if moved is not None and is_mixed and spoils(lines, states, call, wrong):
+        if moved is not None and is_mixed and spoils(states, call):
             maker = lines.producer(moved)
-            begin, ranks = moved, tuple(_strangers(lines, states, moved))
+            begin, ranks = moved, tuple(_strangers(states, moved))
             while maker is not None and (
                 earlier := [value for value in maker.inputs if states.forward(value).moved == "rank"]
             ):
@@ -341,20 +334,20 @@ def _misplaced_weight(lines: Lines, value: Value, call: Call, ranks: tuple[int, 
     return fault_at(call, sentence, MisplacedWeight(weight, place_of(call.line), ranks))
 
 
-def spoils(lines: Lines, states: States, call: Call, wrong: list[Value]) -> bool:
+def spoils(states: States, call: Call) -> bool:
     """Whether nothing right comes of a call's result, and what the module returns does."""
-    later = (value for following in lines.following(call) for value in following.outputs)
+    later = (value for following in states.lines.following(call) for value in following.outputs)
     is_spoiled = all(states.forward(value).kind == "none" for value in call.outputs)
     return (
         is_spoiled
         and not any(states.placed(value).is_known for value in later)
-        and not lines.derived(call).isdisjoint(wrong)
+        and not states.lines.derived(call).isdisjoint(states.wrong_results)
     )
 
 
-def _strangers(lines: Lines, states: States, moved: Value) -> Iterator[int]:
+def _strangers(states: States, moved: Value) -> Iterator[int]:
     """Yield the ranks that don't have their own part."""
-    held, whole, layout = states.held(moved), states.whole(lines.wanted[moved]), states.forward(moved).layout
+    held, whole, layout = states.held(moved), states.reference_of(moved), states.forward(moved).layout
     for rank, region in layout.regions() if whole is not None and layout is not None else ():
         if whole is not None and rank in held and error_of(held[rank], part_of(whole, region)) > SINGLE:
             yield rank

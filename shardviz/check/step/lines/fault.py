@@ -48,7 +48,6 @@ class Fault:
     """A first wrong line.
 
     Attributes:
-        line: The line.
         function: What it calls.
         sentence: What is wrong there, with each rank's values and the line before.
         cause: The cause that it is.
@@ -136,7 +135,6 @@ class Act:
     """A call that makes something wrong of what is right.
 
     Attributes:
-        call: The call.
         given: What ranks have of what it is given; empty if it is given no tensor, or its module returns it.
         held: What they have of its result.
         before: The line that makes what it is given, or the terms.
@@ -187,7 +185,6 @@ def wrong_result(
     """Return the fault of a call whose result is wrong.
 
     Args:
-        act: The call.
         axes: The axes of a missing mean.
         times: By what its result is too large, if that is all that is wrong; else 0.
         reads: The function that is given `given`, if the call is given what that makes: the collective among the calls
@@ -221,7 +218,6 @@ def extreme_of_part(act: Act, axis: str, op: str, reduction: Call | None, reduce
     """Return the fault of a call that takes the extreme of a part, or of the collective that reduces extremes wrongly.
 
     Args:
-        act: The call.
         axis: The axis over which ranks' results have the unsharded model's.
         op: What that is of them.
         reduction: The collective that gets what the call makes; None if none does.
@@ -238,7 +234,6 @@ def wrong_reduction(act: Act, axis: str, times: int = 0, copies: str = "", op: s
     """Return the fault of a reduction that gives something else.
 
     Args:
-        act: The call.
         axis: The axis of the terms that it is given; empty if it is given none.
         times: By what its result is too large, if that is all that is wrong; else 0.
         copies: The axes whose ranks have the same term of its sum, if that makes `times`.
@@ -258,7 +253,6 @@ def unsummed(act: Act, axis: str, operand: str = "", *, is_beside_whole: bool = 
     """Return the fault of a call that reads terms, which the line before makes, as the whole.
 
     Args:
-        act: The call.
         axis: The axis of the missing sum.
         operand: What gives it the terms, if one line does both.
         is_beside_whole: Whether it also takes what every rank has whole, or its part of.
@@ -300,8 +294,9 @@ def ratio_of_terms(act: Act, axis: str) -> Fault:
     )
 
 
-def with_label(lines: Lines, states: States, fault: Fault | None) -> Fault | None:
+def with_label(states: States, fault: Fault | None) -> Fault | None:
     """Return a fault, or that of the `DTensor.from_local` behind it, which takes terms for the whole or the reverse."""
+    lines = states.lines
     cause = fault.cause if fault is not None else None
     if fault is None or not isinstance(cause, UnsummedLine | ScaledLine | RepeatedReductionLine):
         return fault

@@ -23,12 +23,13 @@ from shardviz.check.step.lines.calls import SELECTS
 from shardviz.check.step.lines.exchanges import MOVES, ROOM
 from shardviz.check.step.lines.fault import Fault, at, fault_at, place_of, reached
 from shardviz.check.step.lines.masks import ATTENTION, mask_fault, ring_mask_fault
-from shardviz.explain.step.exchanged_rows import ForeignNumbersSummed
+from shardviz.explain.step.line_rows import CausalMaskOfPart, ForeignNumbersSummed, LoopFromZero
 from shardviz.explain.step.lines import ELEMENTWISE, UnlikeOperands, UnwrittenMemory
 from shardviz.explain.step.losses import PaddingSummed
-from shardviz.explain.step.own_rows import CausalMaskOfPart, LoopFromZero
+from shardviz.groups import the_only
+from shardviz.layout.splits import axes_in
 from shardviz.relate.tolerance import STEP
-from shardviz.relate.values import error_of, part_of, slices_of
+from shardviz.relate.values import error_of, magnitude, part_of, slices_of
 from shardviz.text import join_numbers, named_ranks
 
 if TYPE_CHECKING:
@@ -48,13 +49,13 @@ BOUNDS = ("clamp", "clip", "where", "masked_fill", "clamp_", "masked_fill_", "se
 """Functions by which code moves an index that is not of a rank's part into it."""
 
 
-def foreign_fault(lines: Lines, states: States) -> Fault | None:
+def foreign_fault(states: States) -> Fault | None:
     """Return the line that reads at indices which were moved into the rank's part, if the result is summed unmasked."""
-    for call in lines.calls:
+    for call in states.lines.calls:
         moved = _moved(call, states) if call.first.function in BOUNDS else {}
         if not any(mask.any() for mask in moved.values()):
             continue
-        calls = list(lines.following(call))
+        calls = list(states.lines.following(call))
         read = next((one for one in calls if one.outputs and not states.is_index(one.outputs[0])), None)
         summed = next((one for one in calls if one.first.function == "all_reduce"), None)
         if read is None or summed is None or summed.order <= read.order:
@@ -138,14 +139,14 @@ NO_POWER = -1000.0
 """The power of e of a smaller number is 0."""
 
 
-def padding_fault(lines: Lines, states: States) -> Fault | None:
+def padding_fault(states: States) -> Fault | None:
     """Return the line that sums over padding; None if ranks cut it off too, or have one number there."""
-    for cut, dim, size in _cuts(lines, states):
-        if any(states.forward(value).is_known for value in lines.of_wanted(cut.outputs[0])):
+    for cut, dim, size in _cuts(states):
+        if any(states.forward(value).is_known for value in states.lines.of_wanted(cut.outputs[0])):
             continue
-        for value in lines.of_wanted(cut.inputs[0]):
+        for value in states.lines.of_wanted(cut.inputs[0]):
             layout = states.forward(value).layout if states.forward(value).kind == "right" else None
-            call = _sum_over(lines, states, value, layout, dim, size) if layout is not None else None
+            call = _sum_over(states, value, layout, dim, size) if layout is not None else None
             if call is not None and layout is not None:
                 ranks = tuple(rank for rank, region in layout.regions() if region.dims[dim][-1][1] > size)
                 cutting, padded = cut.frames[cut.innermost], layout.shape[dim]
@@ -157,9 +158,9 @@ def padding_fault(lines: Lines, states: States) -> Fault | None:
     return None
 
 
-def _cuts(lines: Lines, states: States) -> Iterator[tuple[LineRecord, int, int]]:
+def _cuts(states: States) -> Iterator[tuple[LineRecord, int, int]]:
     """Yield the unsharded model's calls that keep the first elements of a dim, with the dim and how many."""
-    for record in lines.unsharded.lines:
+    for record in states.lines.unsharded.lines:
         if record.function not in SELECTS or not (record.inputs and record.outputs):
             continue
         given, kept = (states.whole(number) for number in (record.inputs[0], record.outputs[0]))
@@ -171,10 +172,11 @@ def _cuts(lines: Lines, states: States) -> Iterator[tuple[LineRecord, int, int]]
             yield record, dims[0], kept.shape[dims[0]]
 
 
-def _sum_over(lines: Lines, states: States, value: Value, layout: Layout, dim: int, size: int) -> Call | None:
+def _sum_over(states: States, value: Value, layout: Layout, dim: int, size: int) -> Call | None:
     """Return the first sum over a split dim to which its padding adds something."""
+    lines = states.lines
     derived, shape = {value}, lines.records[value[0]].shape
-    for call in lines.calls if any(isinstance(link, str) for link in layout.chains[dim]) else ():
+    for call in lines.calls if axes_in(layout.chains[dim]) else ():
         read = next((given for given in call.inputs if given in derived), None)
         if read is None:
             continue
@@ -202,20 +204,20 @@ MAX_COMPARED = 1 << 22
 """Numbers that are compared to find a rank's rows among those of the whole."""
 
 
-def own_rows_fault(lines: Lines, states: States) -> Fault | None:
+def own_rows_fault(states: States) -> Fault | None:
     """Return the first line that mixes rows of other places, or a causal mask of a part; None if values prove none."""
-    paired = [call for call in lines.calls if call.whole is not None and call.outputs]
+    paired = [call for call in states.lines.calls if call.whole is not None and call.outputs]
     wrong = [call for call in paired if states.forward(call.outputs[0]).kind == "none"]
-    fault = _causal_fault(lines, states, wrong[0]) if wrong else None
-    fault = fault or mask_fault(lines, states, wrong) or (ring_mask_fault(lines, states) if wrong else None)
-    return fault or (_unlike_rows_fault(lines, states, wrong[0]) if wrong else None)
+    fault = _causal_fault(states, wrong[0]) if wrong else None
+    fault = fault or mask_fault(states, wrong) or (ring_mask_fault(states) if wrong else None)
+    return fault or (_unlike_rows_fault(states, wrong[0]) if wrong else None)
 
 
-def _causal_fault(lines: Lines, states: States, call: Call) -> Fault | None:
+def _causal_fault(states: States, call: Call) -> Fault | None:
     """Return the fault of an attention whose causal mask counts a rank's queries from 0, if its values prove that."""
     if call.first.function != ATTENTION or "True" not in call.first.numbers.split() or len(call.inputs) != 3:
         return None
-    state, whole = states.forward(call.inputs[0]), _whole(lines, states, call.outputs[0])
+    state, whole = states.forward(call.inputs[0]), states.reference_of(call.outputs[0])
     held, queries, keys, values = [states.held(value) for value in (call.outputs[0], *call.inputs)]
     if state.kind != "right" or state.layout is None or whole is None or whole.ndim < 2:
         return None
@@ -259,11 +261,11 @@ def _attention(query: Array, key: Array, value: Array, rows: Sequence[int]) -> A
     return attended
 
 
-def _unlike_rows_fault(lines: Lines, states: States, call: Call) -> Fault | None:
+def _unlike_rows_fault(states: States, call: Call) -> Fault | None:
     """Return the fault of a call that combines two tensors whose rows on a rank come from different places."""
     if call.first.function not in ELEMENTWISE or len(call.inputs) != 2:
         return None
-    sides = [(states.held(value), _whole(lines, states, value)) for value in call.inputs]
+    sides = [(states.held(value), states.reference_of(value)) for value in call.inputs]
     sizes = [whole.ndim for held, whole in sides if whole is not None and held]
     for back in range(1, min(sizes) + 1) if len(sizes) == len(sides) else ():
         rows = [{rank: _rows(array, whole, -back) for rank, array in held.items()} for held, whole in sides]
@@ -279,10 +281,6 @@ def _unlike_rows_fault(lines: Lines, states: States, call: Call) -> Fault | None
     return None
 
 
-def _whole(lines: Lines, states: States, value: Value) -> Array | None:
-    return states.whole(lines.wanted[value]) if value in lines.wanted else None
-
-
 def _rows(held: Array, whole: Array | None, dim: int) -> tuple[int, ...]:
     """Return where a rank's slices along a dim stand in the whole; empty if it has all, or that isn't certain."""
     if whole is None or held.ndim != whole.ndim or held.shape[dim] >= whole.shape[dim]:
@@ -290,14 +288,14 @@ def _rows(held: Array, whole: Array | None, dim: int) -> tuple[int, ...]:
     slices, all_slices = slices_of(held, dim), slices_of(whole, dim)
     if slices.shape[1] != all_slices.shape[1] or slices.size * len(all_slices) > MAX_COMPARED or not slices.size:
         return ()
-    near = STEP * float(np.max(np.abs(whole), initial=0.0))
+    near = STEP * magnitude(whole)
     alike = np.abs(slices[:, None] - all_slices[None]).max(-1) <= near
     return tuple(map(int, alike.argmax(1))) if (alike.sum(1) == 1).all() else ()
 
 
-def loop_fault(lines: Lines, states: States) -> Fault | None:
+def loop_fault(states: States) -> Fault | None:
     """Return the line of a loop over a rank's own slices that uses the loop's counter for the whole's slices."""
-    rounds = list(_rounds(lines, states))
+    rounds = list(_rounds(states))
     slices = [(calls, first) for calls, first, _ in rounds if len(set(first.values())) > 1]
     for calls, wholes in ((calls, wholes) for calls, first, wholes in rounds if set(first.values()) == {0}):
         numbers = [call.first.numbers for call in calls]
@@ -308,7 +306,7 @@ def loop_fault(lines: Lines, states: States) -> Fault | None:
             is_wrong = any(
                 not _equal(states.held(call.outputs[0]).get(rank), wholes[begin + at]) for at, call in enumerate(calls)
             )
-            if is_wrong and calls[0].line.file == reading[0].line.file and _meet(lines, calls[0], reading[0]):
+            if is_wrong and calls[0].line.file == reading[0].line.file and _meet(states.lines, calls[0], reading[0]):
                 return _fault_of_loop(calls, reading, rank, begin)
     return None
 
@@ -322,11 +320,12 @@ def _fault_of_loop(calls: Sequence[Call], reading: Sequence[Call], rank: int, be
     return fault_at(call, sentence, cause)
 
 
-def _rounds(lines: Lines, states: States) -> Iterator[tuple[list[Call], dict[int, int], list[Array]]]:
+def _rounds(states: States) -> Iterator[tuple[list[Call], dict[int, int], list[Array]]]:
     """Yield the calls of a line that runs less often than in the unsharded model, with each rank's first round.
 
     The unsharded model's results are yielded with them. A rank's rounds follow each other in the unsharded model.
     """
+    lines = states.lines
     wholes: defaultdict[object, list[LineRecord]] = defaultdict(list)
     of_ranks: defaultdict[object, list[Call]] = defaultdict(list)
     for line in lines.unsharded.lines:
@@ -350,10 +349,9 @@ def _rounds(lines: Lines, states: States) -> Iterator[tuple[list[Call], dict[int
 def _first(held: Sequence[Mapping[int, Array]], wholes: Sequence[Array], rank: int) -> int | None:
     """Return the round of the unsharded model that is a rank's first, if one alone fits."""
     starts = range(0, len(wholes), len(held))
-    fitting = [
-        start for start in starts if all(_equal(own.get(rank), wholes[start + at]) for at, own in enumerate(held))
-    ]
-    return fitting[0] if len(fitting) == 1 else None
+    return the_only(
+        [start for start in starts if all(_equal(own.get(rank), wholes[start + at]) for at, own in enumerate(held))]
+    )
 
 
 def _equal(held: Array | None, whole: Array) -> bool:

@@ -12,9 +12,10 @@ import numpy as np
 
 from shardviz.check.step.lines.fault import Fault, at, fault_at, place_of
 from shardviz.check.step.lines.search import DIVISIONS
+from shardviz.explain.step.line_rows import LabelsOfOtherRows, RowsLeftOut
 from shardviz.explain.step.losses import MeanOfMeans
-from shardviz.explain.step.own_rows import LabelsOfOtherRows, RowsLeftOut
 from shardviz.relate.tolerance import SINGLE, STEP
+from shardviz.relate.values import magnitude
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,8 +33,9 @@ MAX_COMPARED = 1 << 24
 """Numbers that are compared at most to find rows in others."""
 
 
-def means_fault(lines: Lines, states: States) -> Fault | None:
+def means_fault(states: States) -> Fault | None:
     """Return the line that divides each micro-batch's sum by its own count, if both add up to the whole batch's."""
+    lines = states.lines
     whole = {lines.key_of(line): line for line in lines.unsharded.lines if len(line.inputs) == 2}
     rounds: dict[object, list[Call]] = {}
     for call in lines.calls:
@@ -47,7 +49,7 @@ def means_fault(lines: Lines, states: States) -> Fault | None:
             continue
         shown = ", ".join(f"{count:.5g}" for count in counts[: len(calls)])
         sentence = f"{at(calls[0].line)} divides each micro-batch's sum by its own count: {shown} on rank {ranks[0]}"
-        size = math.prod(map(mesh.axis_size, axes))
+        size = mesh.size_over(axes)
         return fault_at(calls[0], sentence, MeanOfMeans(" and ".join(axes), size, place_of(calls[0].line), len(calls)))
     return None
 
@@ -72,8 +74,9 @@ def _numbers(states: States, calls: Sequence[Call], operand: int, ranks: Sequenc
     return [arrays[rank].item() for rank in ranks for arrays in held]
 
 
-def labels_fault(lines: Lines, states: States) -> Fault | None:
+def labels_fault(states: States) -> Fault | None:
     """Return the line that gives a loss other labels, of all ranks together, than the unsharded model's."""
+    lines = states.lines
     for function in LOSSES:
         whole = [line for line in lines.unsharded.lines if line.function == function and len(line.inputs) > 1]
         of_ranks = {
@@ -124,7 +127,7 @@ def _exchanged(states: States, whole: LineRecord, calls: Mapping[int, LineRecord
             return None
         if rows_held.size * len(rows) > MAX_COMPARED:
             return None
-        is_same = np.abs(rows_held[:, None] - rows[None]).max(-1) <= STEP * float(np.max(np.abs(rows)))
+        is_same = np.abs(rows_held[:, None] - rows[None]).max(-1) <= STEP * magnitude(rows)
         is_right = (is_same & (labels_held[:, None] == labels[None])).any(1)
         if not is_same.any(1).all():
             return None

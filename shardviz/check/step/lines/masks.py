@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
-from itertools import groupby, islice, product
+from itertools import islice, product
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -20,9 +20,11 @@ import numpy as np
 from shardviz.check.step.lines.calls import ADDITIONS
 from shardviz.check.step.lines.exchanges import COPIES
 from shardviz.check.step.lines.fault import Fault, at, fault_at, place_of, reached
-from shardviz.explain.step.own_rows import MisplacedMask
+from shardviz.check.step.lines.states import States
+from shardviz.explain.step.line_rows import MisplacedMask
 from shardviz.relate.tolerance import STEP
-from shardviz.text import listed
+from shardviz.relate.values import finite_magnitude
+from shardviz.text import listed, spans_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.check.step.lines.calls import Call, Lines, Value
-    from shardviz.check.step.lines.states import States
     from shardviz.dump.records.lines import FrameRecord, LineRecord
 
     Array = NDArray[np.float64]
@@ -60,27 +61,26 @@ MAX_ROUNDS = 64
 MAX_LISTED = 4
 
 
-def mask_fault(lines: Lines, states: States, calls: Sequence[Call]) -> Fault | None:
+def mask_fault(states: States, calls: Sequence[Call]) -> Fault | None:
     """Return the line of the positions by which scores of other queries or keys are masked; None without proof.
 
     Args:
-        lines: The calls of the module.
-        states: What ranks have of their tensors.
-        calls: Those whose results are no part of the unsharded model's.
+        calls: The calls whose results are no part of the unsharded model's.
     """
-    masking = (call for call in calls if call.first.function == ATTENTION or _is_of_scores(lines, call))
-    return next(filter(None, (_fault_of(lines, states, call) for call in islice(masking, MAX_CALLS))), None)
+    masking = (call for call in calls if call.first.function == ATTENTION or _is_of_scores(states.lines, call))
+    return next(filter(None, (_fault_of(states, call) for call in islice(masking, MAX_CALLS))), None)
 
 
-def ring_mask_fault(lines: Lines, states: States) -> Fault | None:
+def ring_mask_fault(states: States) -> Fault | None:
     """Return the line of the positions by which a block of a ring is masked as another one; None without proof."""
+    lines = states.lines
     wholes: defaultdict[object, list[LineRecord]] = defaultdict(list)
     rounds: defaultdict[object, list[Call]] = defaultdict(list)
     for line in lines.unsharded.lines:
         wholes[_key(line)].append(line)
     for call in lines.calls:
         rounds[_key(call.first)].append(call)
-    looped = replace(lines, wanted=dict(lines.wanted))
+    looped = States(states.dump, replace(lines, wanted=dict(lines.wanted)))
     masking: list[Call] = []
     for key, calls in rounds.items():
         of_whole = wholes.get(key, [])
@@ -90,10 +90,11 @@ def ring_mask_fault(lines: Lines, states: States) -> Fault | None:
             whole = of_whole[number % len(of_whole)]
             for values, numbers in ((call.outputs, whole.outputs), (call.inputs, whole.inputs)):
                 pairs = zip(values, numbers, strict=True) if len(values) == len(numbers) else ()
-                looped.wanted.update({value: wanted for value, wanted in pairs if value not in looped.wanted})
+                for value, wanted in pairs:
+                    looped.lines.wanted.setdefault(value, wanted)
         masking += [call for call in calls if call.first.function in MASKING and _is_of_scores(lines, call)]
-    combined = (call for call in masking if _has_mask(looped, states, call))
-    faults = (_fault_of(looped, states, call, in_ring=True) for call in islice(combined, MAX_ROUNDS))
+    combined = (call for call in masking if _has_mask(looped, call))
+    faults = (_fault_of(looped, call, in_ring=True) for call in islice(combined, MAX_ROUNDS))
     return next(filter(None, faults), None)
 
 
@@ -101,36 +102,36 @@ def _key(line: LineRecord) -> object:
     return line.call, tuple((frame.file, frame.line) for frame in line.frames), line.function
 
 
-def _has_mask(lines: Lines, states: States, call: Call) -> bool:
+def _has_mask(states: States, call: Call) -> bool:
     """Whether a call combines scores with a number for each query and key that is made of positions alone."""
-    shapes = [whole.shape[-2:] for value in call.inputs if (whole := _whole(lines, states, value)) is not None]
+    shapes = [whole.shape[-2:] for value in call.inputs if (whole := states.reference_of(value)) is not None]
     if len(shapes) < 2 or len({*shapes}) > 1 or len(shapes[0]) < 2 or min(shapes[0]) < 2:
         return False
-    mask = _places_of_call(lines, states, call)[1]
-    sources = [value for maker in lines.makers(mask) for value in maker.inputs] if mask is not None else []
-    return not any(lines.origin(value).startswith("input") and not states.is_index(value) for value in sources)
+    mask = _places_of_call(states, call)[1]
+    sources = [value for maker in states.lines.makers(mask) for value in maker.inputs] if mask is not None else []
+    return not any(states.lines.origin(value).startswith("input") and not states.is_index(value) for value in sources)
 
 
-def _fault_of(lines: Lines, states: States, call: Call, *, in_ring: bool = False) -> Fault | None:
-    places, mask = _places_of_call(lines, states, call)
-    hidden = _hidden_later(lines, states, call) if mask is not None and places else {}
-    unlike = [rank for rank in places if mask and _is_like(lines, states, mask, rank, places[rank], hidden) is False]
-    maker = lines.producer(mask) if mask is not None and unlike else None
+def _fault_of(states: States, call: Call, *, in_ring: bool = False) -> Fault | None:
+    places, mask = _places_of_call(states, call)
+    hidden = _hidden_later(states, call) if mask is not None and places else {}
+    unlike = [rank for rank in places if mask and _is_like(states, mask, rank, places[rank], hidden) is False]
+    maker = states.lines.producer(mask) if mask is not None and unlike else None
     if mask is None or maker is None:
         return None
     changing: FrameRecord | None = None
     while not maker.counts_by_rank:
-        before = next((value for value in maker.inputs if _is_unlike(lines, states, value, places)), None)
-        earlier = lines.producer(before) if before is not None else None
+        before = next((value for value in maker.inputs if _is_unlike(states, value, places)), None)
+        earlier = states.lines.producer(before) if before is not None else None
         if earlier is None:
             break
-        changing = changing or (maker.first.frames[-1] if _is_update(lines, maker) else None)
+        changing = changing or (maker.first.frames[-1] if _is_update(states.lines, maker) else None)
         maker = earlier
     rank, first = unlike[0], maker.first.frames[-1]
-    of, taken = _counted(lines, states, mask, maker, rank, places) or _taken(lines, states, mask, rank, places[rank])
+    of, taken = _counted(states, mask, maker, rank, places) or _taken(states, mask, rank, places[rank])
     what, verb = ("bias", "biases") if call.first.function in (*ADDITIONS, "sub") else ("mask", "masks")
-    has = f"rank {rank} {verb} {of} {spans(places[rank][of == 'keys'])} of the whole"
-    takes = f"the {what} takes them as {spans(taken)}" if taken else f"the {what} isn't that of these"
+    has = f"rank {rank} {verb} {of} {spans_of(places[rank][of == 'keys'])} of the whole"
+    takes = f"the {what} takes them as {spans_of(taken)}" if taken else f"the {what} isn't that of these"
     changes = f", as {at(changing, first)} changes it in each round" if changing is not None else ""
     sentence = f"{reached(maker)} is the first wrong line: {has}, and {takes}{changes}"
     applies = f"{at(call.first.frames[-1], first)} applies the {what}"
@@ -140,11 +141,11 @@ def _fault_of(lines: Lines, states: States, call: Call, *, in_ring: bool = False
     return fault_at(maker, f"{sentence}; {applies}", cause)
 
 
-def _hidden_later(lines: Lines, states: States, call: Call) -> dict[int, NDArray[np.bool_]]:
+def _hidden_later(states: States, call: Call) -> dict[int, NDArray[np.bool_]]:
     """Return which scores of a rank a later mask hides in all heads: what is added to these does not count."""
     last = call
     while later := [
-        reader for value in last.outputs for reader in lines.readers(value) if reader.first.function in MASKING
+        reader for value in last.outputs for reader in states.lines.readers(value) if reader.first.function in MASKING
     ]:
         last = later[0]
     if last is call or not (call.outputs and last.outputs):
@@ -176,15 +177,15 @@ def _is_of_scores(lines: Lines, call: Call) -> bool:
     return False
 
 
-def _places_of_call(lines: Lines, states: States, call: Call) -> tuple[dict[int, Places], Value | None]:
+def _places_of_call(states: States, call: Call) -> tuple[dict[int, Places], Value | None]:
     """Return each rank's queries and keys of a call that masks scores, with the mask; empty if they aren't certain."""
     if call.first.function == ATTENTION and len(call.inputs) == 4:
-        queries, keys = (_places(lines, states, value) for value in call.inputs[:2])
+        queries, keys = (_places(states, value) for value in call.inputs[:2])
         return {rank: (queries[rank][0], keys[rank][0]) for rank in queries if rank in keys}, call.inputs[3]
     if call.first.function not in MASKING or len(call.inputs) < 2:
         return {}, None
     by_variety = sorted(call.inputs, key=lambda value: -_variety(states, value))
-    return _places(lines, states, by_variety[0]), by_variety[1]
+    return _places(states, by_variety[0]), by_variety[1]
 
 
 def _variety(states: States, value: Value) -> int:
@@ -192,9 +193,9 @@ def _variety(states: States, value: Value) -> int:
     return max((len(np.unique(array)) for array in list(states.held(value).values())[:1]), default=0)
 
 
-def _places(lines: Lines, states: States, value: Value) -> dict[int, Places]:
+def _places(states: States, value: Value) -> dict[int, Places]:
     """Return where the last two dims of a tensor stand in the whole on every rank; empty if that isn't certain."""
-    whole, held = _whole(lines, states, value), states.held(value)
+    whole, held = states.reference_of(value), states.held(value)
     if whole is None or whole.ndim < 2 or any(array.ndim != whole.ndim or not array.size for array in held.values()):
         return {}
     leads = whole.reshape(-1, *whole.shape[-2:])[:MAX_LEADS]
@@ -222,17 +223,16 @@ def _places_in(whole: Array, held: Array) -> Places | None:
 
 def _is_near(held: Array, due: Array) -> bool:
     """Whether two arrays are equal but for rounding; infinite numbers are, if both have them."""
-    largest = float(np.max(np.abs(due), initial=0.0, where=np.isfinite(due)))
+    largest = finite_magnitude(due)
     return held.shape == due.shape and bool(np.isclose(held, due, rtol=0.0, atol=STEP * largest).all())
 
 
-def _is_unlike(lines: Lines, states: States, value: Value, places: Mapping[int, Places]) -> bool:
+def _is_unlike(states: States, value: Value, places: Mapping[int, Places]) -> bool:
     """Whether a tensor is not that of the queries and keys that some rank has."""
-    return any(_is_like(lines, states, value, rank, places[rank]) is False for rank in places)
+    return any(_is_like(states, value, rank, places[rank]) is False for rank in places)
 
 
 def _is_like(
-    lines: Lines,
     states: States,
     value: Value,
     rank: int,
@@ -242,14 +242,13 @@ def _is_like(
     """Whether a rank's tensor is that of some queries and keys; None if it has neither, or isn't compared.
 
     Args:
-        lines: The calls of the module.
         states: What ranks have of their tensors.
         value: The tensor.
         rank: The rank.
         places: Its queries and keys.
         hidden: Scores of each rank whose mask or bias does not count.
     """
-    whole, held = _whole(lines, states, value), states.held(value).get(rank)
+    whole, held = states.reference_of(value), states.held(value).get(rank)
     parts = [] if whole is None or held is None else list(_parts(whole, held.shape, places))
     if not parts or held is None:
         return None
@@ -281,7 +280,7 @@ def _parts(whole: Array, shape: Sequence[int], places: Places) -> Iterator[Array
 
 
 def _counted(
-    lines: Lines, states: States, mask: Value, maker: Call, rank: int, places: Mapping[int, Places]
+    states: States, mask: Value, maker: Call, rank: int, places: Mapping[int, Places]
 ) -> tuple[str, list[int]] | None:
     """Return whose positions a call counts wrongly, and the rank's, if every rank's mask is that of its positions."""
     out = maker.outputs[0] if len(maker.outputs) == 1 and states.is_index(maker.outputs[0]) else None
@@ -291,19 +290,19 @@ def _counted(
         taken = {rank: (keys, own[1 - side]) for rank, own in places.items() if (keys := counted.get(rank)) is not None}
         if len(taken) == len(places) and all(len(taken[own][0]) == len(places[own][side]) for own in places):
             masked = {own: (other, new) if side else (new, other) for own, (new, other) in taken.items()}
-            if all(_is_like(lines, states, mask, own, masked[own]) for own in places):
+            if all(_is_like(states, mask, own, masked[own]) for own in places):
                 return of, taken[rank][0]
     return None
 
 
-def _taken(lines: Lines, states: States, mask: Value, rank: int, places: Places) -> tuple[str, list[int]]:
+def _taken(states: States, mask: Value, rank: int, places: Places) -> tuple[str, list[int]]:
     """Return whether the mask is made for other queries or keys, and for which; empty if for none in a usual order.
 
     Keys of another rank may be taken for those of the rank's queries.
     """
     as_block = [places[0]] if len(places[0]) == len(places[1]) else []
     for queries, keys in product(_orders(places[0]), [*_orders(places[1]), *as_block]):
-        if _is_like(lines, states, mask, rank, (queries, keys)):
+        if _is_like(states, mask, rank, (queries, keys)):
             return ("keys", keys) if keys != places[1] else ("queries", queries)
     return "keys", []
 
@@ -313,11 +312,7 @@ def _orders(numbers: list[int]) -> Iterator[list[int]]:
     yield from (numbers, sorted(numbers), [*range(len(numbers))])
 
 
-def _whole(lines: Lines, states: States, value: Value) -> Array | None:
-    return states.whole(lines.wanted[value]) if value in lines.wanted else None
-
-
 def spans(numbers: Sequence[int]) -> str:
     """Write positions in their order: `0-3, 12-15 and 4-11`."""
-    runs = [[number for _, number in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
-    return listed([f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs], MAX_LISTED)
+    named = (f"{start}-{stop - 1}" if stop > start + 1 else f"{start}" for start, stop in spans_of(numbers))
+    return listed(named, MAX_LISTED)

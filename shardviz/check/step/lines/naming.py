@@ -5,7 +5,6 @@ A sum may be missing from a result because code drops the tensor that has it: th
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -25,10 +24,13 @@ from shardviz.explain.step.forward import MisplacedOperand, ShiftedPart, Ungathe
 from shardviz.explain.step.gradients import UnsummedInputGradient
 from shardviz.explain.step.line_reductions import (
     CopiesSummedLine,
+    GradientsOfOtherMicroBatches,
     RepeatedReductionLine,
     UnaveragedLine,
+    UnreducedGather,
     WrongReductionLine,
 )
+from shardviz.explain.step.line_rows import CausalMaskOfPart, CutByAnotherAxis, MisplacedMask, SameSlices
 from shardviz.explain.step.lines import (
     DRAWS,
     MislabeledPlacement,
@@ -38,7 +40,6 @@ from shardviz.explain.step.lines import (
     UnwrittenMemory,
     WrongLines,
 )
-from shardviz.explain.step.lines_backward import GradientsOfOtherMicroBatches, UnreducedGather
 from shardviz.explain.step.losses import (
     PaddingRead,
     PartialVocabularyLoss,
@@ -61,7 +62,6 @@ from shardviz.explain.step.modules import (
     UngatheredInput,
     UnsummedModule,
 )
-from shardviz.explain.step.own_rows import CausalMaskOfPart, CutByAnotherAxis, MisplacedMask, SameSlices
 from shardviz.explain.step.scales import ClippedByParts, NormOverWrongAxes
 from shardviz.explain.step.step_lines import LeftOutOfReduction, LocalWeight, NarrowReduction, ReductionNotStored
 from shardviz.explain.step.sums import (
@@ -145,7 +145,7 @@ def module_to_open(finding: Finding) -> str | None:
 def with_lines(dump: Dump, results: Iterable[Finding | NotChecked]) -> Iterator[Finding | NotChecked]:
     """Yield the results of a step's checks, those about the module that ranks looked into with its first wrong line."""
     opened, around = _opened(dump), Around.of(dump)
-    faults = [(lines, fault) for lines in opened if (fault := fault_in(lines, States(dump, lines))) is not None]
+    faults = [(lines, fault) for lines in opened if (fault := fault_in(States(dump, lines))) is not None]
     for outcome in results:
         if not isinstance(outcome, Finding):
             yield outcome
@@ -180,7 +180,7 @@ def _with_line_of_term(dump: Dump, finding: Finding, opened: Iterable[Lines]) ->
     if not isinstance(cause, UnsummedInputGradient) or cause.inner:
         return finding
     of_module = (lines for lines in opened if module_to_open(finding) in (lines.module, lines.asked_module))
-    faults = (sent_back_fault(lines, States(dump, lines), cause.axis) for lines in of_module)
+    faults = (sent_back_fault(States(dump, lines), cause.axis) for lines in of_module)
     fault = next((fault for fault in faults if fault is not None and not fault.is_torchs), None)
     return finding if fault is None else with_line(finding, fault)
 
@@ -235,7 +235,7 @@ def with_line(finding: Finding, fault: Fault) -> Finding:
     return replace(placed, kind=_kind_of(fault.cause, placed.kind)).because(fault.cause)
 
 
-def with_line_around(dump: Dump, finding: Finding, fault: Fault, *, are_gradients_wrong: bool = False) -> Finding:
+def with_line_around(dump: Dump, finding: Finding, fault: Fault, *, are_gradients_wrong: bool) -> Finding:
     """Return a finding that begins with a line around the model; its cause is the line's unless only one cause fits.
 
     What is logged in a wrong way makes no gradient wrong.
@@ -246,7 +246,7 @@ def with_line_around(dump: Dump, finding: Finding, fault: Fault, *, are_gradient
     placed = replace(finding, sentence=fault.sentence, details=sides, line=fault.place)
     if isinstance(fault.cause, UnsummedValue):
         axes = fault.cause.axes
-        size = math.prod(map(dump.files.mesh.axis_size, axes.split(" and ")))
+        size = dump.files.mesh.size_over(axes.split(" and "))
         in_gradients = any(result.role == "grad" for other in placed.others for result in results_of(other))
         return placed.because(TermsAveraged(fault.place, axes, size) if in_gradients else fault.cause)
     is_mean_of_part = isinstance(finding.explanation, UnexplainedLoss) and fault.function in MEANS

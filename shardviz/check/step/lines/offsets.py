@@ -15,10 +15,11 @@ import numpy as np
 from shardviz.check.step.lines.exchanges import spoils
 from shardviz.check.step.lines.fault import at, fault_at, place_of, reached
 from shardviz.explain.step.forward import ShiftedPart
-from shardviz.explain.step.own_rows import CutByAnotherAxis, OffsetOfUnequalParts, SameSlices
+from shardviz.explain.step.line_rows import CutByAnotherAxis, OffsetOfUnequalParts, SameSlices
 from shardviz.layout.layout import Layout
+from shardviz.layout.splits import axes_in
 from shardviz.relate.tolerance import SINGLE
-from shardviz.relate.values import error_of, slices_of
+from shardviz.relate.values import error_of, finite_magnitude, slices_of
 from shardviz.text import listed
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.lines.calls import Call, Lines, Value
+    from shardviz.check.step.lines.calls import Call, Value
     from shardviz.check.step.lines.fault import Fault
     from shardviz.check.step.lines.states import States
 
@@ -48,8 +49,6 @@ class Stretch:
     """What one rank has of a dim, and what it should have.
 
     Attributes:
-        rank: The rank.
-        dim: The dim.
         first: The first index that it has.
         due: The first index that it should have.
         length: How many it has.
@@ -62,19 +61,19 @@ class Stretch:
     length: int
 
 
-def shifted_fault(lines: Lines, states: States, wrong: list[Value]) -> Fault | None:
+def shifted_fault(states: States) -> Fault | None:
     """Return the line that takes a stretch at a wrong offset; None if no call combines it with the rank's own part."""
-    for call, layouts in _combining(lines, states, wrong):
+    for call, layouts in _combining(states):
         for value in call.inputs:
-            stretch = next((one for layout in layouts if (one := _stretch(lines, states, value, layout))), None)
-            if stretch is not None and spoils(lines, states, call, wrong):
-                return _fault_of_stretch(lines, states, value, call, stretch, layouts)
+            stretch = next((one for layout in layouts if (one := _stretch(states, value, layout))), None)
+            if stretch is not None and spoils(states, call):
+                return _fault_of_stretch(states, value, call, stretch, layouts)
     return None
 
 
-def _combining(lines: Lines, states: States, wrong: list[Value]) -> Iterator[tuple[Call, list[Layout]]]:
+def _combining(states: States) -> Iterator[tuple[Call, list[Layout]]]:
     """Yield the calls that make something wrong of a rank's own part, with the layouts of such parts."""
-    for call in lines.calls if wrong else ():
+    for call in states.lines.calls if states.wrong_results else ():
         layouts = [layout for value in call.inputs if (layout := _split_layout(states, value)) is not None]
         if layouts and call.outputs and all(states.placed(value).is_wrong for value in call.outputs):
             yield call, layouts
@@ -85,10 +84,9 @@ def _split_layout(states: States, value: Value) -> Layout | None:
     return state.layout if state.kind == "right" and state.split_layout else None
 
 
-def _stretch(lines: Lines, states: States, value: Value, layout: Layout) -> Stretch | None:
+def _stretch(states: States, value: Value, layout: Layout) -> Stretch | None:
     """Return the stretch of the first rank that has a wrong one, if every rank has one stretch of a dim."""
-    number = lines.wanted.get(value)
-    whole = states.whole(number) if number is not None and states.forward(value).kind != "right" else None
+    whole = states.reference_of(value) if states.forward(value).kind != "right" else None
     held = states.held(value) if whole is not None else {}
     if whole is None or not held or len(held) < states.mesh.size or not whole.ndim:
         return None
@@ -120,7 +118,7 @@ def _starts(held: NDArray[np.float64], whole: NDArray[np.float64], dim: int) -> 
 
 def _near(whole: NDArray[np.float64]) -> float:
     """Return how far equal numbers of a tensor may be apart."""
-    return SINGLE * float(np.max(np.abs(whole), initial=0.0, where=np.isfinite(whole)))
+    return SINGLE * finite_magnitude(whole)
 
 
 def _distances(held: NDArray[np.float64], whole: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -141,13 +139,13 @@ def _due(states: States, layout: Layout, length: int) -> dict[int, int] | None:
 
 
 def _fault_of_stretch(
-    lines: Lines, states: States, value: Value, call: Call, stretch: Stretch, layouts: list[Layout]
+    states: States, value: Value, call: Call, stretch: Stretch, layouts: list[Layout]
 ) -> Fault | None:
     """Return the fault of the line that decides the offset: the last with a number of the rank's, or the first."""
-    maker = lines.producer(value)
+    maker = states.lines.producer(value)
     while maker is not None and not maker.counts_by_rank:
-        earlier = next((one for one in maker.inputs if _stretch(lines, states, one, layouts[0])), None)
-        before = lines.producer(earlier) if earlier is not None else None
+        earlier = next((one for one in maker.inputs if _stretch(states, one, layouts[0])), None)
+        before = states.lines.producer(earlier) if earlier is not None else None
         if before is None:
             break
         maker = before
@@ -160,15 +158,15 @@ def _fault_of_stretch(
     return fault_at(maker, sentence, ShiftedPart(*places, stretch.rank, stretch.dim, first, due, length))
 
 
-def same_slices_fault(lines: Lines, states: States, wrong: list[Value]) -> Fault | None:
+def same_slices_fault(states: States) -> Fault | None:
     """Return the line that gives all ranks the same slices; None if no call combines these with the rank's own part."""
-    for call, layouts in _combining(lines, states, wrong):
-        same = (value for layout in layouts for value in call.inputs if _are_same_slices(lines, states, value, layout))
-        if (value := next(same, None)) is None or not spoils(lines, states, call, wrong):
+    for call, layouts in _combining(states):
+        same = (value for layout in layouts for value in call.inputs if _are_same_slices(states, value, layout))
+        if (value := next(same, None)) is None or not spoils(states, call):
             continue
-        maker = lines.producer(value)
-        while maker is not None and (earlier := [one for one in maker.inputs if _is_same_part(lines, states, one)]):
-            maker = lines.producer(earlier[0])
+        maker = states.lines.producer(value)
+        while maker is not None and (earlier := [one for one in maker.inputs if _is_same_part(states, one)]):
+            maker = states.lines.producer(earlier[0])
         if maker is not None:
             gives = f"{reached(maker)} is the first wrong line: {maker.first.function} gives every rank the same"
             combines = f"{at(call.line, maker.line)} combines the slices with the rank's own part"
@@ -177,10 +175,10 @@ def same_slices_fault(lines: Lines, states: States, wrong: list[Value]) -> Fault
     return None
 
 
-def _are_same_slices(lines: Lines, states: States, value: Value, layout: Layout) -> bool:
+def _are_same_slices(states: States, value: Value, layout: Layout) -> bool:
     """Whether ranks have the same slices of a dim that a layout splits, and some need others."""
-    whole = states.whole(lines.wanted[value]) if value in lines.wanted else None
-    if whole is None or not _is_same_part(lines, states, value):
+    whole = states.reference_of(value)
+    if whole is None or not _is_same_part(states, value):
         return False
     held = next(iter(states.held(value).values()))
     dims = [dim for dim, size in enumerate(whole.shape) if held.shape[dim] != size]
@@ -193,9 +191,9 @@ def _are_same_slices(lines: Lines, states: States, value: Value, layout: Layout)
     return bool((distances.min(1) <= _near(whole)).all()) and any(error_of(held, part) > SINGLE for part in needed)
 
 
-def _is_same_part(lines: Lines, states: States, value: Value) -> bool:
+def _is_same_part(states: States, value: Value) -> bool:
     """Whether all ranks have the same of a tensor, and less than the unsharded model."""
-    whole = states.whole(lines.wanted[value]) if value in lines.wanted else None
+    whole = states.reference_of(value)
     held = list(states.held(value).values())
     if whole is None or len(held) < max(states.mesh.size, 2) or held[0].ndim != whole.ndim or not held[0].size:
         return False
@@ -208,8 +206,6 @@ class UnequalSplit:
     """A dim that an axis does not divide.
 
     Attributes:
-        size: The length of the dim.
-        axis: The axis.
         lengths: The length of each part.
         coords: Each rank's coordinate along the axis.
     """
@@ -233,11 +229,11 @@ class UnequalSplit:
         yield f"({self.size} // {number})", {rank: at * whole for rank, at in self.coords.items()}
 
 
-def unequal_fault(lines: Lines, states: States) -> Fault | None:
+def unequal_fault(states: States) -> Fault | None:
     """Return the line that takes a rank's coordinate times one length for where its part begins."""
-    counting = [call for call in lines.calls if call.counts_by_rank and not _is_known(states, call)]
+    counting = [call for call in states.lines.calls if call.counts_by_rank and not _is_known(states, call)]
     numbers = {call: list(_numbers(call)) for call in counting}
-    for split in _unequal_splits(lines, states) if counting else ():
+    for split in _unequal_splits(states) if counting else ():
         for length, guessed in split.guesses:
             if guessed == split.coords:
                 continue  # the number of a rank says nothing of a length
@@ -253,10 +249,10 @@ def _is_known(states: States, call: Call) -> bool:
     return any(states.placed(value).is_known for value in call.outputs)
 
 
-def _unequal_splits(lines: Lines, states: States) -> Iterator[UnequalSplit]:
+def _unequal_splits(states: States) -> Iterator[UnequalSplit]:
     """Yield the dims of a module's right tensors of which ranks have parts of several lengths."""
     mesh, known = states.mesh, set[tuple[int, str]]()
-    for value in lines.values:
+    for value in states.lines.values:
         state = states.forward(value)
         layout = state.layout if state.kind == "right" else None
         for size, chain in zip(layout.shape, layout.chains, strict=True) if layout is not None else ():
@@ -288,40 +284,41 @@ def _fault_of_unequal(call: Call, split: UnequalSplit, rank: int, length: str) -
     return replace(fault_at(call, sentence, cause), line=line or call.line)
 
 
-def other_axis_fault(lines: Lines, states: States) -> Fault | None:
+def other_axis_fault(states: States) -> Fault | None:
     """Return the line that multiplies rows by parts of a weight that differ along the axis of the rows alone.
 
     Ranks along an axis of as many ranks as there are parts lack some of them: it is the one to cut the weight by.
     """
+    lines = states.lines
     for call in lines.calls:
         weights = [value for value in call.inputs if lines.origin(value).startswith(WEIGHT)]
         weights = [value for value in weights if not lines.records[value[0]].placements]  # of a DTensor, they are right
         others = [value for value in call.inputs if value not in weights]
-        rows = [axis for value in others for axis in _axes_of_rows(lines, states, value)] if weights else []
+        rows = [axis for value in others for axis in _axes_of_rows(states, value)] if weights else []
         for weight in weights if rows and not call.first.is_collective else ():
             name = ".".join(filter(None, (lines.module, lines.origin(weight).removeprefix(WEIGHT))))
-            if (cause := _cut(lines, states, weight, rows, name)) is not None:
+            if (cause := _cut(states, weight, rows, name)) is not None:
                 has = f"ranks along {cause.rows} have different parts of {name}, and those along {cause.axis} not all"
                 sentence = f"{reached(call)} gives {call.first.function} rows that {cause.rows} splits; {has}"
                 return fault_at(call, sentence, cause)
     return None
 
 
-def _axes_of_rows(lines: Lines, states: States, value: Value) -> Iterator[str]:
+def _axes_of_rows(states: States, value: Value) -> Iterator[str]:
     """Yield the axes that split the rows of a tensor, or of what a rank makes it of without an exchange."""
-    makers = list(lines.makers(value))
+    makers = list(states.lines.makers(value))
     if any(call.first.ranks for call in makers):
         return
     sources = [value] if states.forward(value).is_known else [one for call in makers for one in call.inputs]
-    for layout in (_split_layout(states, source) for source in sources if not lines.origin(source).startswith(WEIGHT)):
+    for source in sources:
+        layout = None if states.lines.origin(source).startswith(WEIGHT) else _split_layout(states, source)
         chains = () if layout is None else layout.chains[:-1] or layout.chains
-        yield from (link for chain in chains for link in chain if isinstance(link, str))
+        yield from (axis for chain in chains for axis in axes_in(chain))
 
 
-def _cut(lines: Lines, states: States, weight: Value, rows: Sequence[str], name: str) -> CutByAnotherAxis | None:
+def _cut(states: States, weight: Value, rows: Sequence[str], name: str) -> CutByAnotherAxis | None:
     """Return the cause of a weight whose parts differ along an axis of rows, and are not all there along another."""
-    whole, held = states.whole(lines.wanted[weight]) if weight in lines.wanted else None, states.held(weight)
-    mesh = states.mesh
+    whole, held, mesh = states.reference_of(weight), states.held(weight), states.mesh
     if whole is None or len(held) < mesh.size or len({array.shape for array in held.values()}) > 1:
         return None
     parts = {rank: array.tobytes() for rank, array in held.items()}

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.lines.calls import Lines
     from shardviz.check.step.lines.states import States
     from shardviz.dump.records.lines import FrameRecord, LineRecord
     from shardviz.explain.step.lines import Lack
@@ -70,12 +69,13 @@ class Lacking:
     source: str
 
 
-def operand_fault(lines: Lines, states: States) -> Fault | None:
+def operand_fault(states: States) -> Fault | None:
     """Return the line that lacks a tensor which makes its result right on all ranks; None without proof."""
+    lines = states.lines
     if not any(states.placed(value).is_wrong for value, _ in lines.returned):
         return None
     wrong = (value for value in lines.values if value in lines.wanted and states.placed(value).kind == "none")
-    of_ranks = {rank: _Rank(lines, states, rank) for rank in lines.sharded}
+    of_ranks = {rank: _Rank(states, rank) for rank in lines.sharded}
     for value in islice(wrong, MAX_RESULTS):
         whole, held = states.whole(lines.wanted[value]), states.held(value)
         for parts in _splits(states.mesh, whole, held) if whole is not None else ():
@@ -109,8 +109,8 @@ def _splits(mesh: Mesh, whole: Array, held: Mapping[int, Array]) -> Iterator[dic
 class _Rank:
     """The calls of one rank, with what it has of their tensors."""
 
-    def __init__(self, lines: Lines, states: States, rank: int) -> None:
-        record = lines.sharded[rank]
+    def __init__(self, states: States, rank: int) -> None:
+        record = states.lines.sharded[rank]
         self.maker = {number: line for line in reversed(record.lines) for number in line.outputs}
         self._states, self._rank = states, rank
         self._origins = {tensor.number: tensor.origin for tensor in record.values}

@@ -38,6 +38,7 @@ from shardviz.check.step.lines.fault import (
 )
 from shardviz.check.step.lines.states import MAX_RATIO, words_of
 from shardviz.explain.step.lines import DRAWS, ELEMENTWISE, CarriedLine, WrongLines
+from shardviz.layout.splits import axes_in
 from shardviz.relate.factors import over
 from shardviz.relate.tolerance import EXACT, SINGLE
 from shardviz.relate.values import error_of, is_alike
@@ -45,7 +46,7 @@ from shardviz.relate.values import error_of, is_alike
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardviz.check.step.lines.calls import Call, Lines, Value
+    from shardviz.check.step.lines.calls import Call, Value
     from shardviz.check.step.lines.states import State, States
     from shardviz.dump.records.lines import FrameRecord
 
@@ -63,8 +64,9 @@ ARITHMETIC = ("add", "sub", "rsub", "mul", "div", "truediv", "rtruediv", "pow", 
 class ForwardSearch:
     """Calls of a module, with what is known of their tensors, and which of these are each rank's own."""
 
-    def __init__(self, lines: Lines, states: States) -> None:
+    def __init__(self, states: States) -> None:
         """Take the calls and the states."""
+        lines = states.lines
         self.lines, self.states = lines, states
         right = [value for value in lines.carried if states.placed(value).is_known]
         carried = lines.carried if right else {}  # sums may be relative to another maximum
@@ -178,7 +180,7 @@ class ForwardSearch:
         is_multiple = state.kind == "other" and state.factor != 1 and not (state.op or state.moved)
         if not is_multiple or term.op != "avg" or state.axes != term.axes:
             return None
-        size = math.prod(map(self.states.mesh.axis_size, state.axes))
+        size = self.states.mesh.size_over(state.axes)
         act = Act(call, term.text, state, self._before(inputs))
         times = state.factor / size
         return scaled_term(act, " and ".join(state.axes), times, is_size=math.isclose(times, size, rel_tol=SINGLE))
@@ -192,9 +194,9 @@ class ForwardSearch:
             is_repeated = is_whole and not state.axes and math.isclose(state.factor, times, rel_tol=EXACT)
             return wrong_reduction(act, "", times if is_repeated else 0)
         mesh, ranks = self.states.mesh, set(call.first.ranks)
-        others = [axis for axis in mesh.axes if mesh.axis_size(axis) > 1 and axis not in inner.axes]
+        others = [axis for axis in mesh.long_axes if axis not in inner.axes]
         copies = [axis for axis in others if ranks >= set(mesh.group_of(min(ranks), axis))]
-        times = math.prod(map(mesh.axis_size, copies))
+        times = mesh.size_over(copies)
         is_of_copies = not (state.axes or inner.op) and times > 1 and math.isclose(state.factor, times, rel_tol=EXACT)
         return wrong_reduction(act, inner.axes[0], *((times, " and ".join(copies)) if is_of_copies else ()))
 
@@ -206,7 +208,7 @@ class ForwardSearch:
     def _fault_of_result(self, state: State, call: Call, inputs: Sequence[Value], through: Sequence[Call]) -> Fault:
         given = [self.states.forward(one) for one in inputs]
         words = words_of(given) if inputs else self._draws(call)
-        of_axes = math.prod(map(self.states.mesh.axis_size, state.axes))
+        of_axes = self.states.mesh.size_over(state.axes)
         is_mean = state.op == "avg" or math.isclose(state.factor, of_axes, rel_tol=EXACT)
         is_mean = is_mean and all(one.kind != "terms" for one in given)
         axes = " and ".join(state.axes) if is_mean else ""
@@ -242,7 +244,7 @@ class ForwardSearch:
 
     def _axis_of_powers(self, value: Value) -> str:
         """Return the axis over which the exponentials of ranks' numbers add up to the unsharded model's; else ''."""
-        whole = self.states.whole(self.lines.wanted[value]) if value in self.lines.wanted else None
+        whole = self.states.reference_of(value)
         held = self.states.held(value)
         if whole is None or not held or any(array.shape != whole.shape for array in held.values()):
             return ""
@@ -440,8 +442,3 @@ def _is_of_sizes(call: Call) -> bool:
             math.isclose(square, Fraction(square).limit_denominator(MAX_RATIO), rel_tol=EXACT) for square in squares
         )
     return False
-
-
-def axes_in(chain: Sequence[object]) -> list[str]:
-    """Return the axes of a chain of splits."""
-    return [link for link in chain if isinstance(link, str)]

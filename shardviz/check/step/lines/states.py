@@ -180,6 +180,11 @@ class States:
         return self._refined_states[value, gradient]
 
     @cached_property
+    def wrong_results(self) -> list[Value]:
+        """What the module returns wrong, or the loss of a step around the model."""
+        return [value for value, _ in self.lines.returned if self.placed(value).is_wrong]
+
+    @cached_property
     def is_right(self) -> bool:
         """Whether the module returns what the unsharded one does: else gradients come from a wrong result."""
         return all(self.placed(value).is_known for value, _ in self.lines.returned)
@@ -257,7 +262,7 @@ class States:
     def _times_loss(self, forward: State) -> float:
         """Return by what a rank's gradient is too large before ranks' are averaged; a term of a mean has its own."""
         axes = self._averaged_axes - set(forward.axes if forward.op == "avg" else ())
-        return float(math.prod(map(self.mesh.axis_size, axes)))
+        return float(self.mesh.size_over(axes))
 
     def related(
         self,
@@ -301,7 +306,7 @@ class States:
 
     def _is_equal_count(self, state: State, reference_number: int) -> bool:
         """Whether ranks count equally many of the batch's rows or labels: each count is its term of the sum."""
-        size = math.prod(map(self.mesh.axis_size, self.mean_axes))
+        size = self.mesh.size_over(self.mean_axes)
         is_count = self._dtype(reference_number).startswith(INTEGERS) and state.layout is not None
         return is_count and not state.axes and math.isclose(state.factor * size, 1, rel_tol=EXACT)
 
@@ -321,7 +326,7 @@ class States:
         if any(array.shape != whole.shape for own in (held, *gradients) for array in own.values()):
             return ""
         near = ELEMENT.get(self._dtype(reference_number), EXACT)
-        for axis in (axis for axis in self.mesh.axes if self.mesh.axis_size(axis) > 1):
+        for axis in self.mesh.long_axes:
             for ways in product(*((own, over(axis, "sum", own, self.mesh)) for own in gradients)):
                 total = {rank: sum((own[rank] for own in ways), np.zeros(whole.shape)) for rank in held}
                 remainder = over(axis, "sum", {rank: held[rank] - total[rank] for rank in held}, self.mesh)
@@ -339,7 +344,7 @@ class States:
 
     def _flattened(self, whole: NDArray[Any], held: Mapping[int, NDArray[Any]], near: float) -> Iterator[Layout]:
         """Yield the layouts that ranks have of a dim which was made of several, and is split along an inner one."""
-        axes = [axis for axis, size in zip(self.mesh.axes, self.mesh.shape, strict=True) if size > 1]
+        axes = self.mesh.long_axes
         first = next(iter(held.values()))
         for dim, size in enumerate(whole.shape if first.ndim == whole.ndim else ()):
             for axis in (axis for axis in axes if first.shape[dim] * self.mesh.axis_size(axis) == size):
@@ -353,10 +358,10 @@ class States:
         """Yield the layouts of what ranks have with zeros behind the end of a dim, as of one that no axis divides."""
         first = next(iter(held.values()))
         is_even = first.ndim == whole.ndim and all(array.shape == first.shape for array in held.values())
-        axes = [axis for axis, size in zip(self.mesh.axes, self.mesh.shape, strict=True) if size > 1]
+        axes = self.mesh.long_axes
         for dim, size in enumerate(whole.shape if is_even else ()):
             for chain in ((), *((axis,) for axis in axes)):
-                length = first.shape[dim] * math.prod(map(self.mesh.axis_size, chain))
+                length = first.shape[dim] * self.mesh.size_over(chain)
                 shape = (*whole.shape[:dim], length, *whole.shape[dim + 1 :])
                 if not size < length < size + first.shape[dim] or whole.size * length > MAX_SIZE * size:
                     continue
@@ -415,6 +420,11 @@ class States:
             return None
         return array if array.size <= MAX_SIZE else None
 
+    def reference_of(self, value: Value, *, gradient: bool = False) -> NDArray[np.float64] | None:
+        """Return the unsharded model's tensor that a tensor is compared with, or its gradient; None as `whole`."""
+        number = self.lines.wanted.get(value)
+        return None if number is None else self.whole(number, gradient=gradient)
+
     def is_index(self, value: Value) -> bool:
         """Whether a tensor holds whole numbers, as indices do."""
         return self.held_dtype(value).startswith(INTEGERS)
@@ -450,7 +460,7 @@ def _state_of(chain: Chain | None, mesh: Mesh, mean_axes: frozenset[str], *, is_
     if layout is None or links:
         only = links[0] if len(links) == 1 and layout is not None else None
         factor = only.factor if isinstance(only, Scaled) else 1.0
-        is_mean = bool(axes) and not ops and math.isclose(factor, math.prod(map(mesh.axis_size, axes)), rel_tol=EXACT)
+        is_mean = bool(axes) and not ops and math.isclose(factor, mesh.size_over(axes), rel_tol=EXACT)
         if is_mean and mean_axes >= set(axes):
             return State("terms", layout, axes, op="avg")
         if is_number and Fraction(factor).limit_denominator(MAX_RATIO) != Fraction(factor).limit_denominator(1 << 20):

@@ -92,7 +92,7 @@ def table_of(dump: Dump) -> Table | None:
     if lines is None:
         return None
     states, rows = States(dump, lines), []
-    fault = fault_in(lines, states)
+    fault = fault_in(states)
     wrong = fault.place if fault is not None and not isinstance(fault.cause, WrongLines) else ""
     for call in lines.calls:
         for value in call.outputs[:1]:
@@ -105,7 +105,7 @@ def table_of(dump: Dump) -> Table | None:
 
 def types_of(states: States, value: Value) -> dict[str, str]:
     """Return the type of a tensor along each axis that has several ranks."""
-    axes = [axis for axis, size in zip(states.mesh.axes, states.mesh.shape, strict=True) if size > 1]
+    axes = states.mesh.long_axes
     return {axis: type_along(states, value, axis) for axis in axes}
 
 

@@ -35,6 +35,7 @@ from shardviz.explain.step.scales import (
     ScaledReduction,
 )
 from shardviz.explain.templates import number, times_text
+from shardviz.groups import in_groups
 from shardviz.relate.factors import ratio_near
 from shardviz.relate.measures import axis_sets, factor_of_all
 from shardviz.relate.tolerance import (
@@ -56,12 +57,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.comparison import Compared
+    from shardviz.check.step.comparison import Compared, Found
     from shardviz.check.step.evidence import Evidence
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
 
-    Found = tuple[Compared, Finding]
 
 MAX_LISTED = 4
 
@@ -111,7 +111,6 @@ def of_factor(evidence: Evidence, gradients: Sequence[Compared], factor: float, 
     """Return the finding of gradients that all have a factor.
 
     Args:
-        evidence: The step.
         gradients: All of its gradients.
         when: The moment at which they have it, if that is not when they were recorded.
     """
@@ -213,7 +212,7 @@ def multiplied(evidence: Evidence) -> Multiplied | None:
 def _has_loss_alone(evidence: Evidence, gradients: Sequence[Compared], factor: float) -> bool:
     """Whether a wrong loss has a factor that is no size of the mesh, and what it is computed from is right."""
     loss = evidence.loss
-    has_wrong_output = any(result.wrong for result in evidence.results if result.role == "output")
+    has_wrong_output = any(output.wrong for output in evidence.outputs)
     if loss is None or has_wrong_output or _ratio(evidence, gradients, factor) is not None:
         return False
     return all(loss.near(values, factor * loss.wanted) for values in loss.reduced.values())
@@ -360,9 +359,7 @@ class Parts:
 
     @cached_property
     def _by_ratio(self) -> Mapping[Fraction | None, Part]:
-        by_ratio: dict[Fraction | None, list[Compared]] = {}
-        for gradient in self._known:
-            by_ratio.setdefault(self.ratios[gradient.name], []).append(gradient)
+        by_ratio = in_groups((self.ratios[gradient.name], gradient) for gradient in self._known)
         return {ratio: self._part(have) for ratio, have in by_ratio.items() if ratio is not None}
 
 

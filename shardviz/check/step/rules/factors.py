@@ -53,6 +53,7 @@ from shardviz.explain.step.scales import ClippedByParts, LossScaleLeft, ScaledBy
 from shardviz.explain.step.sums import GradientNotReduced, MixedLayers, OutputNotReduced, UnreducedSharedPart
 from shardviz.explain.step.whole_step import RankDependentCode
 from shardviz.explain.templates import number, times_text
+from shardviz.groups import the_only
 from shardviz.layout.notation import parse
 from shardviz.relate.measures import (
     OPS,
@@ -88,7 +89,6 @@ if TYPE_CHECKING:
     Batch = Mapping[str, bool]
 
 
-MAX_LISTED = 3
 LOSS_SCALE = 16
 """Gradients that are larger by this power of two or a higher one on some ranks only may carry a loss scale."""
 
@@ -112,7 +112,7 @@ class Over:
     splits: bool
     labeled: bool
     averaged: bool
-    by_ddp: bool = False
+    by_ddp: bool
 
     @property
     def text(self) -> str:
@@ -122,8 +122,7 @@ class Over:
 
 def batch_of(axes: Sequence[str], batch: Batch | None) -> bool | None:
     """Return whether all of some axes split the batch, or none of them; None if that differs or is not known."""
-    splits = {batch.get(axis) for axis in axes} if batch is not None else {None}
-    return splits.pop() if len(splits) == 1 else None
+    return the_only({batch.get(axis) for axis in axes}) if batch is not None else None
 
 
 def check_scale(
@@ -132,7 +131,6 @@ def check_scale(
     """Return the finding if every rank is off by the same ratio, or by a number of its own.
 
     Args:
-        comparison: The result.
         batch: Whether each axis of the run splits the batch; None if that is not known.
         gradients_alike: The gradients that have the same factor; None if the others are not known.
         is_mean: Whether the value is known to be a mean over the batch, as the loss is.
@@ -233,7 +231,6 @@ def cause_of_axes(ratio: Fraction, axes: Sequence[Over], *, of_all: bool, or_els
     """Return the cause of gradients that have a factor, with all axes that it may come of.
 
     Args:
-        ratio: The factor.
         of_all: Whether all gradients of the step have it; what all come from, as the loss, cannot be off by it else.
         or_else: What else it may come of.
     """
@@ -275,7 +272,7 @@ def _by_numbers(comparison: Compared, gradients_alike: Part | None) -> Finding |
         return None
     low, high = min(factors.values()), max(factors.values())
     alike = high - low <= near_ratio(comparison.rounding.epsilon) * abs(high)
-    shown = listed((f"{number(factor)} on rank {rank}" for rank, factor in factors.items()), MAX_LISTED)
+    shown = listed(f"{number(factor)} on rank {rank}" for rank, factor in factors.items())
     times = f"{number(high)} times {comparison.whose} on every rank" if alike else f"scaled by {shown}"
     cause: Cause = ClippedByParts() if comparison.role == "grad" else ScaledByOwnCount()
     if comparison.role == "grad" and len(comparison.wrong) < len(factors) and high > 1 + SINGLE:  # clipping lessens
@@ -326,8 +323,6 @@ class Unreduced:
     """A result that ranks hold unreduced, with the reduction that makes it right.
 
     Attributes:
-        comparison: The result.
-        kind: The reduction.
         axes: The axes to reduce over.
         ratio: What it is of the right one even then.
     """

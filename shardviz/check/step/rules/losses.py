@@ -87,7 +87,7 @@ def cause_of_value(evidence: Evidence, comparison: Compared) -> Cause | None:
     rows = next((output.rows for output in evidence.results if output.rows), ())
     if logarithm is None and rows and comparison.name == "loss":
         return TargetsOfOtherRows(*(listed(micro_batch, MAX_LISTED) for micro_batch in rows))
-    padded = [output for output in evidence.results if output.role == "output" and output.padded is not None]
+    padded = [output for output in evidence.outputs if output.padded is not None]
     if logarithm is None and padded and comparison.name == "loss":
         return _of_padding(padded[0])
     if logarithm is None and comparison.name == "loss" and (counted := _counted_padding(evidence, comparison)):
@@ -122,7 +122,7 @@ def unexplained_loss(evidence: Evidence) -> UnexplainedLoss:
 
 def _are_rows_reduced(evidence: Evidence, axes: Sequence[str]) -> bool:
     """Whether a rank reduces a number of each row three times over axes, as the parts of a cross entropy."""
-    outputs = [result.wanted for result in evidence.results if result.role == "output" and result.wanted.size]
+    outputs = [output.wanted for output in evidence.outputs if output.wanted.size]
     rows = {wanted.size // wanted.shape[-1] for wanted in outputs if wanted.ndim}
     counts = [
         sum(
@@ -138,8 +138,8 @@ def _are_rows_reduced(evidence: Evidence, axes: Sequence[str]) -> bool:
 def _counted_padding(evidence: Evidence, result: Compared) -> Cause | None:
     """Return the cause of a cross entropy that counts the last words of right logits, and should leave them out."""
     excess = [float(np.ravel(values - result.wanted)[0]) for values in result.reduced.values()]
-    for output in evidence.results if max(excess) - min(excess) <= result.tolerance else ():
-        if output.role == "output" and output.wanted.ndim > 1 and np.isfinite(output.wanted).all():
+    for output in evidence.outputs if max(excess) - min(excess) <= result.tolerance else ():
+        if output.wanted.ndim > 1 and np.isfinite(output.wanted).all():
             sums = np.logaddexp.accumulate(output.wanted, axis=-1).reshape(-1, output.wanted.shape[-1])
             due = np.mean(sums[:, -1:] - sums, axis=0)[:-1]
             near = np.flatnonzero(np.abs(due - excess[0]) <= result.tolerance)
@@ -158,7 +158,7 @@ def _of_padding(output: Compared) -> Cause:
 
 def _may_split_words(evidence: Evidence, axis: str) -> bool:
     """Whether an axis splits the outputs, or a weight that has a row for each of their last dim, as a head has."""
-    outputs = [output for output in evidence.results if output.role == "output" and output.wanted.ndim]
+    outputs = [output for output in evidence.outputs if output.wanted.ndim]
     words = {output.wanted.shape[-1] for output in outputs}
     heads = [
         gradient
@@ -176,9 +176,7 @@ def _logarithm(comparison: Compared) -> Cause | None:
 
 def exponentials_of(comparison: Compared, excess: float) -> Cause | None:
     """Return the cause of values that are all too large by the logarithm of a number of ranks, or too small by it."""
-    sizes = (
-        (math.prod(map(comparison.mesh.axis_size, axes)), " * ".join(axes)) for axes in axis_sets(comparison.mesh.axes)
-    )
+    sizes = ((comparison.mesh.size_over(axes), " * ".join(axes)) for axes in axis_sets(comparison.mesh.axes))
     for size, axes in (pair for pair in sizes if pair[0] > 1):
         if comparison.tolerance < SMALL * math.log(size) and abs(abs(excess) - math.log(size)) <= comparison.tolerance:
             return MiscountedExponentials(size, axes, is_repeated=excess > 0)
@@ -225,7 +223,7 @@ def mean_of_means(dump: Dump) -> MeanOfMeans:
     """Return the cause of a loss that is a mean of means, with the axes over which the step takes the mean."""
     loss = dump.find("step", "scalar", "loss")
     axes = [axis for axis, _ in loss.claimed.partial] if loss is not None and loss.claimed is not None else []
-    return MeanOfMeans(" and ".join(axes), math.prod(map(dump.files.mesh.axis_size, axes)) if axes else 0)
+    return MeanOfMeans(" and ".join(axes), dump.files.mesh.size_over(axes) if axes else 0)
 
 
 def check_scalar(comparison: Compared) -> Finding | None:

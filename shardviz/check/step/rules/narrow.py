@@ -111,7 +111,7 @@ def other_scale(evidence: Evidence) -> tuple[ScaleOfPart | UnlikeScale, str] | N
     each rank's own rows often have a scale of their own on purpose.
     """
     records, mesh = evidence.dump.files.ranks, evidence.dump.files.mesh
-    sizes = {axis: mesh.axis_size(axis) for axis in mesh.axes if mesh.axis_size(axis) > 1}
+    sizes = {axis: mesh.axis_size(axis) for axis in mesh.long_axes}
     axes = [axis for axis in sizes if not (evidence.batch or {}).get(axis, True)]
     of_batch = [size for axis, size in sizes.items() if axis not in axes]
     whole = [cast for record in records.values() for cast in record.casts if cast.unsharded]

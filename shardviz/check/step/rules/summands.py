@@ -27,6 +27,7 @@ from shardviz.explain.step.gradients import (
 )
 from shardviz.explain.step.losses import MiscountedTerm, TermOfPart
 from shardviz.explain.templates import number, times_text
+from shardviz.groups import the_only
 from shardviz.layout.dtypes import itemsize
 from shardviz.relate.factors import ratio_near
 from shardviz.relate.measures import columns_of, weights_between
@@ -39,12 +40,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.comparison import Compared
+    from shardviz.check.step.comparison import Compared, Found
     from shardviz.check.step.evidence import Evidence
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
 
-    Found = tuple[Compared, Finding]
     Parts = Sequence[NDArray[np.float64]]
     Weights = tuple[float, ...]
 
@@ -112,8 +112,7 @@ def _weights(evidence: Evidence, comparison: Compared) -> Weights:
     parts = [part.reshape(comparison.wanted.shape) / len(parts) for part in parts]
     if not comparison.near(sum(parts, np.zeros(comparison.wanted.shape)), comparison.wanted):
         return ()
-    weights = {_fitted(comparison, rank, parts) for rank in comparison.reduced}
-    return weights.pop() if len(weights) == 1 else ()
+    return the_only({_fitted(comparison, rank, parts) for rank in comparison.reduced}) or ()
 
 
 def _fitted(comparison: Compared, rank: int, parts: Parts) -> Weights:
@@ -175,7 +174,7 @@ def _summed_again(evidence: Evidence, names: list[str], weights: Weights) -> str
     """Name the axes whose size is the ratio of each weight to the next; empty if there is none."""
     ratios = {round(weight / following, DIGITS) for weight, following in pairwise(weights)}
     mesh = evidence.gradients[names[0]].mesh
-    fitting = [axis for axis in mesh.axes if mesh.axis_size(axis) > 1 and {mesh.axis_size(axis)} == ratios]
+    fitting = [axis for axis in mesh.long_axes if {mesh.axis_size(axis)} == ratios]
     return " or ".join(fitting) or ("all ranks" if ratios == {mesh.size} else "")
 
 

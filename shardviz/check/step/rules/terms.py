@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.comparison import largest_of, spans
+from shardviz.check.step.comparison import spans
 from shardviz.check.step.rules.factors import size_in_words
 from shardviz.check.step.rules.losses import cause_of_value, exponentials_of, unexplained_loss, unexplained_value
 from shardviz.check.step.trace.divergence import OUTPUT
@@ -37,6 +37,7 @@ from shardviz.explain.step.whole_step import (
     WeightOnSomeRanks,
 )
 from shardviz.explain.templates import number
+from shardviz.groups import the_only
 from shardviz.layout.region import Region, index_of, indices
 from shardviz.relate.measures import (
     factor_of_all,
@@ -49,7 +50,7 @@ from shardviz.relate.measures import (
 )
 from shardviz.relate.relations import Filled, Offset, Rounded, Transposed
 from shardviz.relate.tolerance import FEW, HUGE, LEAST_STATISTIC
-from shardviz.relate.values import magnitude
+from shardviz.relate.values import finite_magnitude, magnitude
 from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def check_terms(evidence: Evidence, comparison: Compared) -> Finding:
     explained = added_too_often(dump, comparison) or mixed_shards(comparison)
     if explained is not None:
         return explained
-    is_too_large = max(map(largest_of, comparison.reduced.values())) > HUGE > largest_of(comparison.wanted)
+    is_too_large = max(map(finite_magnitude, comparison.reduced.values())) > HUGE > finite_magnitude(comparison.wanted)
     never_written = MemoryNeverWritten() if is_too_large else None
     cause = never_written or cause_of_value(evidence, comparison) or _where_to_look(evidence, comparison)
     right = [rank for rank in comparison.reduced if rank not in comparison.wrong]
@@ -182,9 +183,8 @@ def check_related(comparison: Compared) -> Finding | None:
     """Return the finding if all wrong ranks have what is wanted but for the same one relation."""
     if comparison.role == "scalar" or any(comparison.values[rank].size <= FEW for rank in comparison.wrong):
         return None  # fewer numbers are some other relation by chance
-    chains = {comparison.changes_of(rank) for rank in comparison.wrong}
-    links = chains.pop() if len(chains) == 1 else None
-    link = links[0] if links is not None and len(links) == 1 else None
+    links = the_only({comparison.changes_of(rank) for rank in comparison.wrong})
+    link = the_only(links or ())
     cause = _cause(comparison, link) if link is not None else None
     if link is None or cause is None:
         return None

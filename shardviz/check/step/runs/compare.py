@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
 
-MAX_LISTED = 3
 ODD = ("odd", "repeated", "cut", "none")
 
 
@@ -107,7 +106,7 @@ def _of_batch(points: Mapping[Place, Pair]) -> list[Departure]:
 
 def _weights(kind: Kind, differ: Sequence[tuple[str, Pair]], total: int, cause: Cause) -> Departure:
     name, pair = differ[0]
-    names = listed([weight for weight, _ in differ], MAX_LISTED)
+    names = listed([weight for weight, _ in differ])
     sentence = f"{len(differ):,} of {total:,} weights differ before the step: {names}; {_apart(pair)}"
     return departure_for(cause, kind, name, sentence)
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from shardviz.groups import in_groups
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
@@ -110,10 +112,7 @@ class Calls:
     @cached_property
     def by_module(self) -> Mapping[str, Sequence[Call]]:
         """The calls of every module."""
-        calls: dict[str, list[Call]] = {}
-        for call in self.in_order:
-            calls.setdefault(call.module, []).append(call)
-        return calls
+        return in_groups((call.module, call) for call in self.in_order)
 
     def call_of(self, point: PointRecord) -> Call:
         """Return the call that a point is of."""
@@ -143,10 +142,7 @@ class Calls:
     @cached_property
     def _layers(self) -> Mapping[tuple[str, int, str], Sequence[Call]]:
         """The calls of modules of one class whose names differ in numbers only."""
-        layers: dict[tuple[str, int, str], list[Call]] = {}
-        for call in self.in_order:
-            layers.setdefault((NUMBER.sub("*", call.module), call.number, call.type), []).append(call)
-        return layers
+        return in_groups(((NUMBER.sub("*", call.module), call.number, call.type), call) for call in self.in_order)
 
     def is_unlike_others(self, call: Call, what: What) -> bool:
         """Whether a side is right in another layer, and in this call's state in none."""

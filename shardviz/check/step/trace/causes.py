@@ -46,6 +46,7 @@ from shardviz.layout.candidates import placements_of
 from shardviz.layout.layout import Layout
 from shardviz.layout.notation import parse
 from shardviz.layout.region import Region
+from shardviz.layout.splits import axes_in
 from shardviz.relate.factors import MOST_RATIO, ratio_near
 from shardviz.relate.measures import factor_of_all
 from shardviz.relate.sides import Rounding
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.check.step.evidence import Evidence
-    from shardviz.check.step.trace.calls import Call, Calls
+    from shardviz.check.step.trace.calls import Call
     from shardviz.check.step.trace.divergence import Divergence
     from shardviz.dump.dump import Dump, Tensor
     from shardviz.dump.records.base import Role
@@ -67,11 +68,11 @@ if TYPE_CHECKING:
     from shardviz.explain.finding import Finding
 
 
-def cause_of(evidence: Evidence, calls: Calls, first: Divergence) -> Finding | None:
+def cause_of(evidence: Evidence, first: Divergence) -> Finding | None:
     """Return what a rule says of the first wrong values; None if none explains them."""
     if (skipped := check_skipped(evidence, first)) is not None:
         return skipped
-    for comparison in compared_at(evidence, calls, first):
+    for comparison in compared_at(evidence, first):
         if comparison.incomparable or not comparison.wrong:
             continue
         explained = (
@@ -127,7 +128,7 @@ def check_rows_of_peers(evidence: Evidence, first: Divergence) -> Finding | None
         for dim in range(1, expected.ndim):
             chains = [rows, *((axis,) if at == dim else () for at in range(1, expected.ndim))]
             dims = [Layout(mesh, (size,), (chain,)) for size, chain in zip(expected.shape, chains, strict=True)]
-            blocks = {rank: Region(tuple(one.region(mesh.coord_of(rank)).dims[0] for one in dims)) for rank in values}
+            blocks = {rank: Region(tuple(one.region_of_rank(rank).dims[0] for one in dims)) for rank in values}
             if all(_is_near(values[rank], part_of(expected, block), near) for rank, block in blocks.items()):
                 return RowsOfPeers(first.module, axis).finding(
                     first.module,
@@ -142,7 +143,7 @@ def _axes_of_rows(call: Call) -> tuple[str, ...]:
     """Return the axes that split the rows of a call's first right input, outermost first."""
     point = call.point("input", "right")
     chains = parse(point.layout).chains if point is not None and point.layout else ()
-    return tuple(link for link in chains[0] if isinstance(link, str)) if chains else ()
+    return tuple(axes_in(chains[0])) if chains else ()
 
 
 def _is_near(values: NDArray[np.float64], expected: NDArray[np.float64], near: float) -> bool:
@@ -178,7 +179,7 @@ def values_at(dump: Dump, point: PointRecord) -> tuple[NDArray[np.float64] | Non
     return whole_of(dump, "activation", name) if values else None, values
 
 
-def compared_at(evidence: Evidence, calls: Calls, first: Divergence) -> Iterator[Compared]:
+def compared_at(evidence: Evidence, first: Divergence) -> Iterator[Compared]:
     """Yield the first wrong values with the unsharded model's, once for each layout that they may have."""
     point = first.point
     if point is None:
@@ -189,8 +190,8 @@ def compared_at(evidence: Evidence, calls: Calls, first: Divergence) -> Iterator
     of_step = evidence.activations.rounding
     role: Role = "grad" if point.what.startswith("gradient") else "output"
     local = {rank: held.shape for rank, held in values.items()}
-    for layout in _layouts(evidence.dump, calls, first, local, expected.shape):
-        regions = {rank: layout.region(layout.mesh.coord_of(rank)) for rank in values}
+    for layout in _layouts(evidence, first, local, expected.shape):
+        regions = {rank: layout.region_of_rank(rank) for rank in values}
         yield Compared(
             name=point.module,
             role=role,
@@ -205,13 +206,13 @@ def compared_at(evidence: Evidence, calls: Calls, first: Divergence) -> Iterator
 
 
 def _layouts(
-    dump: Dump, calls: Calls, first: Divergence, local: Mapping[int, tuple[int, ...]], shape: tuple[int, ...]
+    evidence: Evidence, first: Divergence, local: Mapping[int, tuple[int, ...]], shape: tuple[int, ...]
 ) -> Iterator[Layout]:
     """Yield layouts that fit every rank's shape, those of other layers first.
 
     Axes that split the same dim of the module's input come before axes of the same size that don't.
     """
-    mesh = dump.files.mesh
+    mesh = evidence.dump.files.mesh
     layouts: list[Layout] = []
     rank = min(local)
     splits = (
@@ -220,8 +221,8 @@ def _layouts(
     )
     given = _splits_of_input(first.call)
     by_input = sorted(splits, key=lambda layout: -len(given & set(_axes_by_dim(layout.chains))))
-    for layout in (*_of_others(dump, calls, first, shape), *by_input):
-        fits = all(rank in mesh and layout.region(mesh.coord_of(rank)).shape == local[rank] for rank in local)
+    for layout in (*_of_others(evidence, first, shape), *by_input):
+        fits = all(rank in mesh and layout.region_of_rank(rank).shape == local[rank] for rank in local)
         if fits and not layout.partial and layout not in layouts:
             layouts.append(layout)
             yield layout
@@ -235,18 +236,18 @@ def _splits_of_input(call: Call) -> set[tuple[int, str]]:
 
 
 def _axes_by_dim(chains: Sequence[Sequence[object]]) -> Iterator[tuple[int, str]]:
-    return ((dim, link) for dim, chain in enumerate(chains) for link in chain if isinstance(link, str))
+    return ((dim, axis) for dim, chain in enumerate(chains) for axis in axes_in(chain))
 
 
-def _of_others(dump: Dump, calls: Calls, first: Divergence, shape: tuple[int, ...]) -> Iterator[Layout]:
+def _of_others(evidence: Evidence, first: Divergence, shape: tuple[int, ...]) -> Iterator[Layout]:
     point = first.point
     if point is None:
         return
-    for neighbor in calls.alike(calls.call_of(point)):
+    for neighbor in evidence.calls.alike(evidence.calls.call_of(point)):
         right = neighbor.point(point.what, "right")
         if right is not None and right.layout:
             try:
-                yield parse(right.layout).layout(dump.files.mesh, shape)
+                yield parse(right.layout).layout(evidence.dump.files.mesh, shape)
             except ShardvizError:
                 continue
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 from shardviz.check.step.trace.calls import Call, Calls, is_within
 from shardviz.explain.templates import module_name
+from shardviz.groups import in_groups
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -42,7 +43,6 @@ class Divergence:
         point: The first point that is not the unsharded model's; None if it is not there at all.
         after: The last call before it that is right, of those that it makes.
         before: The call that is given, or gives back, what is wrong.
-        axis: The axis along which a sum is pending.
     """
 
     direction: Direction
@@ -51,12 +51,16 @@ class Divergence:
     point: PointRecord | None = None
     after: str = ""
     before: str = ""
-    axis: str = ""
 
     @property
     def module(self) -> str:
         """The name of the first wrong module; empty for the model itself."""
         return self.call.module
+
+    @property
+    def axis(self) -> str:
+        """The axis along which a sum is pending."""
+        return pending_axis(self.point)
 
     @property
     def called(self) -> str:
@@ -131,7 +135,7 @@ def _unsummed_forward(calls: Calls, at: int) -> Divergence | None:
     if "pending" in alike or not is_read:
         return None
     point = last.point("output", "pending")
-    return Divergence("forward", "unsummed", last, point, before=call.module, axis=pending_axis(point))
+    return Divergence("forward", "unsummed", last, point, before=call.module)
 
 
 INPUT: Literal["gradient of input"] = "gradient of input"
@@ -236,7 +240,7 @@ def _left_pending(calls: Calls, call: Call) -> Divergence | None:
     if not inner:
         return None
     point = inner[0].point(OUTPUT, "pending")
-    return Divergence("backward", "unsummed", call, point, before=inner[0].module, axis=pending_axis(point))
+    return Divergence("backward", "unsummed", call, point, before=inner[0].module)
 
 
 def _joined(calls: Calls, call: Call) -> Divergence | None:
@@ -249,7 +253,7 @@ def _joined(calls: Calls, call: Call) -> Divergence | None:
     if outer is None or is_habit or not call.tensors(INPUT, *BAD) & outer.tensors(INPUT):
         return None
     point = call.point(OUTPUT, "pending")
-    return Divergence("backward", "unsummed", outer, point, before=call.module, axis=pending_axis(point))
+    return Divergence("backward", "unsummed", outer, point, before=call.module)
 
 
 def is_left_pending(calls: Calls, call: Call) -> bool:
@@ -297,7 +301,7 @@ def _reader_of_pending(calls: Calls, call: Call) -> Divergence | None:
         if not readers:
             return None
         if readers[-1].state(OUTPUT) != "pending":
-            return Divergence("backward", "unsummed", readers[-1], point, before=call.module, axis=pending_axis(point))
+            return Divergence("backward", "unsummed", readers[-1], point, before=call.module)
         call = readers[-1]
     return None
 
@@ -326,9 +330,7 @@ def blamed_by_weights(first: Divergence | None, calls: Calls, gradients: Mapping
     """Return a divergence in backward with the reader that is to blame, if weights' gradients say so."""
     if first is None or (first.direction, first.way) != ("backward", "within") or first.before:
         return first
-    is_wrong: dict[str, list[bool]] = {}
-    for name, gradient in gradients.items():
-        is_wrong.setdefault(name.rpartition(".")[0], []).append(bool(gradient.wrong))
+    is_wrong = in_groups((name.rpartition(".")[0], bool(gradient.wrong)) for name, gradient in gradients.items())
     if any(is_wrong.get(first.module, [True])):
         return first
     tensors = first.call.tensors(INPUT)

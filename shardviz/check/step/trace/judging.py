@@ -12,16 +12,18 @@ are right, and a little more.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shardviz.check.step.trace.calls import NUMBER, enclosing, is_within
-from shardviz.check.step.trace.traces import Kept, float_of, in_both
+from shardviz.check.step.trace.traces import Kept, in_both, largest_of
 from shardviz.dump.records.trace import Place, PointRecord
+from shardviz.groups import the_only
 from shardviz.layout.candidates import placements_of, shared_placements
+from shardviz.layout.dtypes import HALVES
 from shardviz.layout.layout import Layout
 from shardviz.layout.notation import write
 from shardviz.layout.placements import Partial
@@ -51,8 +53,6 @@ if TYPE_CHECKING:
     from shardviz.layout.candidates import Placements
     from shardviz.layout.mesh import Mesh
     from shardviz.layout.region import Region
-
-NARROW = ("bfloat16", "float16")
 
 BAD: tuple[State, ...] = ("odd", "repeated")
 
@@ -102,7 +102,6 @@ class Judging:
     Attributes:
         whole: What the unsharded step has.
         ranks: What each rank has.
-        mesh: The ranks' mesh.
         noise: How far rounding alone takes the whole; None if that was not measured.
         coarsest: The coarsest dtype that either step computes in, if rounding to it was not measured: what is wider
             may be computed of it.
@@ -115,8 +114,8 @@ class Judging:
     mesh: Mesh
     noise: Noise | None = None
     coarsest: str = ""
-    drift: float = field(default=0.0)
-    num_not_finite: int = field(default=0)
+    drift: float = 0.0
+    num_not_finite: int = 0
 
     @cached_property
     def judgments(self) -> Mapping[Place, Judgment]:
@@ -144,8 +143,7 @@ class Judging:
         by_rank = {rank: self._scale_of(rank) for rank in self.ranks}
         pairs = [pair for pair in by_rank.values() if pair is not None]
         last = max((order for order, _ in pairs), default=-1)
-        at_end = {scale for order, scale in pairs if order == last}
-        common = at_end.pop() if len(at_end) == 1 else None
+        common = the_only({scale for order, scale in pairs if order == last})
         return {
             rank: pair[1] if pair is not None and (pair[0] == last or common is None) else common or 1.0
             for rank, pair in by_rank.items()
@@ -156,7 +154,7 @@ class Judging:
         outputs = (place for place in shared if place.what == "gradient of output")
         for place in sorted(outputs, key=self._order, reverse=True):
             whole, shard = self.whole[place].values, self.ranks[rank][place].values
-            if whole is not None and shard is not None and float_of(whole):
+            if whole is not None and shard is not None and largest_of(whole):
                 near = self._near(place, whole, {rank: shard}, drift=0.0)
                 for _, region in placements_of(whole.shape, shard.shape, self.mesh, rank):
                     pair = in_both(whole, shard, region)
@@ -170,14 +168,14 @@ class Judging:
 
     def _near(self, place: Place, whole: Kept, parts: Mapping[int, Kept], drift: float) -> float:
         """Return how far an element may be off."""
-        size, moved = float_of(whole), self._moved(place, whole)
+        size, moved = largest_of(whole), self._moved(place, whole)
         is_double = self.noise is not None and self.noise.is_double
         if moved is not None and self.noise is not None and not is_double:
-            return above_noise(float_of(moved), self.noise.precision * size, MOST_NOISE * size)
+            return above_noise(largest_of(moved), self.noise.precision * size, MOST_NOISE * size)
         base = max((max(whole.tolerance, part.tolerance) for part in parts.values()), default=EXACT)
         base = max(base, ELEMENT.get(self.coarsest, 0.0))
         base = max(base, min(DRIFT * drift, MOST_NOISE)) if base >= ELEMENT[TENSOR_FLOAT] else base
-        return above_noise(float_of(moved), base * size)
+        return above_noise(largest_of(moved), base * size)
 
     def _moved(self, place: Place, whole: Kept) -> Kept | None:
         """Return how far rounding alone moves each element of the whole; None if that was not measured there."""
@@ -186,11 +184,16 @@ class Judging:
             return None
         return whole.with_values(np.abs(point.values.values - whole.values))
 
+    def held(self, place: Place) -> dict[int, Kept]:
+        """Return what was kept of ranks' values at a place."""
+        by_rank = {rank: points[place].values for rank, points in self.ranks.items() if place in points}
+        return {rank: values for rank, values in by_rank.items() if values is not None}
+
     def judged(self, place: Place) -> Judgment | None:
         """Judge ranks' values at a place; return None if nothing can be judged."""
         whole = self.whole[place].values
         by_rank = {rank: points[place] for rank, points in self.ranks.items() if place in points}
-        parts = {rank: point.values for rank, point in by_rank.items() if point.values is not None}
+        parts = self.held(place)
         absent: dict[int, State] = {
             rank: "none" if point.needs_grad else "cut"
             for rank, point in by_rank.items()
@@ -257,7 +260,7 @@ class Judging:
 
     def _record(self, place: Place, judgment: Judgment, rank: int, *, is_wrong: bool) -> PointRecord:
         whole, point = self.whole[place], self.ranks[rank][place]
-        has_noise = self.noise is not None or (whole.values is not None and whole.values.dtype in NARROW)
+        has_noise = self.noise is not None or (whole.values is not None and whole.values.dtype in HALVES)
         layout = ""
         if judgment.layout is not None and point.values is not None and whole.values is not None:
             layout = write(Layout.from_placements(self.mesh, whole.values.shape, judgment.layout))
@@ -279,8 +282,7 @@ class Judging:
 
     def _skipped(self, place: Place) -> str:
         """Return a module that no rank calls, if it is given what ranks have here, or alone reads it; else empty."""
-        parts = {rank: own[place].values for rank, own in self.ranks.items() if place in own}
-        held = {rank: values for rank, values in parts.items() if values is not None}
+        held = self.held(place)
         for given in self._given_to_uncalled:
             whole = self.whole[given].values
             if place.what == "gradient of output" and _are_one(self.whole, given, place.forward):
@@ -360,7 +362,6 @@ class _Place:
     """One place that is judged.
 
     Attributes:
-        judging: The step.
         whole: What the unsharded step has there.
         parts: What ranks have.
         near: How far an element may be off.
@@ -386,7 +387,7 @@ class _Place:
         shapes = {rank: part.shape for rank, part in self.parts.items()}
         placements = shared_placements(self.whole.shape, shapes, self.judging.mesh, fits)
         if placements is not None:
-            self.farthest = max(off.values()) / (float_of(self.whole) or 1.0)
+            self.farthest = max(off.values()) / (largest_of(self.whole) or 1.0)
         return placements
 
     def _apart(self, rank: int, shard: Kept, region: Region, *, is_sum: bool = False) -> float | None:
@@ -406,7 +407,7 @@ class _Place:
         is_narrow = self.judging.noise is None and ELEMENT.get(self.judging.coarsest, 0.0) >= ELEMENT[TENSOR_FLOAT]
         if not (is_narrow and self.place.is_gradient and is_near_but_for_kinks(off, self.near, expected)):
             return None
-        return root_mean_square(off) / (root_mean_square(expected) or 1.0) * float_of(self.whole)
+        return root_mean_square(off) / (root_mean_square(expected) or 1.0) * largest_of(self.whole)
 
     def _is_typical(
         self, off: NDArray[np.float64], expected: NDArray[np.float64], shard: Kept, region: Region, scale: float

@@ -24,6 +24,7 @@ from shardviz.explain.step.modules import (
 from shardviz.explain.step.scales import ClippedByParts
 from shardviz.explain.step.sums import GradientNotReduced
 from shardviz.explain.templates import times_text
+from shardviz.groups import the_only
 from shardviz.relate.measures import ratio_of
 from shardviz.text import counted
 
@@ -31,13 +32,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shardviz.check.report import NotChecked
-    from shardviz.check.step.comparison import Compared
+    from shardviz.check.step.comparison import Compared, Found
     from shardviz.check.step.evidence import Evidence
     from shardviz.check.step.trace.divergence import Divergence
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Kind
-
-    Found = tuple[Compared, Finding]
 
 
 def placed(evidence: Evidence, pairs: Sequence[Found]) -> list[Found]:
@@ -63,8 +62,7 @@ def _pending_behind(evidence: Evidence, pairs: Sequence[Found]) -> Divergence | 
     unreduced = {
         result.name: finding for result, finding in pairs if isinstance(finding.explanation, GradientNotReduced)
     }
-    causes = {finding.explanation for finding in unreduced.values()}
-    cause = next(iter(causes)) if len(causes) == 1 and evidence.loss_is_right else None
+    cause = the_only({finding.explanation for finding in unreduced.values()}) if evidence.loss_is_right else None
     if not isinstance(cause, GradientNotReduced) or cause.op != "SUM" or len(cause.axes) != 1 or cause.rest:
         return None
     modules = {name.rpartition(".")[0] for name in unreduced}
@@ -124,14 +122,13 @@ def _explained(evidence: Evidence, first: Divergence, pairs: Sequence[Found] = (
     """Return what a rule says of the first wrong values, unless they are a sum that is pending."""
     if first.way in ("unsummed", "cut", "lost"):
         return None
-    return cause_of(evidence, evidence.calls, first) or _of_weights(first, pairs)
+    return cause_of(evidence, first) or _of_weights(first, pairs)
 
 
 def _of_weights(first: Divergence, pairs: Sequence[Found]) -> Finding | None:
     """Return that a module multiplies a gradient in backward, if its own weights' gradients say by what."""
     factors = [(result, ratio_of(result)) for result, _ in pairs if _is_weight_of(first, result)]
-    ratios = {ratio for _, ratio in factors}
-    ratio = ratios.pop() if len(ratios) == 1 else None
+    ratio = the_only({ratio for _, ratio in factors})
     if first.direction != "backward" or ratio is None or ratio == 1:
         return None
     comparison = factors[0][0]

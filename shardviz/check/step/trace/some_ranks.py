@@ -26,7 +26,7 @@ def with_term_of_some_ranks(evidence: Evidence, finding: Finding) -> Finding:
     if first is None or (first.direction, first.way) != ("forward", "within"):
         return finding
     name = first.module or "the model itself"
-    for comparison in compared_at(evidence, evidence.calls, first):
+    for comparison in compared_at(evidence, first):
         wrong = comparison.wrong
         if comparison.incomparable or not wrong or len(wrong) == len(comparison.reduced):
             continue

@@ -43,7 +43,6 @@ def judge(
         folder: Where each rank wrote what it had.
         whole: Where rank 0 wrote what the unsharded model had; in a folder in it what that had from weights and batch
             that were moved by a rounding, if the step is in narrow numbers.
-        mesh: The ranks' mesh.
         counts: How often each module is called in one forward of the batch; its calls after that are of other parts.
         dim: The dim of the batch that was parted.
         is_pipeline: Whether a rank's model is a stage of the unsharded one, so that the model itself is no module to
@@ -146,10 +145,8 @@ class StepJudge:
         if judgment is None or judgment.layout is None or whole is None or set(judgment.state.values()) != {"right"}:
             return None
         layout = Layout.from_placements(self.judging.mesh, whole.shape, judgment.layout)
-        points = {rank: self.judging.ranks[rank][place].values for rank in judgment.state}
         parts = {
-            rank: values.with_values(values.values / self.judging.scale(place, rank))
-            for rank, values in points.items()
-            if values is not None
+            rank: kept.with_values(kept.values / self.judging.scale(place, rank))
+            for rank, kept in self.judging.held(place).items()
         }
         return put_together(parts, dict.fromkeys(parts, layout))

@@ -19,7 +19,9 @@ from shardviz.dump.dump import dump_of
 from shardviz.dump.read import arrays_of, read_files
 from shardviz.dump.records.trace import Place, of_point
 from shardviz.dump.write import TRACE_FOLDER
+from shardviz.groups import in_groups, the_only
 from shardviz.relate.tolerance import ELEMENT, EPSILON, EXACT, TENSOR_FLOAT
+from shardviz.relate.values import finite_magnitude
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -39,10 +41,8 @@ class Kept:
     """Elements of a tensor.
 
     Attributes:
-        shape: The tensor's own shape.
         at: The indices that are kept along each dim, rising.
         values: The elements at all of them.
-        dtype: The tensor's dtype.
         device: Where it was.
         is_stepped: Whether it is a weight that optimizer steps before the traced one have rounded.
     """
@@ -229,12 +229,10 @@ class OfRank:
         outermost: list[str] = []
         for name in () if "" in self.counts else sorted(self.counts, key=lambda name: f"{name}."):
             outermost += [] if outermost and is_within(name, outermost[-1]) else [name]
-        model = outermost[0] if len(outermost) == 1 else ""
+        model = the_only(outermost) or ""
         records = [one for one in self.records if one.what == "batch" or (one.module, one.what) == (model, "input")]
-        by_tensor: dict[tuple[str, int], list[KeptRecord]] = {}
-        for record in records:
-            by_tensor.setdefault((record.what, record.index), []).append(record)
-        tensors = (joined([self._values(one) for one in own]) for own in by_tensor.values())
+        by_tensor = in_groups(((record.what, record.index), record) for record in records)
+        tensors = (joined([self.activation(_name(one)) for one in own]) for own in by_tensor.values())
         return [one for one in tensors if one is not None]
 
     def points(
@@ -251,13 +249,13 @@ class OfRank:
             rows: What `rows` of this dim returns on the other side.
         """
         by_place = self._by_place(counts)
-        values = {place: [self._values(record) for record in records] for place, records in by_place.items()}
+        values = {place: [self.activation(_name(record)) for record in records] for place, records in by_place.items()}
         once = {place for place, parts in values.items() if _are_alike(parts, dim, rows.get(place, ()))}
         points: dict[Place, Point] = {}
         for place, records in by_place.items():
             parts, forward = values[place], place.forward if place.is_gradient else place
             if forward in once:
-                points[place] = _point(records, _added(parts) if place.is_gradient else parts[0])
+                points[place] = _point(records, added(parts) if place.is_gradient else parts[0])
             else:
                 points[place] = _point(records, joined(parts, dim))
         return points
@@ -279,9 +277,6 @@ class OfRank:
                 place = Place(record.module, record.call % count, record.what, record.index)
                 by_place.setdefault(place, []).append(record)
         return by_place
-
-    def _values(self, record: KeptRecord) -> Kept | None:
-        return self.activation(_name(record))
 
     def _shard(self, name: str) -> Shard | None:
         tensor = self.dump.find("step", "activation", name)
@@ -315,7 +310,7 @@ class OfRank:
         layout, body = shard.layout, shard.body
         if layout is None and (0 in body.local_shape or len(body.local_shape) != len(body.shape)):
             return Weight(body.shape, None, None)  # a stretch of a flat parameter, which may be empty here
-        shape = body.local_shape if layout is None else layout.region(layout.mesh.coord_of(self.rank)).shape
+        shape = body.local_shape if layout is None else layout.region_of_rank(self.rank).shape
         kept = Kept.of(shape, self._numbers(shard, name), body.dtype, body.device)
         is_stepped = self.dump.files.ranks[self.rank].steps_before > 0
         return Weight(body.shape, layout, None if kept is None else replace(kept, is_stepped=is_stepped))
@@ -344,10 +339,10 @@ def _are_alike(parts: Sequence[Kept | None], dim: int, rows: Collection[int]) ->
     )
 
 
-def _added(parts: Sequence[Kept | None]) -> Kept | None:
-    """Return the sum of gradients of one tensor; None if one is missing."""
+def added(parts: Sequence[Kept | None]) -> Kept | None:
+    """Return the sum of parts, as of the gradients of one tensor; None if one is missing or they differ in shape."""
     present = [part for part in parts if part is not None]
-    if len(present) < len(parts) or len({part.values.shape for part in present}) > 1:
+    if len(present) < len(parts) or len({(part.shape, part.values.shape) for part in present}) > 1:
         return None
     return present[0].with_values(np.sum([part.values for part in present], axis=0))
 
@@ -427,6 +422,6 @@ def with_first_module(first: str, ranks: Mapping[int, OfRank]) -> dict[int, OfRa
     return {rank: own for rank, own in ranks.items() if first in own.counts} if is_pipeline(ranks) else dict(ranks)
 
 
-def float_of(kept: Kept | None) -> float:
-    """Return the size of the largest finite element."""
-    return float(np.max(np.abs(kept.values), initial=0.0, where=np.isfinite(kept.values))) if kept is not None else 0.0
+def largest_of(kept: Kept | None) -> float:
+    """Return the size of the largest finite element; 0 if nothing was kept."""
+    return finite_magnitude(kept.values) if kept is not None else 0.0

@@ -147,8 +147,6 @@ def by_own_norms(
     """Return that what each rank's step or state is multiplied by is a norm of the rank's own part.
 
     Args:
-        evidence: The step.
-        comparison: The weight or state.
         update: What the unsharded optimizer multiplies by a number, or any multiple of it.
         factors: By rank, the multiple of the unsharded model's.
         sentence: What says so.
@@ -203,7 +201,6 @@ def by_norm_of_copies(gradients: Sequence[Compared], factors: Mapping[int, float
     """Return that what an optimizer makes of all gradients is divided by a norm that isn't that of all gradients.
 
     Args:
-        gradients: All gradients.
         factors: By rank, the number by which it is multiplied, which is the same on all.
         what_is: What is multiplied, as sentences call it.
     """
@@ -262,7 +259,7 @@ def _decayed(dump: Dump, comparison: Compared, step: Compared) -> Reason | None:
     offs = [(step.reduced[rank] - step.wanted_of(rank)).ravel() for rank in comparison.wrong]
     off = np.concatenate([nothing, *offs])
     weights = np.concatenate([nothing, *(comparison.part(start, rank).ravel() for rank in comparison.wrong)])
-    if np.count_nonzero(weights) < FEW or np.ptp(weights) <= EXPLAINED_UPDATE * float(np.max(np.abs(weights))):
+    if np.count_nonzero(weights) < FEW or np.ptp(weights) <= EXPLAINED_UPDATE * magnitude(weights):
         return None
     factor = factor_to(off, weights)
     if not factor:

@@ -12,14 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.comparison import Reason, laid_out, weight_of, whole_of
-from shardviz.check.step.update.reasons import (
-    MAX_LISTED,
-    by_norm_of_copies,
-    by_own_norms,
-    factor_to,
-    factors_of,
-    shown,
-)
+from shardviz.check.step.update.reasons import MAX_LISTED, by_norm_of_copies, by_own_norms, factor_to, factors_of, shown
 from shardviz.explain.checkpoints.states import (
     StateInAnotherOrder,
     StateNotLoaded,

@@ -193,7 +193,7 @@ def claimed_region(local: Local, shape: tuple[int, ...]) -> Region | None:
     rank = torch.distributed.get_rank()
     if rank not in mesh or any(type(placement).__name__ == "Partial" for placement in placements):
         return None
-    region = Layout.from_placements(mesh, local.claimed_shape, placements).region(mesh.coord_of(rank))
+    region = Layout.from_placements(mesh, local.claimed_shape, placements).region_of_rank(rank)
     return _part_in_concatenation(region, local.flat[0].offset, shape[0]) if local.flat else region
 
 

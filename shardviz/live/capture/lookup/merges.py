@@ -49,7 +49,6 @@ NEIGHBORS = 4
 MOST_PARTS = 4
 """Tensors of different names in one: more orders of them are not tried."""
 
-MAX_LISTED = 3
 
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
@@ -160,7 +159,7 @@ def _join(
     not_checked = [(name, why) for name, why in sources_known.not_checked if name not in by_name]
     if unused:
         what = f"{len(unused)} tensors of the stamped copy, which no tensor of the model is by its name or holds"
-        not_checked.append(("", f"{what}: {listed(unused, MAX_LISTED)}"))
+        not_checked.append(("", f"{what}: {listed(unused)}"))
     return replace(
         sources_known, stamps=stamps, entries={**sources_known.entries, **by_name}, not_checked=tuple(not_checked)
     )

@@ -10,6 +10,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from shardviz.groups import in_groups
 from shardviz.live.run.hooks.observing import nested, quietly, report
 from shardviz.live.run.options import Options
 
@@ -92,10 +93,7 @@ def argument(call: Call, index: int, name: str) -> Any:
 
 def wrap(module: ModuleType, hooks: Iterable[Around]) -> None:
     """Wrap the hooked functions of a newly imported module; the last hook is outermost."""
-    by_name: dict[str, list[Around]] = {}
-    for hook in hooks:
-        by_name.setdefault(hook.name, []).append(hook)
-    for full, same in by_name.items():
+    for full, same in in_groups((hook.name, hook) for hook in hooks).items():
         *path, last = full.split(".")
         owner: Any = module
         for name in path:

@@ -19,6 +19,7 @@ import torch
 
 from shardviz.dump.arrays.ids import ID_NONE
 from shardviz.errors import DumpError
+from shardviz.layout.dtypes import HALVES
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.lookup.by_reference import cast_bits, claimed_slice, stored_slice
 from shardviz.live.capture.stamp import bits_of_tensor, dtype_name, from_bits
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
     from shardviz.live.run.references.choosing import Candidate, Chosen
     from shardviz.live.run.references.values import Kept
     from shardviz.reference.files import Entry
-
-HALVES = (torch.float16, torch.bfloat16)
 
 LEAST = 8
 """Elements that a rule needs: a few numbers may follow any rule by chance."""
@@ -78,7 +77,7 @@ def _number_text(local: Local, bits: NDArray[Any], stored: str) -> str:
 
 def _dtype_text(held: torch.Tensor, stored: torch.Tensor) -> str:
     """Return the dtype that the file's bytes were read as, cast afterwards or not."""
-    for taken in HALVES:
+    for taken in (getattr(torch, name) for name in HALVES):
         is_another = taken != stored.dtype and taken.itemsize == stored.dtype.itemsize
         if is_another and torch.equal(stored.view(taken).to(held.dtype).nan_to_num(), held.nan_to_num()):
             was, now = (str(dtype).removeprefix("torch.") for dtype in (stored.dtype, taken))
@@ -86,7 +85,6 @@ def _dtype_text(held: torch.Tensor, stored: torch.Tensor) -> str:
     return ""
 
 
-NARROW = ("bfloat16", "float16")
 WIDE = (torch.float32, torch.float64)
 
 
@@ -140,7 +138,7 @@ def _rounding(local: Local, stored_entry: Entry) -> str:
     except (DumpError, OSError):  # not readable here: the look-up of the tensor says so
         return ""
     dtype = dtype_name(local.values.dtype)
-    relation = rounding_between(bits, dtype, bits_of_tensor(local.values), dtype, NARROW) if bits is not None else None
+    relation = rounding_between(bits, dtype, bits_of_tensor(local.values), dtype, HALVES) if bits is not None else None
     return relation.dtype if relation is not None else ""
 
 
@@ -190,7 +188,7 @@ FEW = 0.1
 
 
 def sifting(
-    kept_values: Mapping[str, Kept], chosen: Chosen, locals_: Sequence[Local], moments: Sequence[Local] = ()
+    kept_values: Mapping[str, Kept], chosen: Chosen, locals_: Sequence[Local], moments: Sequence[Local]
 ) -> Sift:
     """Return a function that finds tensors written since they had their reference values.
 

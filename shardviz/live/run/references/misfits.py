@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 import numpy as np
 import torch
 
-from shardviz.checkpoint.comparing.orders import name_change
+from shardviz.checkpoint.comparing.one_tensor.orders import name_change
 from shardviz.dump.records.files import MEANT
 from shardviz.errors import DumpError, ShardvizError
 from shardviz.live.capture.agreement import of_all_ranks

@@ -19,9 +19,10 @@ from shardviz.errors import ShardvizError
 from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.capture.stamp import named_tensors
 from shardviz.live.claims.hooks import read_by
-from shardviz.live.compat import clean_name
+from shardviz.live.compat import clean_name, local_of
 from shardviz.live.randomness import kept_random_states
 from shardviz.live.run.hooks.observing import report
+from shardviz.live.run.references.values import contains
 from shardviz.live.run.references.writing import is_first_here, is_plain, may_write, rank_here, write
 from shardviz.reference.files import Reference, open_reference
 from shardviz.reference.names import matched, wrapped_alone
@@ -64,8 +65,6 @@ class Loaded:
         reference: Its tensors, by the module's names.
         module: The module that loaded it; None if only the tensors are known.
         pointers: The memory of the tensors that were loaded into, if the module is not known.
-        is_snapshot: Never: what a job loads is what it wants.
-        is_guess: Never.
         has_states: Whether it was loaded into an optimizer's states, too.
         copies: The tensors that were loaded into by name, if the module is not known.
     """
@@ -74,10 +73,10 @@ class Loaded:
     reference: Reference
     module: weakref.ref[nn.Module] | None = None
     pointers: frozenset[int] = frozenset()
-    is_snapshot: bool = False
-    is_guess: bool = False
     has_states: bool = False
     copies: Mapping[str, weakref.ref[torch.Tensor]] = field(default_factory=dict)
+    is_snapshot = False  # what a job loads is what it wants
+    is_guess = False
 
     def entries(self, root: nn.Module, names: Collection[str]) -> dict[str, Entry]:
         """Return the checkpoint's entries for a model that it, or a part of it, was loaded into."""
@@ -99,7 +98,7 @@ class Loaded:
         for name, submodule in root.named_modules():
             if module is not None and submodule is unwrapped(module):
                 return clean_name(f"{name}.") if name else ""
-        return "" if module is not None and any(part is root for part in module.modules()) else None
+        return "" if module is not None and contains(module, root) else None
 
 
 STATE_DICT = Path("the state dict that was loaded")
@@ -120,14 +119,10 @@ def of_state_dict(model: nn.Module, state_dict: Mapping[str, Any], options: Opti
 def of_dcp(state_dict: Mapping[str, Any], folder: str) -> Loaded | None:
     """Open the DCP folder that was loaded into a state dict's tensors."""
     reference = _open(folder)
-    pointers = frozenset(
-        (value.to_local() if isinstance(value, DTensor) else value).data_ptr()
-        for _, value in tensors_in(state_dict)
-        if not value.is_meta
-    )
+    pointers = frozenset(local_of(value).data_ptr() for _, value in tensors_in(state_dict) if not value.is_meta)
     copies = {name: weakref.ref(value) for name, value in tensors_in(state_dict)}
     has_states = any(map(moment_of, copies))
-    return Loaded(Path(folder), reference, None, pointers, False, False, has_states, copies) if reference else None
+    return Loaded(Path(folder), reference, None, pointers, has_states, copies) if reference else None
 
 
 def has_shards(state_dict: Mapping[str, Any]) -> bool:
@@ -212,13 +207,11 @@ class Opened:
 
     Attributes:
         path: The file, or the folder whose index names it.
-        is_snapshot: Always: the job may have changed what it read.
-        is_guess: Always: it is compared with only if some rank holds what it has, or nothing else is known.
     """
 
     path: Path
-    is_snapshot: bool = True
-    is_guess: bool = True
+    is_snapshot = True  # the job may have changed what it read
+    is_guess = True  # it is compared with only if some rank holds what it has, or nothing else is known
 
     def entries(self, root: nn.Module, names: Collection[str]) -> dict[str, Entry]:
         """Return the checkpoint's entries for a model, by the model's names."""

@@ -24,7 +24,7 @@ from torch import nn
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.stamp import storage_key
 from shardviz.live.claims.registry import marks, of_tensor
-from shardviz.live.compat import clean_name, local_of, tensor_behind, version_of
+from shardviz.live.compat import local_of, name_in, tensor_behind, version_of
 from shardviz.live.run.references.writing import is_plain, may_write, rank_here, write
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class Values:
         by_name: dict[str, Kept] = {}
         for prefix, module in root.named_modules(remove_duplicate=False):
             for name, values in self._owners.get(module, {}).items():
-                by_name[clean_name(f"{prefix}.{name}" if prefix else name)] = values
+                by_name[name_in(prefix, name)] = values
         return by_name
 
     def replaced(self, root: nn.Module) -> Iterator[str]:
@@ -141,7 +141,7 @@ class Values:
                 now, old = getattr(module, name, None), tensor_behind(before)
                 is_trained = isinstance(now, torch.Tensor) and now.requires_grad and id(now) not in stepped
                 if is_trained and old is not None and id(old) in stepped:
-                    yield clean_name(f"{prefix}.{name}" if prefix else name)
+                    yield name_in(prefix, name)
 
     def remember_ties(self, module: nn.Module) -> None:
         """Keep which parameters are tied, before `to_empty` gives each module its own."""
@@ -166,9 +166,7 @@ class Values:
         prefixes = {id(module): prefix for prefix, module in root.named_modules(remove_duplicate=False)}
         for group in self._tied:
             owners = ((prefixes.get(id(module())), name) for module, name in group)
-            names = [
-                clean_name(f"{prefix}.{name}" if prefix else name) for prefix, name in owners if prefix is not None
-            ]
+            names = [name_in(prefix, name) for prefix, name in owners if prefix is not None]
             if len(names) > 1:
                 yield tuple(names)
 
@@ -243,8 +241,17 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
 
 def outermost(module: nn.Module) -> nn.Module:
     """Return the largest living module around one: layers are sharded before the model."""
-    around = (candidate for candidate in living_modules() if any(part is module for part in candidate.modules()))
-    return max(around, key=lambda candidate: sum(1 for _ in candidate.modules()), default=module)
+    return max((model for model in living_modules() if contains(model, module)), key=num_modules, default=module)
+
+
+def contains(model: nn.Module, module: nn.Module) -> bool:
+    """Whether a module is a model, or in it."""
+    return any(part is module for part in model.modules())
+
+
+def num_modules(model: nn.Module) -> int:
+    """Return of how many modules a model is made, with itself."""
+    return sum(1 for _ in model.modules())
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +285,7 @@ class Unwritten:
     def names(self, root: nn.Module) -> frozenset[str]:
         """Return parameters that still hold their memory's first content. Every rank calls this."""
         alike_here = {
-            clean_name(f"{prefix}.{name}" if prefix else name): memory.is_alike
+            name_in(prefix, name): memory.is_alike
             for prefix, module in root.named_modules(remove_duplicate=False)
             if module in self._owners
             for name, memory in _memories(module)

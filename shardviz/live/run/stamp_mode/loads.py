@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed, nn
-from torch.distributed.tensor import DTensor
 
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.stamp import dtype_name, from_bits
-from shardviz.live.compat import default_store
+from shardviz.live.compat import default_store, local_of
 from shardviz.live.run.hooks.observing import report
 from shardviz.live.run.options import Note, leave
 from shardviz.live.run.references.choosing import Candidate, fitting
@@ -98,7 +97,7 @@ def poison(tensors: Iterable[Any]) -> None:
     """Overwrite weights with what no fill has: NaN, or the lowest byte."""
     with torch.no_grad():
         for tensor in tensors:
-            local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+            local = local_of(tensor)
             if isinstance(local, torch.Tensor) and not local.is_meta and is_weight(dtype_name(local.dtype)):
                 local.detach().fill_(float("nan") if local.is_floating_point() else POISON_INT8)
 
@@ -127,11 +126,10 @@ def poison_state(state_dict: Mapping[str, Any], names: Iterable[str]) -> None:
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    local = local_of(tensor)
     return 0 if local.is_meta else local.untyped_storage().data_ptr()
 
 
-MAX_LISTED = 3
 KEY = "shardviz/loaded"
 """In the job's store: that a rank has loaded something stamped."""
 
@@ -241,7 +239,7 @@ class Loads:
             of_all |= {copy: open_reference(copy).entries for copy in here if copy not in of_all} | fills
             names |= dict.fromkeys(of_rank)
         entries = {name: entry for of_one in of_all.values() for name, entry in of_one.items()}
-        path = Path(f"the stamped copy of {listed([path.name for path in of_all], MAX_LISTED)}")
+        path = Path(f"the stamped copy of {listed([path.name for path in of_all])}")
         if len(of_all) > 1:
             entries |= _held_entries(of_all, list(names), locals_)
         return Reference(path, entries, is_stamped=True)

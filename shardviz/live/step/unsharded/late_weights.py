@@ -113,7 +113,7 @@ def _part(local: Local, whole: Local, rank: int) -> Part | None:
     mesh, placements = local.claim
     view = None if local.flat is None else FlatView(local.flat[0].shape, local.flat[0].offset)
     layout = Layout.from_placements(mesh, local.claimed_shape, placements, view)
-    region = layout.region(mesh.coord_of(rank))
+    region = layout.region_of_rank(rank)
     if layout.partial or region.shape != tuple(local.values.shape):
         return None
     ids = region.flat_ids(layout.index_shape)

@@ -1,4 +1,4 @@
-"""What was done to a tensor's elements between two checkpoints, named.
+"""What was done to a tensor's elements between two checkpoints, named, and what undoes it.
 
 It is read off where each element of the one is in the other; the names are those that a check of a dump gives. Of large
 tensors it is the order of long stretches, found in little memory: a window of neighbors is looked for, and what follows
@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.check.order.infer.orders import name_order, transposed_digits, transpositions
-from shardviz.checkpoint.comparing.equality import BLOCK
+from shardviz.check.order.infer.orders import blocks_of, name_order, period_of, transposed_digits, transpositions
+from shardviz.explain.checkpoints.conversion import ReorderedInConversion
+from shardviz.layout.region import gaps_in, length
 from shardviz.reference.lookup import locate
 from shardviz.reference.windows import UNPLACED
 from shardviz.relate.orders import orders_of_slices
-from shardviz.relate.values import is_alike
+from shardviz.relate.values import BLOCK, is_alike
 from shardviz.text import join_numbers
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.checkpoint.records import StoredTensor
+
+    Order = NDArray[np.int64]
 
 MAX_LOCATED = 1 << 22
 """Elements of a tensor whose places are looked for one by one: that takes twenty times its memory."""
@@ -51,6 +54,9 @@ MAX_STRETCHES = 64
 """Stretches that are followed: each takes a pass over the tensor."""
 
 MAX_LISTED = 16
+
+MOST_WRITTEN = 16
+"""Blocks whose order is written out."""
 
 
 def name_change(before: NDArray[Any], after: NDArray[Any], cuts: tuple[StoredTensor, ...] = ()) -> str:
@@ -315,26 +321,16 @@ def _stretches(before: NDArray[Any], after: NDArray[Any], first: Stretch) -> lis
 
 def _with_short_stretches(before: NDArray[Any], after: NDArray[Any], stretches: list[Stretch]) -> list[Stretch] | None:
     """Add the stretches that were too short to search for; None if places don't add up."""
-    gaps = _gaps({stretch.start: stretch.size for stretch in stretches}, before.size)
-    sources = _gaps({stretch.source: stretch.size for stretch in stretches}, before.size)
-    if gaps is None or sources is None or len(gaps) != len(sources):
+    gaps = gaps_in([(stretch.start, stretch.start + stretch.size) for stretch in stretches], before.size)
+    sources = gaps_in([(stretch.source, stretch.source + stretch.size) for stretch in stretches], before.size)
+    num_left = before.size - sum(stretch.size for stretch in stretches)
+    if len(gaps) != len(sources) or {length(gaps), length(sources)} != {num_left}:
         return None
-    for (start, size), (source, room) in zip(gaps, sources, strict=True):
-        if size != room or not np.array_equal(before[source : source + size], after[start : start + size]):
+    for (start, stop), (source, end) in zip(gaps, sources, strict=True):
+        if not np.array_equal(before[source:end], after[start:stop]):
             return None
-        stretches.append(Stretch(start, source, size))
+        stretches.append(Stretch(start, source, stop - start))
     return sorted(stretches, key=lambda stretch: stretch.start)
-
-
-def _gaps(sizes: dict[int, int], end: int) -> list[tuple[int, int]] | None:
-    """Return the starts and sizes of what stretches leave of a tensor; None if they overlap."""
-    at, gaps = 0, []
-    for start, size in sorted(sizes.items()):
-        if start < at:
-            return None
-        gaps += [(at, start - at)] if start > at else []
-        at = start + size
-    return gaps + ([(at, end - at)] if at < end else [])
 
 
 def _stretch_within(before: NDArray[Any], after: NDArray[Any], at: int) -> Stretch | None:
@@ -395,3 +391,38 @@ def _by_exchanged_pieces(before: NDArray[Any], after: NDArray[Any], first: Stret
     if not all(np.array_equal(mine, theirs) for mine, theirs in zip(view, expected, strict=True)):
         return ""
     return f"its elements are in the order of view({len(view)}, {rows}, {columns}, {inner}).transpose(1, 2)"
+
+
+def cause_of_order(before: NDArray[np.generic], after: NDArray[np.generic]) -> ReorderedInConversion | None:
+    """Return what reordered one dim, with its undoing; None if it is not one dim, or in no short words."""
+    if before.shape != after.shape or is_long_line(before) or (orders := orders_of_slices(before, after)) is None:
+        return None
+    odd = [(dim, order) for dim, order in enumerate(orders) if not np.array_equal(order, np.arange(len(order)))]
+    if len(odd) != 1 or not np.array_equal(np.sort(odd[0][1]), np.arange(len(odd[0][1]))):
+        return None
+    named = _undone(odd[0][1], odd[0][0])
+    return ReorderedInConversion(*named) if named is not None else None
+
+
+def _undone(order: Order, dim: int) -> tuple[str, str] | None:
+    """Return the kind of an order and the call that undoes it on a tensor w."""
+    size = len(order)
+    if np.array_equal(order, np.arange(size)[::-1]):
+        return "flip", f"w.flip({dim})"
+    if np.array_equal(order, (np.arange(size) + order[0]) % size):
+        by = int(order[0])
+        return "halves" if 2 * by == size else "roll", f"w.roll({by if 2 * by <= size else by - size}, {dim})"
+    if (digits := transposed_digits(order)) is not None:
+        outer, rows, columns, inner = digits
+        kind = "rotary" if outer > 1 and inner == 1 and 2 in (rows, columns) else "blocks"
+        view = f"w.unflatten({dim}, ({outer}, {columns}, {rows}, {inner}))"
+        return kind, f"{view}.transpose({dim + 1}, {dim + 2}).flatten({dim}, {dim + 3})"
+    period = period_of(order)
+    if period < size and (within := _undone(order[:period], dim + 1)) is not None:
+        return within[0], f"w.unflatten({dim}, (-1, {period})){within[1].removeprefix('w')}.flatten({dim}, {dim + 1})"
+    _, blocks = blocks_of(order)
+    if len(blocks) > MOST_WRITTEN:
+        return None
+    places = ", ".join(map(str, np.argsort(blocks).tolist()))
+    chosen = f".index_select({dim}, torch.tensor([{places}]))"
+    return "blocks", f"w.unflatten({dim}, ({len(blocks)}, -1)){chosen}.flatten({dim}, {dim + 1})"

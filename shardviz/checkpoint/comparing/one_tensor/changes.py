@@ -1,35 +1,40 @@
-"""How a tensor changed: its order, padding, a rounding, a factor, or different values."""
+"""How a tensor changed: its order, padding, a rounding, a factor for all or for each block, or different values.
+
+A norm that is taken of a rank's own columns scales blocks, and so do scales of quantization groups that are counted
+from each rank's first one.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.checkpoint.comparing.block_factors import scaled_in_blocks
 from shardviz.checkpoint.comparing.equality import narrower
-from shardviz.checkpoint.comparing.lengths import explain_padding, explain_repeats, explain_shift
-from shardviz.checkpoint.comparing.orders import is_long_line, name_change
+from shardviz.checkpoint.comparing.one_tensor.lengths import explain_padding, explain_repeats, explain_shift
+from shardviz.checkpoint.comparing.one_tensor.orders import cause_of_order, is_long_line, name_change
 from shardviz.checkpoint.comparing.outcome import Distance
-from shardviz.checkpoint.comparing.undo import cause_of_order
 from shardviz.checkpoint.records import StoredTensor
 from shardviz.explain.checkpoints.conversion import (
     CutOffDigits,
+    FactorsOfBlocks,
     ForgottenFactor,
     ForgottenOffset,
     NarrowedOnTheWay,
 )
+from shardviz.layout.dtypes import HALVES
 from shardviz.layout.region import box_of, index_of
 from shardviz.relate.casts import cast, is_cut_off, line_between, numbers_of, rounding_between, values_of
 from shardviz.relate.relations import Scaled
-from shardviz.relate.tolerance import FLOATS, WHOLE_FACTOR
+from shardviz.relate.tolerance import EPSILON, FLOATS, ROUNDINGS_OF_SCALE, WHOLE_FACTOR
 from shardviz.relate.values import blocks, is_alike, part_of
 from shardviz.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -37,10 +42,14 @@ if TYPE_CHECKING:
     from shardviz.checkpoint.records import Tensor
     from shardviz.layout.region import Region
 
-SIDES = ("the first", "the second")
-NARROW = ("bfloat16", "float16")
+    Array = NDArray[np.float64]
+
+NAMES = ("the first", "the second")
+
 WIDE = ("float32", "float64")
+
 MORE, LESS = ("more", "subtract"), ("less", "add")
+
 CUT = {"float32": 16}
 """Bits that are cut off of a type to have the upper half of it, which is a bfloat16."""
 
@@ -53,13 +62,26 @@ FLAT = 1e-9
 MOST_DIGITS = 17
 """Digits that tell any two numbers of 64 bits apart."""
 
+NARROWEST = 8
+"""Elements of a block: of fewer, any numbers have a common factor within rounding too often."""
 
-def change_of(outcome: Outcome, before: Tensor, after: Tensor, names: tuple[str, str] = SIDES) -> Outcome:
+MOST_IN_BLOCKS = 1 << 24
+"""Elements of a matrix that are looked at."""
+
+AT_ONCE = 1 << 18
+"""Elements whose numbers are made at a time."""
+
+SAMPLE_ROWS = 4
+"""Rows that differ and are looked at before all are."""
+
+MOST_TRIED = 4
+"""Widths that are tried on all rows: those that fit the sample but not all rows may be many."""
+
+
+def change_of(outcome: Outcome, before: Tensor, after: Tensor, names: tuple[str, str] = NAMES) -> Outcome:
     """Say what became of a tensor.
 
     Args:
-        outcome: Its names.
-        before: What it was.
         after: What it is: not that, in a type to which values are known to be rounded.
         names: What the two are called.
 
@@ -162,15 +184,12 @@ def values_changed(
     outcome: Outcome,
     before: Tensor,
     after: Tensor,
-    names: tuple[str, str] = SIDES,
+    names: tuple[str, str] = NAMES,
     through: Sequence[str] | None = None,
 ) -> Outcome | None:
     """Say that all values were rounded, scaled or shifted by a number; None if they weren't.
 
     Args:
-        outcome: Its names.
-        before: What it was.
-        after: What it is.
         names: What the two are called.
         through: The types that values may have been rounded to on their way; None for those of usual casts.
     """
@@ -211,7 +230,7 @@ def _explain_narrowing(
 
 def through_types(dtype: str, to: str) -> Sequence[str]:
     """Return the narrower types through which values may have been cast between two types."""
-    return NARROW if dtype in WIDE and to in (dtype, *NARROW) else ()
+    return HALVES if dtype in WIDE and to in (dtype, *HALVES) else ()
 
 
 def overflown(wide: NDArray[Any], dtype: str, to: str) -> str:
@@ -242,3 +261,95 @@ def number_text(number: float) -> str:
     near = round(number)
     is_whole = near and math.isclose(number, near, rel_tol=WHOLE_FACTOR) and abs(number - near) < WHOLE_FACTOR
     return f"{near:,}" if is_whole else f"{number:.4g}"
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two matrices, with its lines as rows."""
+
+    bits: NDArray[Any]
+    dtype: str
+
+    def numbers(self, rows: Any) -> Array:
+        """Return the numbers of some rows."""
+        bits = self.bits[rows]
+        numbers: Array = values_of(np.ascontiguousarray(bits), self.dtype).reshape(bits.shape).astype(np.float64)
+        return numbers
+
+
+def scaled_in_blocks(outcome: Outcome, before: Tensor, after: Tensor, name: str) -> Outcome | None:
+    """Say that parts of rows, or of columns, have factors of their own; None if they haven't.
+
+    Args:
+        name: What the second is called.
+    """
+    is_float = before.dtype in FLOATS and after.dtype in FLOATS
+    if not is_float or before.shape != after.shape or len(before.shape) != 2:
+        return None
+    if min(before.shape) < 2 or math.prod(before.shape) > MOST_IN_BLOCKS:
+        return None
+    tolerance = ROUNDINGS_OF_SCALE * max(EPSILON[side.dtype] for side in (before, after))
+    bits = before.bits, after.bits  # put together once
+    is_whole = bits[0].shape == bits[1].shape == before.shape
+    if not is_whole or (before.dtype == after.dtype and np.array_equal(*bits)):
+        return None
+    for dim, (line, others) in enumerate((("row", "columns"), ("column", "rows"))):
+        sides = [Side(side.T if dim else side, of.dtype) for side, of in zip(bits, (before, after), strict=True)]
+        is_other = (sides[0].bits != sides[1].bits).any(axis=1) | (before.dtype != after.dtype)
+        sample = [side.numbers(np.flatnonzero(is_other)[:SAMPLE_ROWS]) for side in sides]
+        fitting = (width for width in _widths(before.shape[1 - dim]) if _factors(sample, width, tolerance) is not None)
+        for width in islice(fitting, MOST_TRIED):
+            factors = _factors_of_all(sides, width, tolerance)
+            if factors is not None and _are_of_most_lines(factors, tolerance):
+                return _scaled(outcome, name, line, others, width, factors, tolerance)
+    return None
+
+
+def _are_of_most_lines(factors: Array, tolerance: float) -> bool:
+    """Whether factors differ, and most lines have another one than 1: a single line, or number, has other reasons."""
+    is_scaled = (np.abs(factors - 1) > tolerance).any(axis=1)
+    steps = np.diff(np.sort(factors.ravel())) > 2 * tolerance * np.abs(factors).max()
+    return bool(steps.sum() > 1 and 2 * is_scaled.sum() > len(factors))
+
+
+def _scaled(
+    outcome: Outcome, name: str, line: str, others: str, width: int, factors: Array, tolerance: float
+) -> Outcome:
+    num_parts, is_right = factors.shape[1], (np.abs(factors - 1) <= tolerance).all(axis=0)
+    parts = (
+        f"in every {line}, each of {counted(num_parts, 'part')} of {width} {others}"
+        if num_parts > 1
+        else f"every {line}"
+    )
+    right = f" (1 in {counted(int(is_right.sum()), 'part')})" if is_right.any() else ""
+    span = f"{factors.min():.4g} to {factors.max():.4g}{right}"
+    cause = FactorsOfBlocks(line, others, is_part=num_parts > 1, is_some_right=bool(is_right.any()))
+    return outcome.became("other", f"{parts} of {name} is the first's times a factor of its own, {span}", cause)
+
+
+def _widths(size: int) -> Iterator[int]:
+    """Yield the widths of blocks that divide a dim, the widest first."""
+    yield from (size // count for count in range(1, size // NARROWEST + 1) if size % count == 0)
+
+
+def _factors_of_all(sides: Sequence[Side], width: int, tolerance: float) -> Array | None:
+    """Return the factor of each block of all rows, some rows at a time; None if some block has none."""
+    num_rows, size = sides[0].bits.shape
+    count, factors = max(AT_ONCE // size, 1), []
+    for start in range(0, num_rows, count):
+        some = _factors([side.numbers(slice(start, start + count)) for side in sides], width, tolerance)
+        if some is None:
+            return None
+        factors.append(some)
+    return np.concatenate(factors)
+
+
+def _factors(pair: Sequence[Array], width: int, tolerance: float) -> Array | None:
+    """Return the factor of each block of a row; None if some block has none: what is set to zero is not scaled."""
+    first, second = (side.reshape(len(side), -1, width) for side in pair)
+    squares = (first * first).sum(-1)
+    with np.errstate(all="ignore"):
+        factors: Array = (first * second).sum(-1) / np.where(squares == 0, 1.0, squares)
+        expected = factors[..., None] * first
+        is_near = np.abs(second - expected) <= tolerance * np.abs(expected)
+    return factors if is_near.all() and factors[squares > 0].all() else None

@@ -1,4 +1,4 @@
-"""What all tensors that differ have in common: a rank's shards, values as made, a weight decay, or the size of a step.
+"""What all tensors that differ have in common: a rank's shards, values as made, a decay, the size of a step, roundings.
 
 One tensor alone shows none of this. Only tensors whose difference nothing else explains are looked at, and all of them
 have to fit.
@@ -14,11 +14,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.checkpoint.comparing.equality import narrower
-from shardviz.checkpoint.comparing.outcome import SIDES
-from shardviz.checkpoint.comparing.steps import is_open
+from shardviz.checkpoint.comparing.outcome import KEPT, SIDES, with_replaced
 from shardviz.checkpoint.maps.numbering import starred
 from shardviz.errors import DumpError
-from shardviz.explain.checkpoints.training import DecayDiffers, LeftAsMade, ShardsOfOneRank, UpdatesDiffer
+from shardviz.explain.checkpoints.conversion import ForgottenFactor, SummedReplicas
+from shardviz.explain.checkpoints.training import (
+    DecayDiffers,
+    LeftAsMade,
+    RoundingDifference,
+    ShardsOfOneRank,
+    UpdatesDiffer,
+)
 from shardviz.layout.region import Region
 from shardviz.relate.casts import cast, values_of
 from shardviz.relate.tolerance import (
@@ -30,45 +36,60 @@ from shardviz.relate.tolerance import (
     LEAST_SHARE,
     MOST_DECAY,
     UNLIKE_SIZES,
+    WHOLE_FACTOR,
 )
 from shardviz.relate.values import blocks, is_alike, part_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from shardviz.checkpoint.comparing.outcome import Outcome
+    from shardviz.checkpoint.comparing.outcome import Outcome, Outcomes
     from shardviz.checkpoint.comparing.pairs import Pair
     from shardviz.checkpoint.records import Tensor
     from shardviz.explain.cause import Cause
 
-    Outcomes = list[tuple[Outcome, Pair]]
+
+FEWEST_SUMMED = 2
+"""Vectors with one factor that show how ranks were merged."""
+
+MOST_MERGED = 256
+"""Ranks of tensor parallelism whose files are merged."""
 
 FEWEST = 3
 """Tensors that show something in common."""
 
 MOST_RANKS = 64
+
 AS_MADE = (0.0, 1.0)
 """Numbers that a buffer, a bias or the weight of a norm has when it is made."""
 
-SAME = ("equal", "cast")
+
+MOST_ROUNDINGS = 8
+"""Roundings by which the norm of a tensor may be off; a few steps of an optimizer leave less than two."""
+
+MOST_OF_ELEMENT = 64
+"""Roundings of the largest element by which an element may be off: a single damaged one is off by more."""
+
+WIDE = ("float64", "float32")
+"""Dtypes in which an optimizer's step changes a weight by more than that; in narrower ones it may not."""
+
+FEWEST_ROUNDED = 16
+"""Elements that differ at least, of all tensors together: a single one may be a bit that was flipped on a disk."""
 
 
 def with_common_cause(outcomes: Outcomes) -> Outcomes:
     """Explain tensors that differ by what they have in common; return the same outcomes if they have nothing."""
-    differing = [(outcome, pair) for outcome, pair in outcomes if is_open(outcome)]
+    differing = [(outcome, pair) for outcome, pair in outcomes if outcome.is_open]
     pairs = [pair for _, pair in differing]
     if not pairs or any(None in pair.sides for pair in pairs) or not all(map(_is_comparable, pairs)):
         return outcomes
-    equal = [pair for outcome, pair in outcomes if outcome.verdict in SAME and None not in pair.sides]
+    equal = [pair for outcome, pair in outcomes if outcome.verdict in KEPT and None not in pair.sides]
     try:
         causes = _causes(pairs, equal)
     except DumpError:  # of a file that is damaged, which the outcomes say
         return outcomes
-    by_pair = {id(pair): cause for pair, cause in zip(pairs, causes, strict=False)}
-    return [
-        (outcome.became("other", outcome.why, by_pair[id(pair)]), pair) if id(pair) in by_pair else (outcome, pair)
-        for outcome, pair in outcomes
-    ]
+    explained = zip(differing, causes, strict=False)
+    return with_replaced(outcomes, {id(pair): one.became("other", one.why, cause) for (one, pair), cause in explained})
 
 
 def _is_comparable(pair: Pair) -> bool:
@@ -249,3 +270,67 @@ def _of_steps(changes: Sequence[Change]) -> UpdatesDiffer | None:
     if max(sizes) < UNLIKE_SIZES * min(sizes) or most <= EPSILON["float16"] * max(sizes):
         return None
     return UpdatesDiffer(f"{most:.2g}")
+
+
+def with_roundings(outcomes: Outcomes) -> Outcomes:
+    """Explain tensors whose difference has no other cause and is as small as rounding makes it."""
+    rounded: dict[int, Outcome] = {}
+    total = 0
+    for outcome, pair in outcomes:
+        if count := _num_rounded(outcome, pair):
+            total += count
+            rounded[id(pair)] = outcome.became("other", outcome.why, RoundingDifference(pair.both[0].dtype))
+    return outcomes if total < FEWEST_ROUNDED else with_replaced(outcomes, rounded)
+
+
+def _num_rounded(outcome: Outcome, pair: Pair) -> int:
+    """Return how many elements of a tensor differ by rounding; 0 if any differ by more, or a cause is known."""
+    if not outcome.is_open or pair.first is None or pair.second is None:
+        return 0
+    dtype = pair.first.dtype
+    if dtype not in WIDE or pair.second.dtype != dtype or pair.first.shape != pair.second.shape:
+        return 0
+    if outcome.distance is not None and outcome.distance.norm > MOST_ROUNDINGS * EPSILON[dtype]:
+        return 0
+    try:
+        return _count(pair)
+    except DumpError:
+        return 0
+
+
+def _count(pair: Pair) -> int:
+    """Return how many elements of two tensors differ; 0 if that is not by rounding. They are read block by block."""
+    before, after = pair.both
+    off, size, far, largest, count = 0.0, 0.0, 0.0, 0.0, 0
+    for parts in zip(blocks(before.bits), blocks(after.bits), strict=True):
+        first, second = (values_of(part, before.dtype).ravel() for part in parts)
+        with np.errstate(all="ignore"):
+            difference = second - first
+            off, size = off + float(difference @ difference), size + float(first @ first)
+            far, largest = max(far, float(np.abs(difference).max())), max(largest, float(np.abs(first).max()))
+        count += int(np.count_nonzero(difference))
+    epsilon = EPSILON[before.dtype]
+    is_near = off <= (MOST_ROUNDINGS * epsilon) ** 2 * size < np.inf and far <= MOST_OF_ELEMENT * epsilon * largest
+    return count if is_near else 0
+
+
+def with_summed_replicas(outcomes: Outcomes) -> Outcomes:
+    """Explain that a merge summed replicas if only vectors are scaled, all by one whole number."""
+    factors: dict[str, float] = {}
+    scaled: Outcomes = []
+    for outcome, pair in outcomes:
+        if isinstance(outcome.explanation, ForgottenFactor):
+            factors[outcome.explanation.undo] = outcome.explanation.factor
+            scaled.append((outcome, pair))
+    has_matrices = any(outcome.verdict in KEPT and len(pair.both[0].shape) > 1 for outcome, pair in outcomes)
+    is_vectors = {len(pair.both[0].shape) for _, pair in scaled} == {1}
+    if len(scaled) < FEWEST_SUMMED or len(factors) > 1 or not is_vectors or not has_matrices:
+        return outcomes
+    (factor,) = factors.values()
+    times = max(factor, 1 / factor)
+    if not 1 < round(times) <= MOST_MERGED or not math.isclose(times, round(times), rel_tol=WHOLE_FACTOR):
+        return outcomes
+    summed = SummedReplicas(round(times), SIDES[factor > 1])
+    return with_replaced(
+        outcomes, {id(pair): one.became("other", f"{one.why}; no matrix is scaled", summed) for one, pair in scaled}
+    )

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from shardviz.explain.cause import Cause
 
 WIDE = ("float64", "float32", "bfloat16", "float16")
+
 BLOCKS = (128, 64, 32, 16, 256, 512)
 """Sizes of blocks that are tried, besides those that divide a dim."""
 

@@ -19,6 +19,7 @@ from shardviz.explain.checkpoints.conversion import (
     PaddedParts,
     RepeatedHeads,
 )
+from shardviz.groups import the_only
 from shardviz.reference.windows import line_hashes
 from shardviz.relate.values import is_alike
 from shardviz.text import join_numbers
@@ -28,11 +29,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.checkpoint.comparing.outcome import Outcome
+    from shardviz.checkpoint.comparing.outcome import Outcome, Outcomes
     from shardviz.checkpoint.comparing.pairs import Pair
     from shardviz.explain.cause import Cause
 
-    Outcomes = list[tuple[Outcome, Pair]]
     _Lengths = tuple[int, int]
 
 MAX_RANKS = 1024
@@ -174,7 +174,6 @@ def _decided(
     """Return what became of a tensor, given what the content of others shows.
 
     Args:
-        outcome: What became of it.
         lengths: Its length on both sides.
         ends: The lengths of those that are padded or cut off at their end.
         repeats: The smallest lengths of which one is as many times the other as of those that are repeated.
@@ -193,8 +192,8 @@ def _lengths(pair: Pair) -> _Lengths | None:
     """Return both lengths of the only dim that differs; None if that isn't one dim."""
     if pair.first is None or pair.second is None or len(pair.first.shape) != len(pair.second.shape):
         return None
-    odd = [(mine, theirs) for mine, theirs in zip(pair.first.shape, pair.second.shape, strict=True) if mine != theirs]
-    return odd[0] if len(odd) == 1 else None
+    lengths = zip(pair.first.shape, pair.second.shape, strict=True)
+    return the_only([(mine, theirs) for mine, theirs in lengths if mine != theirs])
 
 
 def _ratio(lengths: _Lengths | None) -> _Lengths | None:

@@ -28,6 +28,7 @@ LEVELS = 2
 """Folders above a checkpoint whose names may have its step: `checkpoint-100/model`."""
 
 MAX_ENTRIES = 4096
+
 _STEP = re.compile(
     r"((?:.*(?:step|checkpoint|ckpt|iter|iteration|epoch)[-_=.]?)?)([0-9]{1,18})([^0-9]*)", re.IGNORECASE
 )
@@ -100,7 +101,6 @@ def steps_with(
     """Return which side of a pair (0 or 1) has other steps' values, and those checkpoints.
 
     Args:
-        pair: Two tensors that differ.
         of_first: Checkpoints of other steps with the first one's names.
         of_second: And with the second one's.
     """

@@ -1,0 +1,1 @@
+"""What became of one tensor, told from its two sides alone."""
