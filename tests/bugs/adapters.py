@@ -104,7 +104,68 @@ def batch():
 """
 )
 
+FUSED = (
+    ENTER
+    + """
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+
+class GateUp(nn.Module):
+    group = None
+
+    def __init__(self):
+        super().__init__()
+        self.base = nn.Parameter(torch.randn(16, 8) / 4, requires_grad=False)
+        self.a, self.b = nn.Parameter(torch.randn(2, 8)), nn.Parameter(torch.zeros(16, 2))
+        self.down = nn.Parameter(torch.randn(8, 8) / 4)
+
+    def forward(self, x):
+        b, down = (one.to_local() if isinstance(one, DTensor) else one for one in (self.b, self.down))
+        low = x @ self.a.T
+        if self.group is not None:
+            x, low = Enter.apply(x, self.group), Enter.apply(low, self.group)
+        gate, up = (x @ self.base.T + low @ b.T).chunk(2, -1)
+        out = (torch.tanh(gate) * up) @ down.T
+        return out if self.group is None else Leave.apply(out, self.group)
+
+
+def build():
+    return nn.Sequential(nn.Linear(8, 8), GateUp())
+
+
+def by_segments(weight, mesh):
+    parts = weight.detach().unflatten(0, (2, mesh.size(), -1))
+    return parts[:, mesh.get_local_rank()].flatten(0, 1).clone()
+
+
+def parallelize(model, mesh):
+    layer, tp = model[1], mesh["tp"]
+    layer.group = mesh.get_group("tp")
+    layer.base = nn.Parameter(by_segments(layer.base, tp), requires_grad=False)
+    layer.b = nn.Parameter(by_segments(layer.b, tp))
+    layer.down = nn.Parameter(distribute_tensor(layer.down.detach(), tp, [Shard(1)]))
+
+
+def batch():
+    return torch.randn(6, 8)
+
+"""
+)
+
 CASES = (
+    Bug(
+        "an adapter of a fused layer cut as one stretch",
+        "tp=2",
+        FUSED,
+        (
+            (
+                "    layer.b = nn.Parameter(by_segments(layer.b, tp))",
+                "    layer.b = nn.Parameter(distribute_tensor(layer.b.detach(), tp, [Shard(0)]))",
+            ),
+        ),
+        ("misordered",),
+        ("1.b", "2 segments"),
+    ),
     Bug(
         "a gather whose backward sums equal gradients",
         "tp=2",

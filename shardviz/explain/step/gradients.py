@@ -381,3 +381,28 @@ class SlicesWithoutGradient(Cause):
         "count padding_idx, masks and indices from the rank's first row: subtract its offset, and pass padding_idx "
         "only on the rank that has that row"
     )
+
+
+class ReadBySegments(Cause, kind="misordered"):
+    """A layer reads a rank's part of a weight as parts of several segments.
+
+    The weight is cut as one stretch. The other weights of a fused layer (gate and up, or q, k and v) are cut segment by segment, and an adapter's or a
+    bias is not. While it is zero the outputs are right; once it isn't, rows of one segment are added to another's.
+
+    Attributes:
+        segments: How many segments there are.
+        axis: The axis that cuts the weight.
+        dim: The dim.
+    """
+
+    segments: int
+    axis: str
+    dim: int = 0
+    why = (
+        "The layer reads each rank's part of dim {dim} as its parts of {segments} segments (gate/up or q/k/v), one "
+        "behind the other, and the weight is cut over {axis} as one stretch"
+    )
+    how = (
+        "cut each of the {segments} segments over {axis} and join a rank's parts, as for the layer's other weights, or "
+        "give each segment a Linear of its own"
+    )

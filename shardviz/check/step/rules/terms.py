@@ -25,7 +25,7 @@ from shardviz.check.step.trace.divergence import OUTPUT
 from shardviz.dump.records.base import WEIGHTS
 from shardviz.explain.step.changed import AddedNumber, OnlyZerosThere, RoundedResult, TransposedResult
 from shardviz.explain.step.forward import JoinedOutOfOrder, PartOfAnotherRank, RepeatedParts
-from shardviz.explain.step.gradients import CutGraph, SlicesWithoutGradient
+from shardviz.explain.step.gradients import CutGraph, ReadBySegments, SlicesWithoutGradient
 from shardviz.explain.step.modules import StatisticsOfPart
 from shardviz.explain.step.sums import MixedShards, RepeatedTerm, TermLeftOut, TermOfSomeRanks
 from shardviz.explain.step.whole_step import (
@@ -65,6 +65,10 @@ if TYPE_CHECKING:
     from shardviz.explain.finding import Finding
     from shardviz.relate.measures import Slices
     from shardviz.relate.relations import Relation
+
+
+SEGMENTS = range(2, 9)
+"""So many segments a fused weight may have: gate and up, q, k and v."""
 
 
 def check_terms(evidence: Evidence, comparison: Compared) -> Finding:
@@ -256,6 +260,7 @@ def check_order(comparison: Compared) -> Finding | None:
             return (
                 _repeated(comparison, dim, moved)
                 or _of_another_rank(comparison)
+                or _by_segments(comparison, dim, moved)
                 or _in_another_order(comparison, dim, moved[comparison.wrong[0]])
             )
     return _of_another_rank(comparison)
@@ -317,6 +322,29 @@ def _repeated(comparison: Compared, dim: int, moved: Mapping[int, Slices]) -> Fi
         f"rank {wrong} has slices {spans(sorted(places[wrong].values()))} of dim {dim} of {comparison.whose} "
         f"{comparison.what} as rank {same_rank} has, and no rank has {spans(sorted(lost))}",
     )
+
+
+def _by_segments(comparison: Compared, dim: int, moved: Mapping[int, Slices]) -> Finding | None:
+    """Return the finding if each rank has the gradient of its part of every segment of a dim that is split as one."""
+    chain = comparison.claimed.chains[dim] if comparison.claimed is not None and comparison.role == "grad" else ()
+    if len(chain) != 1 or not isinstance(chain[0], str):
+        return None
+    size, count = comparison.wanted.shape[dim], comparison.mesh.axis_size(chain[0])
+    for segments in (one for one in SEGMENTS if not size % (one * count)):
+        each, part = size // segments, size // (segments * count)
+        starts = {rank: comparison.mesh.coord_of(rank)[comparison.mesh.axis_index(chain[0])] * part for rank in moved}
+        due = {
+            rank: [at for first in range(start, size, each) for at in range(first, first + part)]
+            for rank, start in starts.items()
+        }
+        if all([slices[at] for at in sorted(slices)] == due[rank] for rank, slices in moved.items()):
+            rank = comparison.wrong[0]
+            text = (
+                f"the gradient is that of {spans(due[rank])} along dim {dim} on rank {rank}: its parts of {segments} "
+                "segments"
+            )
+            return comparison.finding(ReadBySegments(segments, chain[0], dim), text)
+    return None
 
 
 def _in_another_order(comparison: Compared, dim: int, moved: Slices) -> Finding:
