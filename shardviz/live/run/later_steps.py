@@ -85,10 +85,11 @@ class LaterSteps:
             if not self._has_after:
                 self._write()
             self._shapes, self._rows, self._is_stepped = [], [], False
-        tensors = (tensor for tensor in tensors_in((args, kwargs)) if tensor.ndim and tensor.numel())
-        for tensor in islice(tensors, MAX_TENSORS - len(self._rows)):
+        tensors = (tensor for tensor in tensors_in((args, kwargs)) if type(tensor) is torch.Tensor and tensor.numel())
+        for tensor in islice((tensor for tensor in tensors if tensor.ndim), MAX_TENSORS - len(self._rows)):
+            checksums = _checksums(tensor.detach()[:MAX_ROWS])
             self._shapes.append(tuple(tensor.shape))
-            self._rows.append(tuple(map(_checksum, tensor.detach()[:MAX_ROWS].cpu())))
+            self._rows.append(checksums)
 
     def _add(self, options: Options) -> None:
         """Add a step, or what a further optimizer steps in it."""
@@ -110,5 +111,7 @@ def _steps(optimizer: Optimizer, root: nn.Module) -> bool:
     return not {id(parameter) for parameter in root.parameters()}.isdisjoint(map(id, parameters_of(optimizer)))
 
 
-def _checksum(row: torch.Tensor) -> int:
-    return crc32(row.contiguous().view(torch.uint8).numpy().tobytes())
+def _checksums(rows: torch.Tensor) -> tuple[int, ...]:
+    """Return the CRC-32 of the bytes of each row."""
+    flat = rows.cpu().reshape(len(rows), -1).contiguous()
+    return tuple(crc32(row) for row in flat.view(torch.uint8).numpy())

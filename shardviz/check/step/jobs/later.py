@@ -6,6 +6,7 @@ or split in ways of their own has other checksums.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -77,9 +78,9 @@ def _rows_of(records: Iterable[GivenRecord]) -> dict[tuple[int, ...], set[int]]:
     rows: dict[tuple[int, ...], set[int]] = {}
     incomplete = set()
     for record in records:
-        for shape, checksums in zip(record.shapes, record.rows, strict=True):
+        for shape, checksums in zip(record.shapes, record.rows, strict=False):
             rows.setdefault(shape[1:], set()).update(checksums)
-            incomplete |= {shape[1:]} if len(checksums) < shape[0] else set()
+            incomplete |= {shape[1:]} if len(checksums) < math.prod(shape[:1]) else set()
     return {shape: of_shape for shape, of_shape in rows.items() if shape not in incomplete}
 
 
