@@ -386,8 +386,9 @@ class SlicesWithoutGradient(Cause):
 class ReadBySegments(Cause, kind="misordered"):
     """A layer reads a rank's part of a weight as parts of several segments.
 
-    The weight is cut as one stretch. The other weights of a fused layer (gate and up, or q, k and v) are cut segment by segment, and an adapter's or a
-    bias is not. While it is zero the outputs are right; once it isn't, rows of one segment are added to another's.
+    The weight is cut as one stretch. The other weights of a fused layer (gate and up, or q, k and v) are cut segment by
+    segment, and an adapter's or a bias is not. While it is zero the outputs are right; once it isn't, rows of one
+    segment are added to another's.
 
     Attributes:
         segments: How many segments there are.

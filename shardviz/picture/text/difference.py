@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from shardviz.text import Fold
 
 JOBS_AGREE = "the jobs agree up to this step's gradients; to compare its update, trace the next step too"
-UPDATES_AGREE = "the jobs agree in this step and in the weights after it"
+UPDATES_AGREE = "the jobs agree in this step and the weights after it"
 MOST_NAMES = 8
 """Places of one cause whose names are written out, identical layers counted as one."""
 
@@ -146,10 +146,8 @@ def _relaid_text(changes: Sequence[Change]) -> str:
 def _of_jobs(step: StepDifference) -> str:
     if not step.has_update:
         return JOBS_AGREE
-    if not step.num_later:
-        return f"{UPDATES_AGREE}; to compare a later step, use --trace-step"
-    later = f"in the rows and settings of {counted(step.num_later, 'later step')}"
-    return f"{UPDATES_AGREE}, and {later}; to compare all of a later step, use --trace-step"
+    later = f"; rows and settings also in {counted(step.num_later, 'later step')}" if step.num_later else ""
+    return UPDATES_AGREE + later
 
 
 def _verdict(difference: Difference, terminal: Terminal) -> Text:
