@@ -87,6 +87,30 @@ ON_ONE_RANK = (
     .replace("at, model.group", "at = model.rank = mesh.get_local_rank()\n    at, model.group")
 )
 
+ONE_RANKS_ROWS = """
+BATCH_AXES = {"sp": 1}
+class Mlp(nn.Module):
+    rank = None
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 8), nn.Linear(8, 6)
+    def forward(self, x):
+        y = self.down(torch.relu(self.up(x)))
+        y = y + x
+        return y
+def build(): return nn.Sequential(nn.Linear(6, 6), Mlp(), nn.Linear(6, 6))
+def batch(): return torch.randn(4, 8, 6)
+def parallelize(model, mesh): model[1].rank = mesh.get_local_rank()
+def step(model, x, mesh):
+    loss = model(x).square().mean()
+    loss.backward()
+    loss = loss.detach().clone()
+    for number in (loss, *(parameter.grad for parameter in model.parameters())):
+        distributed.all_reduce(number)
+        number /= mesh.size()
+    return loss
+"""
+
 OWN_EXPERTS = """
 BATCH_AXES = ("fsdp",)
 class Experts(nn.Module):
@@ -284,6 +308,24 @@ CASES = (
         ("returns zeros on rank 1", "leave out the mask by rank"),
         ("computes something different",),
         with_lines=True,
+    ),
+    Bug(
+        "a residual that only the first rank's rows get",
+        "sp=2",
+        ONE_RANKS_ROWS,
+        (("        y = y + x\n", "        y = y + x if self.rank in (None, 0) else y\n"),),
+        ("wrong-value",),
+        ("adds the input of module 1 on some ranks only|adds the input of 1 on some ranks only", "rank 1 lacks it"),
+        ("needs the other parts",),
+    ),
+    Bug(
+        "a residual that the last rank's rows get twice",
+        "sp=2",
+        ONE_RANKS_ROWS,
+        (("        y = y + x\n", "        y = y + x * (2 if self.rank == 1 else 1)\n"),),
+        ("wrong-value",),
+        ("on rank 1 once more than on the others",),
+        ("needs the other parts",),
     ),
     Bug(
         "memory that nothing was written to",

@@ -42,8 +42,8 @@ from shardviz.check.step.rules.narrow import check_narrow_sums, check_small_fact
 from shardviz.check.step.rules.statistics import check_statistic
 from shardviz.check.step.rules.summands import of_loss_terms, of_micro_batches
 from shardviz.check.step.rules.terms import check_order, check_related, check_terms, check_zero_slices
+from shardviz.check.step.trace.causes import with_term_of_some_ranks
 from shardviz.check.step.trace.naming import placed, with_cut
-from shardviz.check.step.trace.some_ranks import with_term_of_some_ranks
 from shardviz.check.values.copies import copies_of, with_copies
 from shardviz.dump.records.step import WHOLE_LOSS
 from shardviz.explain.finding import Finding

@@ -351,7 +351,7 @@ class TermOfSomeRanks(Cause):
         tensor: The term: `layers.0.down.bias`, `the input of layers.0`.
         ranks: The ranks that are wrong.
         module: The module that returns it; empty if it is not known.
-        is_extra: Whether they have the term and should not; else they lack it.
+        is_extra: Whether they add the term once more than the others; else they lack it.
     """
 
     tensor: str
@@ -360,10 +360,14 @@ class TermOfSomeRanks(Cause):
     is_extra: bool = False
     kinds = ("wrong-value", "wrong-scale")
     why = (
+        "{is_extra:?The code{module:? of {module:called}} adds {tensor} on {ranks:ranks} once more than on the others|"
         "The code{module:? of {module:called}} adds {tensor} on some ranks only: {ranks:ranks} "
-        "{is_extra:?{ranks:1?has|have} it and must not|{ranks:1?lacks|lack} it}, and no sum over ranks comes after that"
+        "{ranks:1?lacks|lack} it, and no sum over ranks comes after that}"
     )
-    how = "{is_extra:?add {tensor} on no rank|add {tensor} on every rank, or on one rank before the sum over ranks}"
+    how = (
+        "{is_extra:?add {tensor} equally often on every rank|add {tensor} on every rank, or on one rank before the sum "
+        "over ranks}"
+    )
 
 
 class ZerosOfSomeRanks(Cause):

@@ -228,6 +228,6 @@ def test_a_weight_that_only_this_job_trains_is_named(gradient, of_reference, nam
     """Zeros are what DDP leaves of an unused parameter, and a job without gradients has not come to its step."""
     parts = {"head": np.ones(4), "body": np.full(4, gradient)}
     parts = {name: Weight((4,), None, Kept.of((4,), values, "float64")) for name, values in parts.items()}
-    job = SimpleNamespace(job=SimpleNamespace(ranks={0: SimpleNamespace(weights=lambda role: parts.items())}))
+    job = SimpleNamespace(job=SimpleNamespace(ranks={0: SimpleNamespace(weights=lambda role, moment: parts.items())}))
     weights = SimpleNamespace(params=parts, grads={name: parts[name] for name in of_reference})
     assert [finding.tensor for finding in trained_in_one_job(weights, job)] == names

@@ -39,8 +39,8 @@ MAX_LISTED = 4
 def of_unequal_losses(evidence: JobEvidence, judging: Judging) -> Finding | None:
     """Return the finding if ranks' losses, or those of their micro-batches, are multiplied by different numbers.
 
-    Every gradient that is not 0 is wrong then; if some are right, ranks make up for the numbers later. Ranks of the
-    other job may have divided by their own counts as well: then the numbers themselves are shares.
+    Gradients are wrong then, but those that are nearly 0; if most are right, ranks make up for the numbers later. Ranks
+    of the other job may have divided by their own counts as well: then the numbers themselves are shares.
     """
     micro_batches = evidence.micro_batches
     gradients = [gradient for gradient in evidence.gradients.values() if np.any(gradient.wanted)]
@@ -49,7 +49,7 @@ def of_unequal_losses(evidence: JobEvidence, judging: Judging) -> Finding | None
     if not is_of_parts:
         scales = {rank: (scale,) for rank, scale in sorted(judging.scales.items())}
     every = [scale for of_rank in scales.values() for scale in of_rank]
-    if len(set(every)) < 2 or not all(gradient.wrong for gradient in gradients):
+    if len(set(every)) < 2 or 2 * sum(bool(gradient.wrong) for gradient in gradients) <= len(gradients):
         return None
     ways = (every,) if evidence.is_beside_one else (every, [1 / scale for scale in every if scale])
     is_mean = any(_are_shares(scales_of_way, [*judging.mesh.shape, micro_batches]) for scales_of_way in ways)

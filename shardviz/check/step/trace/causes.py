@@ -39,8 +39,8 @@ from shardviz.explain.step.modules import (
     SkippedModule,
     UnlikeLayers,
 )
-from shardviz.explain.step.sums import RepeatedTerm, TermLeftOut
-from shardviz.explain.step.whole_step import RowsOfPeers
+from shardviz.explain.step.sums import RepeatedTerm, TermLeftOut, TermOfSomeRanks, ZerosOfSomeRanks
+from shardviz.explain.step.whole_step import RankDependentCode, RowsOfPeers
 from shardviz.explain.templates import times_text
 from shardviz.layout.candidates import placements_of
 from shardviz.layout.layout import Layout
@@ -48,7 +48,7 @@ from shardviz.layout.notation import parse
 from shardviz.layout.region import Region
 from shardviz.layout.splits import axes_in
 from shardviz.relate.factors import MOST_RATIO, ratio_near
-from shardviz.relate.measures import factor_of_all
+from shardviz.relate.measures import factor_of_all, vector_added
 from shardviz.relate.sides import Rounding
 from shardviz.relate.tolerance import LEAST_FACTOR_OF_MODULE, NOISE, POINT_EPSILON, SINGLE, near_ratio
 from shardviz.relate.values import part_of
@@ -84,6 +84,7 @@ def cause_of(evidence: Evidence, first: Divergence) -> Finding | None:
             or _beside_a_vector(evidence, comparison)
             or check_own_statistics(comparison)
             or check_related(comparison)
+            or check_some_ranks(evidence, comparison, first)
         )
         if explained is not None:
             return explained
@@ -285,6 +286,49 @@ def check_added(evidence: Evidence, first: Divergence) -> Finding | None:
         return None
     lacking = f"the gradient of the input of {name} lacks that of the output of {point.added}"
     return CutResidual(name).finding(name, ranks, f"{lacking}, which should flow back to it")
+
+
+def check_some_ranks(evidence: Evidence, comparison: Compared, first: Divergence) -> Finding | None:
+    """Return the finding if some ranks are right, and all others lack a term or have it too often, or have zeros."""
+    wrong, name = comparison.wrong, first.module or "the model itself"
+    if first.direction != "forward" or comparison.role != "output" or len(wrong) in (0, len(comparison.reduced)):
+        return None
+    if not any(np.any(comparison.reduced[rank]) for rank in wrong):
+        sentence = f"{name} returns the whole on some ranks and zeros on {named_ranks(wrong)}"
+        return comparison.finding(ZerosOfSomeRanks(name, wrong), sentence, kind="wrong-value")
+    terms = {_term_of(evidence, comparison, first, rank) for rank in wrong}
+    term, times = terms.pop() if len(terms) == 1 else ("", 0)
+    if not term or times not in (-1, 1):
+        return None
+    sentence = f"the output of {name} on {named_ranks(wrong)} {'lacks' if times < 0 else 'adds'} {term}"
+    return comparison.finding(TermOfSomeRanks(term, wrong, name, times > 0), sentence, kind="wrong-value")
+
+
+def _term_of(evidence: Evidence, comparison: Compared, first: Divergence, rank: int) -> tuple[str, int]:
+    """Return the term that a rank's output has too often, and how often: -1 if it lacks it; empty if there is none."""
+    names, vectors = evidence.dump.vectors(comparison.reduced[rank].shape[-1:])
+    alone = replace(comparison, values={rank: comparison.values[rank]}, regions={rank: comparison.regions[rank]})
+    if names and (added := vector_added(alone, vectors)) is not None:
+        return names[added[0]], added[1]
+    for record in first.call.points.get(rank, ()) if first.point is not None else ():
+        if first.point is not None and (record.what, record.index) == (first.point.what, first.point.index):
+            module = first.module or "the model itself"
+            term = f"the input of {module}" if record.added == INPUT else f"the output of {record.added}"
+            return (term, record.times) if record.added else ("", 0)
+    return "", 0
+
+
+def with_term_of_some_ranks(evidence: Evidence, finding: Finding) -> Finding:
+    """Return a finding of an output that some ranks have right, with what the others lack in the first wrong module."""
+    first = evidence.divergence if isinstance(finding.explanation, RankDependentCode) else None
+    if first is None or first.way != "within":
+        return finding
+    for comparison in compared_at(evidence, first):
+        at_place = None if comparison.incomparable else check_some_ranks(evidence, comparison, first)
+        if at_place is not None:
+            details = (*finding.details, at_place.sentence)
+            return replace(finding, details=details).because(at_place.explanation)
+    return finding
 
 
 MAX_LISTED = 4
