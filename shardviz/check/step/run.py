@@ -41,7 +41,7 @@ from shardviz.check.step.rules.losses import check_function, check_mean_of_means
 from shardviz.check.step.rules.narrow import check_narrow_sums, check_small_factor, other_scale
 from shardviz.check.step.rules.statistics import check_statistic
 from shardviz.check.step.rules.summands import of_loss_terms, of_micro_batches
-from shardviz.check.step.rules.terms import check_order, check_related, check_terms, check_zero_slices
+from shardviz.check.step.rules.terms import check_order, check_related, check_segments, check_terms, check_zero_slices
 from shardviz.check.step.trace.causes import with_term_of_some_ranks
 from shardviz.check.step.trace.naming import placed, with_cut
 from shardviz.check.values.copies import copies_of, with_copies
@@ -420,7 +420,7 @@ RULES: Mapping[str, Sequence[Rule]] = {
     "scalar": (check_statistic, _of_result(check_scalar), check_norm, check_function, _check_scale),
     "grad": (
         *(check_held_back, check_tied, check_other_layers, _check_unreduced),
-        *(_of_result(check_order), _of_result(check_zero_slices), _check_scale),
+        *(check_segments, _of_result(check_order), _of_result(check_zero_slices), _check_scale),
     ),
 }
 """The rules of each role, those that know most of the place first."""

@@ -54,7 +54,7 @@ from shardviz.relate.values import finite_magnitude, magnitude
 from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -260,7 +260,6 @@ def check_order(comparison: Compared) -> Finding | None:
             return (
                 _repeated(comparison, dim, moved)
                 or _of_another_rank(comparison)
-                or _by_segments(comparison, dim, moved)
                 or _in_another_order(comparison, dim, moved[comparison.wrong[0]])
             )
     return _of_another_rank(comparison)
@@ -324,9 +323,22 @@ def _repeated(comparison: Compared, dim: int, moved: Mapping[int, Slices]) -> Fi
     )
 
 
-def _by_segments(comparison: Compared, dim: int, moved: Mapping[int, Slices]) -> Finding | None:
-    """Return the finding if each rank has the gradient of its part of every segment of a dim that is split as one."""
-    chain = comparison.claimed.chains[dim] if comparison.claimed is not None and comparison.role == "grad" else ()
+def check_segments(evidence: Evidence, comparison: Compared) -> Finding | None:
+    """Return the finding if each rank has the gradient of its part of every segment of a dim that is split as one.
+
+    An activation whose gradient comes back in such an order would have made it.
+    """
+    chains = comparison.claimed.chains if comparison.claimed is not None and evidence.divergence is None else ()
+    split = [dim for dim, chain in enumerate(chains) if chain]
+    if len(split) != 1 or not all(has_wanted_numbers(comparison, rank) for rank in comparison.wrong):
+        return None
+    moved = {rank: moved_slices(comparison, rank, split[0]) for rank in comparison.wrong}
+    return _by_segments(comparison, split[0], chains[split[0]], moved)
+
+
+def _by_segments(
+    comparison: Compared, dim: int, chain: Sequence[str | int], moved: Mapping[int, Slices]
+) -> Finding | None:
     if len(chain) != 1 or not isinstance(chain[0], str):
         return None
     size, count = comparison.wanted.shape[dim], comparison.mesh.axis_size(chain[0])
