@@ -8,7 +8,7 @@ an operand must be multiplied by, or what must be added to it, that is left out 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, product
 from typing import TYPE_CHECKING
 from warnings import catch_warnings, simplefilter
 
@@ -47,6 +47,12 @@ MAX_TENSORS = 32
 """Tensors before a result that are looked at."""
 
 MAX_SLICES = 16
+MAX_COMPARED = 1 << 26
+"""Numbers of a rank that are compared at most."""
+
+SAMPLE, UNLIKE = 64, 1e-2
+"""Of so many numbers most are farther apart than this if two tensors have nothing in common."""
+
 NEAR = 10 * SINGLE
 LEAST = 8
 """Fewer numbers may be equal by chance."""
@@ -115,6 +121,7 @@ class _Rank:
         self._states, self._rank = states, rank
         self._origins = {tensor.number: tensor.origin for tensor in record.values}
         self._arrays: dict[int, Array | None] = {}
+        self._left = MAX_COMPARED
 
     def array(self, number: int) -> Array | None:
         """Return a tensor's numbers; None if they weren't kept."""
@@ -125,8 +132,9 @@ class _Rank:
     def lacking(self, number: int, due: Array) -> Iterator[Lacking]:
         """Yield what would make a tensor the due one: of the call that makes it, or of those before."""
         waiting, seen = [(number, due)], {number}
-        while waiting:
+        while waiting and self._left > 0:
             made, due_of_made = waiting.pop(0)
+            self._left -= due_of_made.size
             line = self.maker.get(made)
             for operand, needed in self._undone(line, due_of_made) if line is not None else ():
                 held = self.array(operand)
@@ -174,13 +182,20 @@ class _Rank:
         with np.errstate(all="ignore"):
             ways: dict[Lack, Array] = {"itself": needed, "factor": needed / held, "term": needed - held}
         for number in (number for number in self._origins if number < made and number not in inputs):
-            array = self.array(number)
+            array = self.array(number) if self._left > 0 else None
             if array is None or array.size < 2:
                 continue
-            for part in _slices(array, needed.ndim):
-                for lack, due in ways.items():
-                    if _fits(part, due) and _is_near(np.broadcast_to(part, due.shape), due):
-                        yield lack, self._source(number, is_slice=part.ndim < array.ndim)
+            for part, (lack, due) in product(_slices(array, needed.ndim), ways.items()):
+                if _fits(part, due) and self._is_due(np.broadcast_to(part, due.shape), due):
+                    yield lack, self._source(number, is_slice=part.ndim < array.ndim)
+
+    def _is_due(self, array: Array, due: Array) -> bool:
+        """Whether an array is the due one, of which a few numbers are compared first."""
+        self._left -= SAMPLE
+        if not _may_be_near(array, due):
+            return False
+        self._left -= due.size
+        return _is_near(array, due)
 
 
 def _slices(array: Array, ndim: int) -> Iterator[Array]:
@@ -204,6 +219,15 @@ def _reduced(needed: Array, shape: tuple[int, ...]) -> Array | None:
         simplefilter("ignore", RuntimeWarning)  # of slices of which nothing is needed
         mean = np.nanmean(np.where(np.isfinite(needed), needed, np.nan), dims, keepdims=True) if dims else needed
     return mean.reshape(shape) if _is_near(np.broadcast_to(mean, needed.shape), needed) else None
+
+
+def _may_be_near(array: Array, due: Array) -> bool:
+    """Whether a few numbers of two arrays are near, as far as they are due."""
+    step = max(due.size // SAMPLE, 1)
+    some, wanted = array.flat[::step], due.flat[::step]
+    is_due = np.isfinite(some) & np.isfinite(wanted)
+    off = np.abs(some[is_due] - wanted[is_due])
+    return not off.size or bool(np.median(off) <= UNLIKE * np.max(np.abs(wanted[is_due])))
 
 
 def _is_near(array: Array, due: Array) -> bool:
