@@ -104,6 +104,9 @@ KINKS = 1 / 16
 """Of a gradient in narrow numbers of which nothing was measured, this part of the elements may be farther off: where a
 function has a kink, as ReLU at 0, rounding its input turns the gradient of an element on or off."""
 
+MOST_OF_SLICE = 0.75
+"""How much of the norm of a slice of such a gradient kinks may change: what is lost changes all of it."""
+
 MOST_NOISE = 0.25
 """More noise than this, relative to the largest element, hides everything: what is farther off is wrong."""
 

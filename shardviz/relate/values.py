@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.relate.tolerance import KINKS, LEAST_SLICE, MOST_NOISE
+from shardviz.relate.tolerance import KINKS, LEAST_SLICE, MOST_NOISE, MOST_OF_SLICE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -106,8 +106,16 @@ def is_near_but_for_kinks(off: NDArray[np.float64], near: float, expected: NDArr
         near: How far it may be.
         expected: What is wanted.
     """
-    are_few = np.count_nonzero(off > near) <= KINKS * off.size
-    return bool(are_few) and root_mean_square(off) <= MOST_NOISE * root_mean_square(expected)
+    beyond = off > near
+    are_few = np.count_nonzero(beyond) <= KINKS * off.size
+    if not are_few or root_mean_square(off) > MOST_NOISE * root_mean_square(expected):
+        return False
+    for dim in range(off.ndim if off.ndim > 1 else 0):
+        errors, sizes, of_slices = (slices_of(array, dim) for array in (off, expected, beyond))
+        norms = np.linalg.norm(errors, axis=1), np.linalg.norm(sizes, axis=1)
+        if np.any(of_slices.any(axis=1) & (norms[0] > MOST_OF_SLICE * norms[1])):
+            return False  # a slice that is lost, or another one's
+    return True
 
 
 def slices_of(array: NDArray[Any], dim: int) -> NDArray[Any]:

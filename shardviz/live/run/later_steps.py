@@ -112,6 +112,8 @@ def _steps(optimizer: Optimizer, root: nn.Module) -> bool:
 
 
 def _checksums(rows: torch.Tensor) -> tuple[int, ...]:
-    """Return the CRC-32 of the bytes of each row."""
-    flat = rows.cpu().reshape(len(rows), -1).contiguous()
+    """Return the CRC-32 of the bytes of each row; none of a tensor whose bytes cannot be read, such as a sparse one."""
+    if rows.layout != torch.strided or rows.is_meta or rows.is_nested:
+        return ()
+    flat = rows.resolve_conj().resolve_neg().cpu().reshape(len(rows), -1).contiguous()
     return tuple(crc32(row) for row in flat.view(torch.uint8).numpy())

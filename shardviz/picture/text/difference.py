@@ -146,8 +146,11 @@ def _relaid_text(changes: Sequence[Change]) -> str:
 def _of_jobs(step: StepDifference) -> str:
     if not step.has_update:
         return JOBS_AGREE
-    later = f"; rows and settings also in {counted(step.num_later, 'later step')}" if step.num_later else ""
-    return UPDATES_AGREE + later
+    if not step.num_later:
+        return UPDATES_AGREE
+    what = "rows and settings" if step.num_with_rows else "settings"
+    only = f", rows in {step.num_with_rows}" if 0 < step.num_with_rows < step.num_later else ""
+    return f"{UPDATES_AGREE}; {what} also in {counted(step.num_later, 'later step')}{only}"
 
 
 def _verdict(difference: Difference, terminal: Terminal) -> Text:

@@ -295,6 +295,7 @@ def _step_of(
         is_of_jobs=True,
         has_update=bool(updates.num_right),
         num_later=later.count,
+        num_with_rows=later.with_rows,
     )
     return Attempt(difference, bool(findings) and not findings[0].generic, not not_compared)
 

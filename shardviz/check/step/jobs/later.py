@@ -31,11 +31,13 @@ class LaterSteps:
 
     Attributes:
         departure: What differs in the first of them in which something does; None if nothing does.
-        count: How many were compared.
+        count: In how many settings were compared.
+        with_rows: In how many of these rows were.
     """
 
     departure: Departure | None = None
     count: int = 0
+    with_rows: int = 0
 
 
 def later_steps_of(reference: WholeJob, job: WholeJob) -> LaterSteps:
@@ -43,7 +45,7 @@ def later_steps_of(reference: WholeJob, job: WholeJob) -> LaterSteps:
     wanted, given = _steps_of(reference), _steps_of(job)
     if not wanted or not given:
         return LaterSteps()
-    traced = 1 + max(record.steps_before for record in job.job.dump.files.ranks.values())
+    traced, with_rows = job.steps_before + 1, 0
     rows, rows_there = ([_rows_of(step.values()) for step in steps] for steps in (given, wanted))
     alike = {shape for shape, ours in rows_there[0].items() if ours == rows[0].get(shape)}
     for at in range(1, min(len(given), len(wanted))):
@@ -56,15 +58,22 @@ def later_steps_of(reference: WholeJob, job: WholeJob) -> LaterSteps:
                 f"job's; all are equal {before}"
             )
             return LaterSteps(departure_for(DifferentSettings(texts, number), "sharded", "", sentence))
-        for shape in sorted(alike & rows_there[at].keys() & rows[at].keys()):
-            ours, theirs = rows_there[at][shape], rows[at][shape]
-            is_rest = len(ours) < len(rows_there[0][shape])  # the last rows, which samplers fill up or leave out
-            if ours != theirs and not is_rest:
+        if _num_rows(wanted[at]) < _num_rows(wanted[0]) or _num_rows(given[at]) < _num_rows(given[0]):
+            continue  # the last rows, which samplers fill up or leave out
+        shapes = sorted(alike & rows_there[at].keys() & rows[at].keys())
+        with_rows += bool(shapes)
+        for theirs, ours, shape in ((rows[at][shape], rows_there[at][shape], shape) for shape in shapes):
+            if ours != theirs:
                 again = [traced + step for step, others in enumerate(rows_there) if theirs <= others.get(shape, set())]
                 has = f"has, in step {again[0]}" if again else "does not have in it"
                 text = f"{job.name}: in step {number} ranks are given rows that the other job {has}; all are equal "
                 return LaterSteps(departure_for(DifferentBatch(of_jobs=True), "batch", "", text + before))
-    return LaterSteps(count=min(len(given), len(wanted)) - 1)
+    return LaterSteps(None, min(len(given), len(wanted)) - 1, with_rows)
+
+
+def _num_rows(step: Mapping[int, GivenRecord]) -> int:
+    """Return how many rows all tensors of a step have, on all ranks."""
+    return sum(math.prod(shape[:1]) for record in step.values() for shape in record.shapes)
 
 
 def _steps_of(job: WholeJob) -> Steps:

@@ -27,14 +27,15 @@ def broken_ties(gradients: Mapping[str, Compared]) -> Iterator[Finding]:
     """Yield names that have one gradient in the other job, of which ranks have two terms."""
     wrong = [gradient for gradient in gradients.values() if not gradient.incomparable and gradient.wrong]
     for first, second in combinations(wrong, 2):
-        wholes = [_whole(gradient) for gradient in (first, second)]
-        if np.array_equal(first.wanted, second.wanted) and first.near(wholes[0] + wholes[1], first.wanted):
+        if not np.array_equal(first.wanted, second.wanted):
+            continue
+        terms = [_whole(gradient) for gradient in (first, second)]
+        are_copies = np.array_equal(terms[0], terms[1]) and first.reduced.keys() & second.reduced.keys()
+        if not are_copies and first.near(terms[0] + terms[1], first.wanted):
             cause = _cause(first, second)
             members = [
-                cause.finding(
-                    one.name, one.wrong, f"the gradient and that of {other.name} are two terms of the right one"
-                )
-                for one, other in ((first, second), (second, first))
+                cause.finding(one.name, one.wrong, f"the gradient and that of {other} are two terms of the right one")
+                for one, other in ((first, second.name), (second, first.name))
             ]
             members = [member.seen_in(one) for member, one in zip(members, (first, second), strict=True)]
             yield replace(members[0], members=tuple(members))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.report import NotChecked
-from shardviz.check.step.comparison import compared
+from shardviz.check.step.comparison import compared, whole_of
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.jobs.assembly import Assembling, add_gradients, add_weight, are_whole
 from shardviz.check.step.jobs.starts import by_name
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from shardviz.check.step.jobs.assembly import Weights
     from shardviz.check.step.jobs.whole_job import WholeJob
     from shardviz.explain.finding import Finding
+
+
+OPPOSITE = 2.0
+"""No rounding moves an element farther than the largest one in the opposite direction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,23 +76,31 @@ def _result(evidence: Evidence, weight: Compared) -> Finding | NotChecked | None
     if weight.incomparable:
         return NotChecked(weight.name, f"the weight after the optimizer's step: {weight.incomparable}", "step")
     wrong = {rank: far for rank in weight.reduced if (far := _farthest(evidence, weight, rank)) is not None}
+    if wrong and weight.name not in evidence.gradients and _moved(evidence, weight):
+        why = "the weight after the optimizer's step: it differs, and its gradient was not compared"
+        return NotChecked(weight.name, why, "step")
     return finding_of(evidence, weight, wrong).seen_in(weight) if wrong else None
 
 
 def _farthest(evidence: Evidence, weight: Compared, rank: int) -> tuple[float, float] | None:
     """Return the element of a rank's weight that is farthest off, and what it should be; None if all are right."""
     held, expected = weight.reduced[rank], weight.wanted_of(rank)
-    before = evidence.dump.find("reference", "param", weight.name)
-    assert before is not None, "it was added with the weight"
-    moved = magnitude(weight.wanted - evidence.dump.values(before.first, weight.name).reshape(weight.wanted.shape))
+    moved = _moved(evidence, weight)
     rounded = weight.rounding.epsilon * magnitude(weight.wanted)
     off = np.abs(held - expected)
-    allowed = moved * (UPDATE_OF_JOB + NOISE * _errors(evidence, weight, rank)) + rounded
+    allowed = moved * np.minimum(UPDATE_OF_JOB + NOISE * _errors(evidence, weight, rank), OPPOSITE) + rounded
     off = np.where(off <= allowed, -1.0, np.nan_to_num(off, nan=np.inf))
     if not (off > 0).any():
         return None
     at = np.unravel_index(np.argmax(off), off.shape)
     return float(held[at]), float(expected[at])
+
+
+def _moved(evidence: Evidence, weight: Compared) -> float:
+    """Return how far the other job's step moves an element of a weight at most."""
+    before = whole_of(evidence.dump, "param", weight.name)
+    assert before is not None, "it was added with the weight"
+    return magnitude(weight.wanted - before.reshape(weight.wanted.shape))
 
 
 def _errors(evidence: Evidence, weight: Compared, rank: int) -> NDArray[np.float64]:

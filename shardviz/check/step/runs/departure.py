@@ -95,7 +95,8 @@ class StepDifference:
         sides: One job's step beside the other's; None if probes' steps, or nothing, was compared.
         is_of_jobs: Whether the steps are two jobs', which may lay tensors out differently.
         has_update: Whether weights after the optimizer's step agree.
-        num_later: In how many later steps the jobs were given the same rows, as far as they show, and settings.
+        num_later: In how many later steps the optimizers of two jobs had the same settings.
+        num_with_rows: In how many of these the jobs were seen to be given the same rows.
     """
 
     departures: tuple[Departure, ...] = ()
@@ -109,6 +110,7 @@ class StepDifference:
     is_of_jobs: bool = False
     has_update: bool = False
     num_later: int = 0
+    num_with_rows: int = 0
 
     def __bool__(self) -> bool:
         return any(not departure.is_expected for departure in self.departures)
