@@ -56,6 +56,7 @@ from shardviz.groups import the_only
 from shardviz.layout.mesh import ranks_by
 from shardviz.relate.casts import is_narrower
 from shardviz.relate.tolerance import EPSILON, NEAR_STARTS
+from shardviz.relate.values import magnitude
 from shardviz.text import counted, fold, listed, named_ranks
 
 if TYPE_CHECKING:
@@ -286,7 +287,7 @@ def _step_of(
         )
         + ((later.departure,) if later.departure is not None else ()),
         len(weights.params) + len(right) + updates.num_right,
-        judging.drift,
+        max(judging.drift, _farthest_gradient(evidence)),
         max((judging.judgments[place].near / sizes[place] for place in right), default=0.0),
         dtypes,
         tuple(not_compared),
@@ -298,6 +299,13 @@ def _step_of(
         num_with_rows=later.with_rows,
     )
     return Attempt(difference, bool(findings) and not findings[0].generic, not not_compared)
+
+
+def _farthest_gradient(evidence: JobEvidence) -> float:
+    """Return how far an element of a right gradient is off at most, relative to the largest of any, or of its own."""
+    gradients = (one for one in evidence.gradients.values() if not one.incomparable and not one.wrong)
+    sizes = ((one.farthest, max(magnitude(one.wanted), one.rounding.size)) for one in gradients)
+    return max((far / size for far, size in sizes if size), default=0.0)
 
 
 def trained_in_one_job(weights: Weights, job: WholeJob) -> Iterator[Finding]:

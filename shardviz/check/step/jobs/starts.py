@@ -330,6 +330,10 @@ def rows_of(whole_batch: list[Kept], batches: Mapping[int, list[Kept]], mesh: Me
     if unknown and _are_padded_parts(whole, of_ranks):
         shapes = f"{list(given[unknown[0]].shape)} of the other job's {list(whole.shape)}"
         return Rows(not_joined=f"rank {unknown[0]} was given {shapes}, and the last ranks' parts are padded")
+    if unknown and _are_cut_alone(whole, of_ranks):
+        lengths = f"{given[unknown[0]].shape[1]} of {whole.shape[1]}"
+        own = f"rank {unknown[0]} was given the other job's rows padded or cut to a length of its own"
+        return Rows(not_joined=f"{own}, {lengths}")
     if unknown:
         shapes = f"{list(given[unknown[0]].shape)} and {list(whole.shape)}"
         text = f"rank {unknown[0]} of it was given rows that are not in the other job's batch ({shapes})"
@@ -371,6 +375,23 @@ def _are_padded_parts(whole: Kept, parts: Sequence[Kept]) -> bool:
         is_padded |= bool(padding.size)
         every.setdefault(dim, []).extend(at[at >= 0].tolist())
     return is_padded and any(sorted(indices) == list(range(whole.shape[dim])) for dim, indices in every.items())
+
+
+def _are_cut_alone(whole: Kept, parts: Sequence[Kept]) -> bool:
+    """Whether ranks have all rows of the batch, some of them without their ends."""
+    at: list[int] = []
+    for part in parts:
+        if len(part.shape) != len(whole.shape) or len(part.shape) < 2 or part.shape[1] > whole.shape[1]:
+            return False
+        length, tail = part.shape[1], whole.shape[1] - part.shape[1]
+        columns = whole.at[1][: whole.values.shape[1] - tail]
+        shape, kept = (whole.shape[0], *part.shape[1:]), (whole.at[0], columns, *whole.at[2:])
+        cut = Kept(shape, kept, whole.values[:, :length], whole.dtype)
+        rows = _rows(cut, part) if whole.is_whole and part.shape[2:] == whole.shape[2:] else None
+        if rows is None:
+            return False
+        at += rows.tolist()
+    return sorted(at) == list(range(whole.shape[0]))
 
 
 def _shares(rows: Mapping[int, tuple[int, ...]]) -> str:
