@@ -66,6 +66,17 @@ def outside(root: nn.Module, optimizers: Iterable[Optimizer]) -> Outside:
     return outsiders if has_all else replace(outsiders, loose={})
 
 
+def apart_from(root: nn.Module, optimizers: Iterable[Optimizer]) -> Iterator[tuple[str, str]]:
+    """Yield modules with gradients that an optimizer steps which steps nothing of a model, with its class."""
+    known = {id(parameter) for parameter in root.parameters()}
+    for optimizer in optimizers:
+        parameters = dict(_parameters(optimizer))
+        has_none = known.isdisjoint(map(id, parameters.values()))
+        if has_none and any(parameter.grad is not None for parameter in parameters.values()):
+            for name in _by_module(parameters)[0]:
+                yield name, type(optimizer).__name__
+
+
 def _parameters(optimizer: Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
     for number, group in enumerate(optimizer.param_groups):
         for index, parameter in enumerate(group["params"]):

@@ -63,6 +63,7 @@ class Step:
         broke_off: Whether the job raised in it: what backward left in gradients may not be reduced yet.
         lines: What was recorded line by line; None if nothing was asked for.
         options: The numbers with which optimizers step its parameters.
+        apart: Modules with gradients that are no part of it, each with the optimizer that steps it.
         clips: The norms by which its gradients were clipped.
     """
 
@@ -75,6 +76,7 @@ class Step:
     broke_off: bool = False
     lines: JobLines | None = None
     options: Settings = field(default_factory=dict)
+    apart: Sequence[tuple[str, str]] = ()
     clips: list[ClipRecord] = field(default_factory=list)
 
     @property
@@ -127,6 +129,9 @@ def write_step(step: Step, folder: Path, command: tuple[str, ...], problem: str 
     if problem:
         unseen = "the end of the step and the gradients of weights" if step.broke_off else "the end of the step"
         capture.not_checked.append(("", f"{unseen}: {problem}"))
+    for name, optimizer in step.apart:
+        why = f"{name}, which {optimizer} steps: it is no part of the model that is followed"
+        capture.not_checked.append(("", why))
     if hook:
         capture.not_checked.append(("", f"the gradients of weights: {hook} sends an approximation of them"))
     if step.trace.left_out:

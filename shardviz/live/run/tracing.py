@@ -33,7 +33,7 @@ from shardviz.live.randomness import random_states
 from shardviz.live.run.hooks.arming import arm, disarm
 from shardviz.live.run.hooks.observing import nested, quietly, report
 from shardviz.live.run.later_steps import LaterSteps
-from shardviz.live.run.outside import outside
+from shardviz.live.run.outside import apart_from, outside
 from shardviz.live.run.references.values import contains, outermost, parameters_of
 from shardviz.live.run.step_files import WHAT, Step, most_of, sampled, weights_of
 from shardviz.live.step.optimizer_settings import options_of, states_of
@@ -282,7 +282,8 @@ class Follower:
             parameter_ids = {id(parameter) for parameter in self._step.root.parameters()}
             if not parameter_ids.isdisjoint(map(id, parameters_of(optimizer))):
                 options = quietly(WHAT, self._options_of, self._step.root, states_of)
-                self._step = replace(self._step, options=options or {})
+                apart = list(apart_from(self._step.root, [*self._optimizers, *self._taken]))
+                self._step = replace(self._step, options=options or {}, apart=apart)
                 self._finish("")
 
     def _options_of(self, root: nn.Module, *others: Callable[[Optimizer, nn.Module], Settings]) -> Settings:

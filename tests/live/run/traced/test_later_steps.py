@@ -139,3 +139,24 @@ def test_what_comes_of_a_step_is_named(tmp_path, alone, changed, cause, words):
     first = compared(tmp_path, alone, changed)["departures"][0]
     assert words in first["sentence"]
     assert cause in ("", first["cause_id"])
+
+
+APART = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+body, head = nn.Linear(4, 8), nn.Linear(8, 2)
+optimizers = torch.optim.SGD(body.parameters(), 0.1), torch.optim.Adam(head.parameters())
+head(body(torch.randn(3, 4))).sum().backward()
+for optimizer in optimizers:
+    optimizer.step()
+"""
+
+
+def test_a_module_that_another_optimizer_steps_is_said_not_to_be_compared(tmp_path):
+    (tmp_path / "train.py").write_text(APART)
+    trace = run(tmp_path, "one", sys.executable, "train.py")
+    step, _ = diff(trace, trace)
+    notes = [note["why"] for note in step["not_compared"]]
+    assert "Linear, which Adam steps: it is no part of the model that is followed" in notes
