@@ -52,6 +52,7 @@ class LaterSteps:
         self._shapes: list[tuple[int, ...]] = []
         self._rows: list[tuple[int, ...]] = []
         self._is_stepped = False
+        self._done: set[int] = set()  # optimizers that have made the current step
         self._has_after = False
         self._handle = module.register_forward_pre_hook(hook(self._called), with_kwargs=True, prepend=True)
 
@@ -61,13 +62,18 @@ class LaterSteps:
         self._add(step.options)
 
     def stepping(self, optimizer: Optimizer, options_of: Callable[[nn.Module], Options]) -> None:
-        """Note that an optimizer begins a step, and with what."""
+        """Note that an optimizer begins a step, and with what; no call is seen before one of a compiled model."""
         if self._step is not None and _steps(optimizer, self._step.root):
+            if id(optimizer) in self._done:
+                self._begin_step()
             self._add(options_of(self._step.root))
 
     def stepped(self, optimizer: Optimizer) -> None:
         """Keep the weights that the optimizers of the traced step leave."""
-        if self._step is not None and not self._has_after and _steps(optimizer, self._step.root):
+        if self._step is None or not _steps(optimizer, self._step.root):
+            return
+        self._done.add(id(optimizer))
+        if len(self._given) == 1:
             tensors = [*local_tensors(unwrapped(self._step.root)), *self._step.outside.tensors()]
             self._after = weights_of(tensors, self._step.most)
 
@@ -84,12 +90,16 @@ class LaterSteps:
         if self._is_stepped:
             if not self._has_after:
                 self._write()
-            self._shapes, self._rows, self._is_stepped = [], [], False
+            self._begin_step()
         tensors = (tensor for tensor in tensors_in((args, kwargs)) if type(tensor) is torch.Tensor and tensor.numel())
         for tensor in islice((tensor for tensor in tensors if tensor.ndim), MAX_TENSORS - len(self._rows)):
             checksums = _checksums(tensor.detach()[:MAX_ROWS])
             self._shapes.append(tuple(tensor.shape))
             self._rows.append(checksums)
+
+    def _begin_step(self) -> None:
+        self._shapes, self._rows, self._is_stepped = [], [], False
+        self._done.clear()
 
     def _add(self, options: Options) -> None:
         """Add a step, or what a further optimizer steps in it."""

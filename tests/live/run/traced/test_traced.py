@@ -325,4 +325,4 @@ def test_a_line_in_a_script_follows_a_step_too(tmp_path):
         subprocess.run(command, cwd=tmp_path, env=environment(), check=True, capture_output=True, timeout=240)
     step, _ = diff(tmp_path / "one", tmp_path / "two")
     assert (step["departures"], step["not_compared"]) == ([], [])
-    assert step["num_compared"] == 18
+    assert step["num_compared"] == 22
