@@ -126,18 +126,7 @@ def write_step(step: Step, folder: Path, command: tuple[str, ...], problem: str 
         quietly(WHAT, step.lines.add_to, capture)
     for name, ranks in groups_of(num_ranks):
         capture.add_group(name, ranks)
-    if problem:
-        unseen = "the end of the step and the gradients of weights" if step.broke_off else "the end of the step"
-        capture.not_checked.append(("", f"{unseen}: {problem}"))
-    for name, optimizer in step.apart:
-        why = f"{name}, which {optimizer} steps: it is no part of the model that is followed"
-        capture.not_checked.append(("", why))
-    if hook:
-        capture.not_checked.append(("", f"the gradients of weights: {hook} sends an approximation of them"))
-    if step.trace.left_out:
-        capture.not_checked.append(("", step.trace.left_out))
-    if step.is_compiled:
-        capture.not_checked.append(("", COMPILED))
+    capture.not_checked += [("", why) for why in _unseen(step, problem, hook)]
     folder.mkdir(exist_ok=True)
     if is_first_here(folder, "trace folder"):
         write_run(
@@ -155,6 +144,21 @@ def write_step(step: Step, folder: Path, command: tuple[str, ...], problem: str 
         write_rank(folder, capture.record(), capture.dense)
 
     return written_again
+
+
+def _unseen(step: Step, problem: str, hook: str) -> Iterator[str]:
+    """Yield what of a step was not seen, and why."""
+    if problem:
+        what = "the end of the step and the gradients of weights" if step.broke_off else "the end of the step"
+        yield f"{what}: {problem}"
+    for name, optimizer in step.apart:
+        yield f"{name}, which {optimizer} steps: it is no part of the model that is followed"
+    if hook:
+        yield f"the gradients of weights: {hook} sends an approximation of them"
+    if step.trace.left_out:
+        yield step.trace.left_out
+    if step.is_compiled:
+        yield COMPILED
 
 
 def groups_of(num_ranks: int) -> Iterator[tuple[str, tuple[int, ...]]]:
