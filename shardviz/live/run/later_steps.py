@@ -63,14 +63,14 @@ class LaterSteps:
 
     def stepping(self, optimizer: Optimizer, options_of: Callable[[nn.Module], Options]) -> None:
         """Note that an optimizer begins a step, and with what; no call is seen before one of a compiled model."""
-        if self._step is not None and _steps(optimizer, self._step.root):
+        if self._step is not None and not _is_captured() and steps(optimizer, self._step.root):
             if id(optimizer) in self._done:
                 self._begin_step()
             self._add(options_of(self._step.root))
 
     def stepped(self, optimizer: Optimizer) -> None:
         """Keep the weights that the optimizers of the traced step leave."""
-        if self._step is None or not _steps(optimizer, self._step.root):
+        if self._step is None or _is_captured() or not steps(optimizer, self._step.root):
             return
         self._done.add(id(optimizer))
         if len(self._given) == 1:
@@ -85,7 +85,7 @@ class LaterSteps:
             self._write()
 
     def _called(self, _: nn.Module, args: Any, kwargs: Any) -> None:
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or _is_captured():
             return
         if self._is_stepped:
             if not self._has_after:
@@ -116,7 +116,12 @@ class LaterSteps:
         self._after, self._has_after = [], True
 
 
-def _steps(optimizer: Optimizer, root: nn.Module) -> bool:
+def _is_captured() -> bool:
+    """Whether a CUDA graph is being captured, which may not wait for numbers to be copied to the CPU."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def steps(optimizer: Optimizer, root: nn.Module) -> bool:
     """Whether an optimizer steps parameters of a model."""
     return not {id(parameter) for parameter in root.parameters()}.isdisjoint(map(id, parameters_of(optimizer)))
 

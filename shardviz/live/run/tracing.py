@@ -32,7 +32,7 @@ from shardviz.live.lines.job_lines import JobLines
 from shardviz.live.randomness import random_states
 from shardviz.live.run.hooks.arming import arm, disarm
 from shardviz.live.run.hooks.observing import nested, quietly, report
-from shardviz.live.run.later_steps import LaterSteps
+from shardviz.live.run.later_steps import LaterSteps, steps
 from shardviz.live.run.outside import apart_from, outside
 from shardviz.live.run.references.values import contains, outermost, parameters_of
 from shardviz.live.run.step_files import WHAT, Step, most_of, sampled, weights_of
@@ -278,13 +278,15 @@ class Follower:
         """End the step if this optimizer steps the model, and something of the model was called."""
         if self._is_over and self._later is not None:
             self._later.stepping(optimizer, self._options_of)
-        elif self._step is not None and (self._step.trace.order or self._step.is_compiled):
-            parameter_ids = {id(parameter) for parameter in self._step.root.parameters()}
-            if not parameter_ids.isdisjoint(map(id, parameters_of(optimizer))):
-                options = quietly(WHAT, self._options_of, self._step.root, states_of)
-                apart = list(apart_from(self._step.root, [*self._optimizers, *self._taken]))
-                self._step = replace(self._step, options=options or {}, apart=apart)
-                self._finish("")
+        elif (
+            self._step is not None
+            and (self._step.trace.order or self._step.is_compiled)
+            and steps(optimizer, self._step.root)
+        ):
+            options = quietly(WHAT, self._options_of, self._step.root, states_of)
+            apart = list(apart_from(self._step.root, [*self._optimizers, *self._taken]))
+            self._step = replace(self._step, options=options or {}, apart=apart)
+            self._finish("")
 
     def _options_of(self, root: nn.Module, *others: Callable[[Optimizer, nn.Module], Settings]) -> Settings:
         """Return the numbers with which optimizers step a model's parameters, and what other functions say of them."""
@@ -292,10 +294,11 @@ class Follower:
         inner = {id(getattr(optimizer, "optim", None)) for optimizer in optimizers}
         options: Settings = {}
         for optimizer in (one for one in optimizers if id(one) not in inner):
-            of_each = options_of(optimizer, unwrapped(root))
             more = [function(optimizer, unwrapped(root)) for function in others]
-            for name, values in of_each.items():
-                options[name] = {**values, **{key: text for of in more for key, text in of.get(name, {}).items()}}
+            for name, values in options_of(optimizer, unwrapped(root)).items():
+                options[name] = dict(values)
+                for of_names in more:
+                    options[name] |= of_names.get(name, {})
         return options
 
     def _after_step(self, optimizer: Optimizer) -> None:

@@ -16,7 +16,7 @@ from shardviz.check.report import NotChecked, findings_in, grouped, ranks_by_nam
 from shardviz.check.step.comparison import compared
 from shardviz.check.step.jobs.assembly import JobEvidence, Weights, assembled, findings_on
 from shardviz.check.step.jobs.clips import clips_of, with_own_clips
-from shardviz.check.step.jobs.later import LaterSteps, later_steps_of
+from shardviz.check.step.jobs.later import LaterResult, later_steps_of
 from shardviz.check.step.jobs.optimizers import (
     RATE,
     Options,
@@ -271,7 +271,7 @@ def _step_of(
     updates = Updates() if findings else updates_of(job, weights)
     results += updates.results
     findings += grouped(findings_in(updates.results), ranks_by_name(dump))
-    later = LaterSteps() if findings else later_steps_of(reference, job)
+    later = LaterResult() if findings else later_steps_of(reference, job)
     not_compared = [result for result in results if isinstance(result, NotChecked)]
     not_compared += [NotChecked(name, WITHOUT_GRADIENT, "step") for name in sampled]
     not_compared += [*_without_numbers(judging, reference), *_apart(judging, reference), *left_out]

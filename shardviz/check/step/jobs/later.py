@@ -21,12 +21,11 @@ if TYPE_CHECKING:
     from shardviz.check.step.jobs.whole_job import WholeJob
     from shardviz.dump.records.step import GivenRecord
 
-    Rows = Mapping[tuple[int, ...], set[int]]
     Steps = list[dict[int, GivenRecord]]
 
 
 @dataclass(frozen=True, slots=True)
-class LaterSteps:
+class LaterResult:
     """Steps after the traced one.
 
     Attributes:
@@ -40,11 +39,11 @@ class LaterSteps:
     with_rows: int = 0
 
 
-def later_steps_of(reference: WholeJob, job: WholeJob) -> LaterSteps:
+def later_steps_of(reference: WholeJob, job: WholeJob) -> LaterResult:
     """Compare what both jobs were given in the steps that both followed."""
     wanted, given = _steps_of(reference), _steps_of(job)
     if not wanted or not given:
-        return LaterSteps()
+        return LaterResult()
     traced, with_rows = job.steps_before + 1, 0
     rows, rows_there = ([_rows_of(step.values()) for step in steps] for steps in (given, wanted))
     alike = {shape for shape, ours in rows_there[0].items() if ours == rows[0].get(shape)}
@@ -57,7 +56,7 @@ def later_steps_of(reference: WholeJob, job: WholeJob) -> LaterSteps:
                 f"{job.name}: in step {number} the optimizers on rank {rank} step with settings that are not the other "
                 f"job's; all are equal {before}"
             )
-            return LaterSteps(departure_for(DifferentSettings(texts, number), "sharded", "", sentence))
+            return LaterResult(departure_for(DifferentSettings(texts, number), "sharded", "", sentence))
         if _num_rows(wanted[at]) < _num_rows(wanted[0]) or _num_rows(given[at]) < _num_rows(given[0]):
             continue  # the last rows, which samplers fill up or leave out
         shapes = sorted(alike & rows_there[at].keys() & rows[at].keys())
@@ -67,8 +66,8 @@ def later_steps_of(reference: WholeJob, job: WholeJob) -> LaterSteps:
                 again = [traced + step for step, others in enumerate(rows_there) if theirs <= others.get(shape, set())]
                 has = f"has, in step {again[0]}" if again else "does not have in it"
                 text = f"{job.name}: in step {number} ranks are given rows that the other job {has}; all are equal "
-                return LaterSteps(departure_for(DifferentBatch(of_jobs=True), "batch", "", text + before))
-    return LaterSteps(None, min(len(given), len(wanted)) - 1, with_rows)
+                return LaterResult(departure_for(DifferentBatch(of_jobs=True), "batch", "", text + before))
+    return LaterResult(None, min(len(given), len(wanted)) - 1, with_rows)
 
 
 def _num_rows(step: Mapping[int, GivenRecord]) -> int:

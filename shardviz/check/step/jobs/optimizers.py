@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.dump.records.step import STATES, STEPS
 from shardviz.explain.step.two_jobs import DifferentSettings, LostStates
+from shardviz.groups import in_groups
 from shardviz.text import listed
 
 if TYPE_CHECKING:
@@ -64,10 +65,7 @@ def _different(options: tuple[Options, Options]) -> Iterator[tuple[str, tuple[st
 
 def different_settings(reference: WholeJob, job: WholeJob) -> Iterator[Finding]:
     """Yield weights that the optimizers of two jobs step with other settings."""
-    of_names: dict[str, list[tuple[str, str, str]]] = {}
-    for name, each in _different((options_of(reference), options_of(job))):
-        of_names.setdefault(name, []).append(each)
-    for name, different in of_names.items():
+    for name, different in in_groups(_different((options_of(reference), options_of(job)))).items():
         cause = DifferentSettings(_texts(different, (reference, job)), is_resumed=is_one_resumed(reference, job))
         text = "the optimizers of the two jobs step it with different settings"
         yield cause.finding(name, tuple(job.job.ranks), text)
