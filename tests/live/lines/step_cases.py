@@ -9,11 +9,13 @@ from tests.live.lines.cases import Case
 from tests.live.lines.step_programs import (
     BUCKETS,
     BY_HAND,
+    BY_ROWS,
     CENTERED,
     CLIPPED,
     DISTILLED,
     MASKED,
     MICRO,
+    OF_SHARDS,
     SCALED,
     TOWERS,
     TRUSTED,
@@ -27,7 +29,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 
@@ -111,6 +113,20 @@ STEP_CASES = (
         "    parts[dist.get_rank(group)] = right\n"
         "    everyone = torch.cat(parts)\n",
         "dist.all_gather(parts, right.detach().contiguous(), group=group)",
+    ),
+    _case(
+        "loss: torch's mean over shards",
+        OF_SHARDS,
+        'F.mse_loss(given, wanted, reduction="sum") / wanted.numel()',
+        "F.mse_loss(given, wanted)",
+        "value = F.mse_loss(given, wanted)",
+    ),
+    _case(
+        "loss: a backward by its own rows",
+        BY_ROWS,
+        "gradient * ctx.times",
+        "gradient * ctx.times * len(gradient) / 8",
+        "given = Times.apply(model(x), 1.0)",
     ),
     _case(
         "step: no average",

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 APPLIED = re.compile(r"\w+\.apply(?=\()")
 """How code calls an autograd.Function."""
 
+JOINS = ("cat", "concat", "concatenate", "stack")
+"""Functions that join what a collective gathers."""
+
 MOST_LISTED = 8
 """Micro-batches that are listed at most."""
 
@@ -65,8 +68,14 @@ def _gather_fault(states: States, wrong: Sequence[Value]) -> Fault | None:
                 continue
             for axis in (axis for axis in layout.split_axes if axis not in gathered.layout.split_axes):
                 if _lacks_gradients_of_others(states, value, made, axis):
-                    return _fault_of_gather(call, axis)
+                    return _fault_of_gather(_gather_behind(states, call), axis)
     return None
+
+
+def _gather_behind(states: States, call: Call) -> Call:
+    """Return the collective that comes last before a call which joins parts; the call itself if it joins none."""
+    before = (earlier for earlier in reversed(states.lines.calls[: call.order]) if earlier.first.is_collective)
+    return next(before, call) if call.first.function in JOINS else call
 
 
 def _first_known(states: States, value: Value) -> Iterator[tuple[Value, Call]]:

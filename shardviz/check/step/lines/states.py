@@ -254,10 +254,21 @@ class States:
         loss = self.dump.find("step", "scalar", "loss")
         if not self.lines.is_step or loss is None or loss.claimed is None or "loss" not in self.lines.results:
             return frozenset()
+        if self._is_of_whole_loss:
+            return frozenset()
         came_back = self.held(self.lines.results["loss"][0], gradient=True)
         is_own = bool(came_back) and all(array.size == 1 and np.all(array == 1) for array in came_back.values())
         is_mean = all(op == "avg" for _, op in loss.claimed.partial)
         return frozenset(axis for axis, _ in loss.claimed.partial) if is_own and is_mean else frozenset()
+
+    @cached_property
+    def _is_of_whole_loss(self) -> bool:
+        """Whether the loss is of a DTensor over all axes that split the batch: gradients are those of the whole."""
+        value = self.lines.results.get("loss", ((), 0))[0]
+        maker = self.lines.producer(value) if value else None
+        sources = [value, *(maker.inputs if maker is not None else ())]
+        axes = ([set(self.lines.records[pair].axes) for pair in source] for source in sources)
+        return any(every and all(own and set(self.batch_axes) <= own for own in every) for every in axes)
 
     def _times_loss(self, forward: State) -> float:
         """Return by what a rank's gradient is too large before ranks' are averaged; a term of a mean has its own."""
@@ -338,9 +349,10 @@ class States:
 
     def gradients(self, value: Value) -> dict[int, NDArray[np.float64]]:
         """Return each rank's gradient of a tensor, in the unsharded model's scale; empty if it wasn't kept."""
-        times = self._times_loss(self.forward(value))
-        arrays = self._arrays(value, gradient=True)
-        return {rank: array / ((self._scales[rank] or 1.0) * times) for rank, array in arrays.items()}
+        times, arrays = self._times_loss(self.forward(value)), self._arrays(value, gradient=True)
+        if self._averaged_axes or self._is_of_whole_loss:  # these say it without what may be wrong in the loss itself
+            return {rank: array / times for rank, array in arrays.items()}
+        return {rank: array / (self._scales[rank] or 1.0) for rank, array in arrays.items()}
 
     def _flattened(self, whole: NDArray[Any], held: Mapping[int, NDArray[Any]], near: float) -> Iterator[Layout]:
         """Yield the layouts that ranks have of a dim which was made of several, and is split along an inner one."""
