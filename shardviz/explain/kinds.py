@@ -103,7 +103,7 @@ KINDS: Mapping[Kind, KindPage] = {
     "unreduced-scalar": KindPage("each rank logs its own part instead of the sum", ("item_of_partial",)),
     "wrong-scale": KindPage(
         "off by a factor: the size of an axis, a bias added twice, a count of the rank's own part",
-        ("row_bias_on_every_rank", "average_for_sum"),
+        ("row_bias_on_every_rank", "average_for_sum", "mean_over_shards"),
     ),
     "wrong-value": KindPage(
         "differs from the unsharded model's, and no ratio explains it: the finding names the place and the module to "

@@ -84,6 +84,7 @@ class ValueRecord(Record, frozen=True):
         left_out: Whether its values were not kept, because too many were kept before or it has too many.
         has_gradient: Whether a gradient came back.
         memory: Which memory it stands in, with its shape; 0 if that is not known. Counted only in a whole step.
+        axes: The axes of a DTensor's mesh; empty if they have no names.
     """
 
     number: Count
@@ -94,6 +95,7 @@ class ValueRecord(Record, frozen=True):
     left_out: bool = False
     has_gradient: bool = False
     memory: Count = 0
+    axes: tuple[str, ...] = ()
 
 
 class LinesRecord(Record, frozen=True):

@@ -70,6 +70,7 @@ class Value:
     gradient: torch.Tensor | None = None
     shape: tuple[int, ...] = ()
     placements: str = ""
+    axes: tuple[str, ...] = ()
     needs_grad: bool = False
     again: Value | None = None
     memory: int = 0
@@ -79,7 +80,7 @@ class Value:
         gradient = self.back is not None
         needs_grad = any(value.needs_grad and value.values is not None for value in (self, self.again) if value)
         left_out = self.values is None
-        sides = needs_grad, self.placements, left_out, gradient, self.memory
+        sides = needs_grad, self.placements, left_out, gradient, self.memory, self.axes
         return ValueRecord(self.number, self.shape, self.origin, *sides)
 
     @property
@@ -274,7 +275,8 @@ class Recorder:
             local = of_tensor("", "activation", value.tensor)
             value.shape = tuple(local.values.shape)
             if local.claim is not None:
-                value.placements = ", ".join(map(str, local.claim[1]))
+                mesh, placements = local.claim
+                value.placements, value.axes = ", ".join(map(str, placements)), mesh.axes
             if self._num_elements + local.values.numel() <= MAX_ELEMENTS and has_memory(local.values):
                 value.values = real_of(local.values).clone()
                 self._num_elements += value.values.numel()

@@ -228,6 +228,12 @@ CASES = (
         "out = torch.tanh(out)",
     ),
     Case(
+        "torch's cumsum of a split dim",
+        DTENSOR,
+        (("h = F.linear(x, self.up).relu()", "h = F.linear(x, self.up).cumsum(-1)"),),
+        "cumsum(-1)",
+    ),
+    Case(
         "terms labeled as copies",
         DTENSOR,
         (

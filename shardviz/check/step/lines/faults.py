@@ -17,6 +17,7 @@ from shardviz.check.step.lines.fault import Fault, called, fault_at, with_label
 from shardviz.check.step.lines.foreign import foreign_fault, loop_fault, own_rows_fault, padding_fault, unwritten_fault
 from shardviz.check.step.lines.offsets import other_axis_fault, same_slices_fault, shifted_fault, unequal_fault
 from shardviz.check.step.lines.operands import operand_fault
+from shardviz.check.step.lines.operators import operator_fault, with_operator
 from shardviz.check.step.lines.search import ForwardSearch
 from shardviz.explain.step.forward import ShiftedPart
 from shardviz.explain.step.lines import (
@@ -45,13 +46,15 @@ def fault_in(states: States) -> Fault | None:
         return fault
     for value in states.lines.values:  # in order, so that none of them has to go back far
         states.placed(value)
+    if (fault := operator_fault(states)) is not None:
+        return fault
     fault = _narrowed(states, forward_fault(states))
     fault = fault or misplaced_fault(states)
     if fault is None or isinstance(fault.cause, WrongLine | WrongLines | CarriedLine):
         fault = own_rows_fault(states) or fault
     if fault is None or isinstance(fault.cause, WrongLines | CarriedLine):
         fault = operand_fault(states) or fault
-    fault = fault or exchange_backward(states) or backward_fault(states)
+    fault = fault or exchange_backward(states) or with_operator(states, backward_fault(states))
     return with_label(states, None if fault is None or fault.is_torchs else fault)
 
 
@@ -60,7 +63,9 @@ def fault_of(states: States, value: Value) -> Fault | None:
     state, search = states.placed(value), ForwardSearch(states)
     if state.kind == "terms" and not state.op:
         return search.never_summed(value)
-    fault = _narrowed(states, search.blame(value)) if state.is_wrong else None
+    if not state.is_wrong:
+        return None
+    fault = operator_fault(states, states.lines.makers(value)) or _narrowed(states, search.blame(value))
     return None if fault is None or fault.is_torchs else fault
 
 
