@@ -1,4 +1,4 @@
-"""Try the installed torch's own sharding, and report wrong results.
+"""Try the installed torch's own sharding and functions of DTensors, and report wrong results.
 
 Exits with 1 if torch and the placements disagree, and prints a script in plain
 torch for each class of disagreement.
@@ -117,6 +117,8 @@ def _first_repro(disagreements: list[Disagreement]) -> list[str]:
 
 
 def _differences(disagreement: Disagreement) -> list[str]:
+    if disagreement.case.function:
+        return [*dict.fromkeys(map(str, disagreement.got.values()))]
     return [
         f"rank {rank}: wanted {disagreement.case.wanted_ids(rank)}, got {got}"
         for rank, got in sorted(disagreement.got.items())

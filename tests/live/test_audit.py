@@ -8,7 +8,7 @@ import pytest
 from shardviz.layout.layout import Layout
 from shardviz.layout.mesh import Mesh
 from shardviz.layout.placements import Partial, Replicate, Shard
-from shardviz.live.audit.cases import Case, all_cases, is_permuted
+from shardviz.live.audit.cases import Case, all_cases, cases_of_functions, is_permuted
 from shardviz.live.audit.repro import repro
 from shardviz.live.audit.sweep import audit
 from shardviz.live.world import RankFailedError
@@ -44,7 +44,8 @@ def test_torch_gathers_uneven_nested_shards_wrongly_over_a_flattened_mesh(swept)
 
 @nightly
 def test_a_mesh_in_its_usual_order_gives_no_disagreement_without_flattening(swept):
-    assert not [one for one in swept.disagreements if not is_permuted(one.case.mesh) and not one.case.flattened]
+    usual = (one.case for one in swept.disagreements if not is_permuted(one.case.mesh) and not one.case.flattened)
+    assert not [case for case in usual if not case.function]
 
 
 @since_torch(2, 13)
@@ -54,6 +55,29 @@ def test_a_repro_runs_by_itself_and_shows_what_the_audit_saw(tmp_path):
         run_repro(NESTED, tmp_path, on_output=printed.__setitem__)
     for rank in range(4):
         assert f"rank {rank}: wanted [1, 2], got [1, 0]\n" in printed[rank]
+
+
+def function_case(function, dim):
+    return next(case for case in cases_of_functions(MESH) if (case.function, case.source) == (function, (Shard(dim),)))
+
+
+@since_torch(2, 13)
+def test_a_function_of_dtensors_with_a_wrong_backward_is_found(tmp_path):
+    case = function_case("F.mse_loss(x, 0.3 * torch.ones_like(x))", 0)
+    printed = {}
+    with pytest.raises(RankFailedError, match="a function of a DTensor is not that of the whole tensor"):
+        run_repro(case, tmp_path, on_output=printed.__setitem__)
+    assert "result is right: True, gradient is right: False\n" in printed[0]
+    run_repro(function_case("F.l1_loss(x, 0.3 * torch.ones_like(x))", 0), tmp_path)
+
+
+@since_torch(2, 13)
+@nightly
+def test_the_sweep_finds_functions_whose_result_or_gradient_is_wrong(swept):
+    got = {one.case.function: set(one.got.values()) for one in swept.disagreements if one.case.function}
+    assert got["F.mse_loss(x, 0.3 * torch.ones_like(x))"] == {"its gradient is 4 times that of the whole tensor"}
+    assert got["x.cumsum(-1)"] == {"its result is not that of the whole tensor"}
+    assert not got.keys() & {"x.softmax(-1)", "x.mean()", "F.l1_loss(x, 0.3 * torch.ones_like(x))", "x.cumsum(0)"}
 
 
 @nightly
@@ -83,6 +107,9 @@ def run_repro(case, folder, **options):
 def test_every_repro_is_python_that_says_what_is_wanted(case):
     text = repro(case, "repro.py")
     compile(text, "repro.py", "exec")
+    if case.function:
+        assert case.function in text
+        return
     wanted = {rank: case.wanted_ids(rank) for rank in sorted(MESH.ranks)}
     assert f"WANTED = {wanted}" in text
     assert "MASTER_PORT" not in text, "two repros that run at the same time must not share a port"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from shardviz.layout.layout import Layout
 from shardviz.layout.mesh import Mesh
@@ -16,8 +16,38 @@ if TYPE_CHECKING:
 
     from shardviz.layout.region import Region
 
-Operation = Literal["distribute", "gather", "redistribute", "fsdp_tp", "checkpoint"]
+Operation = Literal["distribute", "gather", "redistribute", "fsdp_tp", "checkpoint", "function"]
 Placements = tuple[Placement, ...]
+
+FUNCTIONS = (
+    *(f"F.{loss}(x, 0.3 * torch.ones_like(x))" for loss in ("mse_loss", "smooth_l1_loss", "huber_loss", "l1_loss")),
+    *(f"F.{loss}(x, 0.3 * torch.ones_like(x))" for loss in ("binary_cross_entropy", "soft_margin_loss", "kl_div")),
+    *(f"F.{loss}(x, 0.3 * torch.ones_like(x))" for loss in ("binary_cross_entropy_with_logits", "poisson_nll_loss")),
+    *(f"x.{name}()" for name in ("sum", "mean", "var", "std", "norm", "prod", "tril")),
+    *(f"x.{name}(-1)" for name in ("softmax", "log_softmax", "logsumexp", "cumsum", "cumprod", "logcumsumexp")),
+    *(f"x.{name}(-1)" for name in ("sum", "mean", "var", "std", "amax", "amin", "prod")),
+    *(f"x.{name}(0)" for name in ("softmax", "log_softmax", "logsumexp", "cumsum", "cumprod", "mean", "var", "amax")),
+    *(f"x.{call}" for call in ("sort(-1)[0]", "sort(0)[0]", "topk(2, -1)[0]", "flip(-1)", "flip(0)", "roll(1, -1)")),
+    *(f"x.{call}" for call in ("view(-1)", "view(2, -1)", "view(3, -1)", "reshape(2, 3, -1)", "unflatten(1, (2, 3))")),
+    *(
+        f"x.{call}"
+        for call in ("transpose(0, 1)", "permute(2, 0, 1)", "unsqueeze(0)", "repeat(2, 1, 1)", "chunk(2)[1]")
+    ),
+    *(f"x.{call}" for call in ("select(0, 1)", "narrow(0, 1, 2)", "norm(3)", "norm(1, -1)", "diff()")),
+    *(f"x[{index}]" for index in ("1:", ":, 1:", "..., ::2", "..., [0, 2]", "[0, 3]", "None")),
+    *(f"F.{call}" for call in ("layer_norm(x, x.shape[-1:])", "rms_norm(x, x.shape[-1:])", "normalize(x, dim=-1)")),
+    *(f"F.{call}" for call in ("normalize(x, dim=0)", "pad(x, (1, 2))", "gelu(x)", "silu(x)", "softplus(x)")),
+    *("torch.cat([x, x * x])", "torch.cat([x, x * x], -1)", "torch.stack([x, x * x], 1)", "x @ x.transpose(1, 2)"),
+    *(
+        "F.cosine_similarity(x, x.flip(0), dim=-1)",
+        "torch.einsum('abc,adc->bd', x, x)",
+        "torch.where(x > 0.5, x, x * x)",
+    ),
+)
+"""Functions of a tensor `x` of three dims, in code, without those in whose backward ranks may hang, as `amax()`."""
+
+SHAPES = ((4, 6, 4), (5, 6, 7))
+"""Shapes that functions are tried on: even parts, and uneven ones."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +61,7 @@ class Case:
         source: How the tensor lies before.
         target: How it must lie after.
         flattened: The mesh's axes are also flattened into one, over which torch may then merge collectives.
+        function: A function of the tensor, in code.
     """
 
     operation: Operation
@@ -39,6 +70,7 @@ class Case:
     source: Placements
     target: Placements
     flattened: bool = False
+    function: str = ""
 
     def layout(self, placements: Placements) -> Layout:
         """Return the oracle's reading of placements on this case's mesh and shape."""
@@ -82,7 +114,9 @@ class Case:
 
     @property
     def family(self) -> tuple[object, ...]:
-        """What one kind of disagreement shares: all but sizes; on a permuted mesh, the operation."""
+        """What one kind of disagreement shares: all but sizes; on a permuted mesh, the operation; else the function."""
+        if self.function:
+            return self.operation, self.function
         if is_permuted(self.mesh):
             return self.operation, "permuted"
         return self.operation, self.flattened, spell(self.source), spell(self.target)
@@ -94,6 +128,8 @@ class Case:
 
     def __str__(self) -> str:
         before, after = spell(self.source), spell(self.target)
+        if self.function:
+            return f"{self.function} with x {list(self.shape)} on {self.mesh}: {before}"
         arrow = f"{before} -> {after}" if self.operation in ("redistribute", "checkpoint") else after
         flat = " with its axes flattened" if self.flattened else ""
         ranks = f" of ranks {list(self.mesh.ranks)}" if is_permuted(self.mesh) else ""
@@ -107,8 +143,17 @@ def all_cases(mesh: Mesh, max_size: int) -> list[Case]:
     for shape in shapes(max_size):
         for on in (mesh, reversed_mesh) if mesh.size > 1 else (mesh,):
             cases += _cases_of_shape(on, shape)
-    order: dict[str, int] = {"distribute": 0, "gather": 1, "redistribute": 2, "fsdp_tp": 3, "checkpoint": 4}
-    return sorted(cases, key=lambda case: (order[case.operation], case.weight))
+    cases += cases_of_functions(mesh)
+    return sorted(cases, key=lambda case: (get_args(Operation).index(case.operation), case.weight))
+
+
+def cases_of_functions(mesh: Mesh) -> list[Case]:
+    """Return every function of a tensor that one axis of all ranks splits."""
+    line = Mesh(mesh.axes[-1:], (mesh.size,))
+    return [
+        Case("function", line, shape, (Shard(dim),), (Shard(dim),), function=function)
+        for shape, dim, function in product(SHAPES, range(3), FUNCTIONS)
+    ]
 
 
 def shapes(max_size: int) -> Iterator[tuple[int, ...]]:

@@ -44,6 +44,49 @@ if __name__ == "__main__":
         mp.spawn(main, (folder,), nprocs={size})
 '''
 
+_FUNCTION_FRAME = '''"""{what}.
+
+Run it with: python {name}
+"""
+
+import tempfile
+
+import torch
+import torch.multiprocessing as mp
+import torch.nn.functional as F  # noqa: F401
+from torch import distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+
+def results(x, upstream):
+    x = x.detach().requires_grad_()
+    made = {function}
+    if isinstance(made, DTensor):
+        upstream = distribute_tensor(upstream, made.device_mesh, [Replicate()])
+    (gradient,) = torch.autograd.grad(made, x, upstream)
+    return [each.full_tensor() if isinstance(each, DTensor) else each for each in (made.detach(), gradient)]
+
+
+def main(rank, folder):
+    distributed.init_process_group("gloo", init_method=f"file://{{folder}}/ranks", rank=rank, world_size={size})
+    mesh = init_device_mesh("cpu", ({size},))
+    torch.manual_seed(0)
+    x = torch.rand({shape}, dtype=torch.float64)
+    with torch.no_grad():
+        upstream = torch.rand_like({function})
+    pairs = list(zip(results(x, upstream), results(distribute_tensor(x, mesh, {placements}), upstream)))
+    right = [torch.allclose(wanted, got) for wanted, got in pairs]
+    print(f"rank {{rank}}: result is right: {{right[0]}}, gradient is right: {{right[1]}}\\n", end="", flush=True)
+    distributed.destroy_process_group()
+    assert all(right), "a function of a DTensor is not that of the whole tensor"
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(main, (folder,), nprocs={size})
+'''
+
 _TENSOR_IMPORTS = """from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor  # noqa: F401
 from torch.distributed.tensor.placement_types import _StridedShard  # noqa: F401"""
@@ -65,6 +108,15 @@ def repro(case: Case, name: str) -> str:
         case: What went wrong.
         name: The file's name, for its own docstring.
     """
+    if case.function:
+        return _FUNCTION_FRAME.format(
+            what=str(case),
+            name=name,
+            function=case.function,
+            size=case.mesh.size,
+            shape=case.shape,
+            placements=spell(case.source),
+        )
     imports = {"fsdp_tp": _FSDP_IMPORTS, "checkpoint": _CHECKPOINT_IMPORTS}.get(case.operation, _TENSOR_IMPORTS)
     text = _FRAME.format(
         what=str(case),

@@ -28,6 +28,7 @@ from shardviz.layout.placements import Partial, Placement, Shard
 from shardviz.live import compat
 from shardviz.live import world as worlds
 from shardviz.live.audit.cases import Case, all_cases
+from shardviz.live.audit.functions import difference
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -66,7 +67,7 @@ class Audit:
     Attributes:
         num_cases: Cases tried.
         num_wrong: Cases that went wrong.
-        disagreements: One a class, most cases first.
+        disagreements: One a class, most cases first; functions last.
         not_tried: Cases left out after too many worlds died.
     """
 
@@ -137,6 +138,10 @@ def run_cases(world: World, mesh: Mesh, max_size: int, start: int, folder: str) 
     with (Path(folder) / f"{world.rank}.log").open("w", buffering=1) as log:
         for index, case in enumerate(all_cases(mesh, max_size)[start:], start):
             print(json.dumps([index]), file=log)
+            if case.function:
+                if text := difference(case, _mesh_of(case, meshes), _as_torch(case.source)):
+                    print(json.dumps([index, text]), file=log)
+                continue
             try:
                 local = perform(case, meshes)
             except Exception as error:
@@ -159,7 +164,7 @@ def _is_right(case: Case, rank: int, shape: tuple[int, ...], ids: list[int]) -> 
 def _classes(cases: list[Case], wrong: dict[int, dict[int, list[int] | str]]) -> list[Disagreement]:
     families = in_groups((cases[index].family, index) for index in sorted(wrong))
     disagreements = [Disagreement(cases[of[0]], len(of), wrong[of[0]]) for of in families.values()]
-    return sorted(disagreements, key=lambda disagreement: -disagreement.count)
+    return sorted(disagreements, key=lambda disagreement: (bool(disagreement.case.function), -disagreement.count))
 
 
 Meshes = dict[object, DeviceMesh]
@@ -172,15 +177,19 @@ def perform(case: Case, meshes: Meshes) -> torch.Tensor:
         case: What to do.
         meshes: Device meshes made so far, by the mesh they are of: process groups are dear.
     """
+    with torch.no_grad(), compat.quiet_redistribution():
+        result: torch.Tensor = _OPERATIONS[case.operation](case, _mesh_of(case, meshes))
+        return result
+
+
+def _mesh_of(case: Case, meshes: Meshes) -> DeviceMesh:
     key = case.mesh, case.flattened
     if key not in meshes:
         grid = torch.tensor(case.mesh.ranks).reshape(case.mesh.shape)
         meshes[key] = DeviceMesh("cpu", grid, mesh_dim_names=case.mesh.axes)
         if case.flattened:
             compat.flatten_mesh(meshes[key])
-    with torch.no_grad(), compat.quiet_redistribution():
-        result: torch.Tensor = _OPERATIONS[case.operation](case, meshes[key])
-        return result
+    return meshes[key]
 
 
 def whole(case: Case) -> torch.Tensor:
