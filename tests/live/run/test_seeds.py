@@ -29,4 +29,4 @@ def test_copies_drawn_from_a_seed_per_rank_are_a_finding(tmp_path):
     ran = run(tmp_path, OWN_SEED + HSDP, command=ON_FOUR)
     assert ran.code == 1, ran.err
     assert {(one.kind, one.tensor) for one in ran.report().findings} == {("unreplicated", "0.weight")}
-    assert "copies differ along ddp from the start" in ran.out
+    assert "copies differ along dp from the start" in ran.out
