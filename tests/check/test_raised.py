@@ -29,6 +29,8 @@ if TYPE_CHECKING:
             "unlike-splits",
             "[32, 32]; o.weight is [8/tp, 8]",
         ),
+        ("aten.nll_loss_backward.default got mixed torch.Tensor and DTensor", "backward-of-loss-parallel", ""),
+        ("aten.nll_loss_forward.default got mixed torch.Tensor and DTensor", "mixed-dtensor", ""),
     ],
 )
 def test_shapes_that_do_not_fit_are_named_by_what_is_known_of_them(

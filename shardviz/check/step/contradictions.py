@@ -22,6 +22,7 @@ from shardviz.check.step.comparison import whole_of
 from shardviz.explain.step.gradients import CutGraph, GradientOnSomeRanks, ReductionSwitchedOff
 from shardviz.explain.step.losses import PaddingRead
 from shardviz.explain.step.raised import (
+    BackwardOfLossParallel,
     CollectiveOfDtensor,
     CutHeads,
     MixedDtensor,
@@ -80,6 +81,10 @@ def check_raised(dump: Dump) -> Iterator[Finding]:
 OF_SIZES = "sizes?|shapes?|divisible|divide|dimensions?|mat1 and mat2|out of (range|bounds)"
 
 CAUSES: tuple[tuple[re.Pattern[str], type[ShardedModelRaises]], ...] = (
+    (
+        re.compile(r"(nll_loss_backward|_log_softmax_backward)\S* got mixed torch\.Tensor and DTensor"),
+        BackwardOfLossParallel,
+    ),
     (re.compile(r"mixed torch\.Tensor and DTensor"), MixedDtensor),
     (re.compile(r"Operator _?c10d[\w.]* does not have a sharding"), CollectiveOfDtensor),
     (re.compile(r"sharding (strategy|rule|prop)", re.IGNORECASE), UnsupportedSharding),

@@ -29,6 +29,17 @@ class MixedDtensor(ShardedModelRaises):
     )
 
 
+class BackwardOfLossParallel(ShardedModelRaises):
+    """The backward of a loss raises because it runs outside of `loss_parallel()`.
+
+    `loss_parallel()` computes the loss of logits that are split over the vocabulary, and replaces its backward while it
+    is entered. After that torch's own gets the DTensors, with an index or a weight that is plain.
+    """
+
+    why = "The backward of the loss runs outside of loss_parallel(), where torch's own backward gets its DTensors"
+    how = "call loss.backward() inside of loss_parallel() too; in a probe, write a step(model, batch, mesh) that does"
+
+
 class UnsupportedSharding(ShardedModelRaises):
     """The sharded model raises because an operation has no rule for its inputs' placements.
 
