@@ -270,10 +270,22 @@ class States:
         axes = ([set(self.lines.records[pair].axes) for pair in source] for source in sources)
         return any(every and all(own and set(self.batch_axes) <= own for own in every) for every in axes)
 
-    def _times_loss(self, forward: State) -> float:
-        """Return by what a rank's gradient is too large before ranks' are averaged; a term of a mean has its own."""
+    def _times_loss(self, value: Value) -> float:
+        """Return by what a rank's gradient is too large before ranks' are averaged.
+
+        A term of a mean has its own gradient, and so has what every rank computes alike, as a penalty on weights.
+        """
+        forward = self.forward(value)
         axes = self._averaged_axes - set(forward.axes if forward.op == "avg" else ())
-        return float(self.mesh.size_over(axes))
+        return float(self.mesh.size_over(axes & self._axes_behind(value) if axes else axes))
+
+    def _axes_behind(self, value: Value) -> set[str]:
+        """Return the axes along which ranks have parts or terms of what a tensor is made of, or of itself."""
+        sources = [value, *(source for call in self.lines.makers(value) for source in call.inputs)]
+        states = [self.placed(source) for source in sources]
+        if any(state.layout is None for state in states):
+            return set(self.mesh.axes)
+        return {axis for state in states if state.layout for axis in (*state.layout.split_axes, *state.axes)}
 
     def related(
         self,
@@ -303,7 +315,7 @@ class States:
         near = ELEMENT.get(self._dtype(reference_number), EXACT)
         with np.errstate(over="ignore", invalid="ignore"):  # memory that nothing was written to holds anything
             related = relation_of(Pair(whole, held, None, self.mesh, Bound(near)), is_refined=is_refined)
-        is_scaled = gradient and self._times_loss(self.forward(value)) != 1
+        is_scaled = gradient and self._times_loss(value) != 1
         mean_axes = frozenset[str]() if is_scaled else self.mean_axes
         state = _state_of(related.chain, self.mesh, mean_axes, is_number=whole.size == 1)
         if mean_axes and self._is_equal_count(state, reference_number):
@@ -349,7 +361,7 @@ class States:
 
     def gradients(self, value: Value) -> dict[int, NDArray[np.float64]]:
         """Return each rank's gradient of a tensor, in the unsharded model's scale; empty if it wasn't kept."""
-        times, arrays = self._times_loss(self.forward(value)), self._arrays(value, gradient=True)
+        times, arrays = self._times_loss(value), self._arrays(value, gradient=True)
         if self._averaged_axes or self._is_of_whole_loss:  # these say it without what may be wrong in the loss itself
             return {rank: array / times for rank, array in arrays.items()}
         return {rank: array / (self._scales[rank] or 1.0) for rank, array in arrays.items()}
