@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from shardviz.commands.common.streams import reader_may_leave
 from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, ShardvizError
 from shardviz.layout.mesh import Mesh, parse_mesh, unnamed_axes
+from shardviz.text import counted
 
 if TYPE_CHECKING:
     import argparse
@@ -97,7 +98,11 @@ def as_text(sweep: Audit, folder: Path | None = None) -> str:
     if sweep.not_tried:
         lines.append(f"not tried: {sweep.not_tried:,} cases, because too many worlds died")
     for number, disagreement in enumerate(sweep.disagreements, 1):
-        lines += ["", f"{number}. {disagreement.case}", f"   {disagreement.count:,} cases of this class; the smallest:"]
+        lines += [
+            "",
+            f"{number}. {disagreement.case}",
+            f"   {counted(disagreement.count, 'case')} of this class; the smallest:",
+        ]
         lines += [f"   {line}" for line in _differences(disagreement)]
         lines += [f"   to see it: python {folder / _name(number, disagreement)}"] if folder is not None else []
     if folder is None and sweep.disagreements:
