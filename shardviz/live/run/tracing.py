@@ -285,21 +285,25 @@ class Follower:
         ):
             options = quietly(WHAT, self._options_of, self._step.root, states_of)
             apart = list(apart_from(self._step.root, [*self._optimizers, *self._taken]))
-            self._step = replace(self._step, options=options or {}, apart=apart)
+            self._step = replace(self._step, options=options or {}, apart=apart, optimizers=self._outermost())
             self._finish("")
 
     def _options_of(self, root: nn.Module, *others: Callable[[Optimizer, nn.Module], Settings]) -> Settings:
         """Return the numbers with which optimizers step a model's parameters, and what other functions say of them."""
-        optimizers = [*self._optimizers, *self._taken]
-        inner = {id(getattr(optimizer, "optim", None)) for optimizer in optimizers}
         options: Settings = {}
-        for optimizer in (one for one in optimizers if id(one) not in inner):
+        for optimizer in self._outermost():
             more = [function(optimizer, unwrapped(root)) for function in others]
             for name, values in options_of(optimizer, unwrapped(root)).items():
                 options[name] = dict(values)
                 for of_names in more:
                     options[name] |= of_names.get(name, {})
         return options
+
+    def _outermost(self) -> list[Optimizer]:
+        """Return the optimizers that no other one has inside of it."""
+        optimizers = dict.fromkeys([*self._optimizers, *self._taken])
+        inner = {id(getattr(optimizer, "optim", None)) for optimizer in optimizers}
+        return [optimizer for optimizer in optimizers if id(optimizer) not in inner]
 
     def _after_step(self, optimizer: Optimizer) -> None:
         if self._is_over and self._later is not None and os.getpid() == self._process:

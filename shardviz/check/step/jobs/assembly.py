@@ -213,6 +213,7 @@ class Weights:
         updated: The weights after the optimizer's step.
         belongings: Where those of the other job's belong that claim nothing.
         order: The order in which the other job's ranks have the batch's rows; None if it is the same.
+        states: What optimizers keep of each element before the step.
     """
 
     params: Mapping[str, Weight]
@@ -220,6 +221,7 @@ class Weights:
     updated: Mapping[str, Weight]
     belongings: Mapping[str, Belonging]
     order: NDArray[np.int64] | None = None
+    states: Mapping[str, Weight] = field(default_factory=dict)
 
 
 def assembled(job: JobTrace, judging: Judging, weights: Weights, reference: JobTrace) -> tuple[Dump, tuple[str, ...]]:

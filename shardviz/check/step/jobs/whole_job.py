@@ -319,11 +319,14 @@ class WholeJob:
 
     def weights(
         self, others: Mapping[int, OfRank], mesh: Mesh
-    ) -> tuple[dict[str, Weight], dict[str, Weight], dict[str, Weight]]:
-        """Return its weights, plain ones put together as the other job's, their gradients, and updated weights."""
+    ) -> tuple[dict[str, Weight], dict[str, Weight], dict[str, Weight], dict[str, Weight]]:
+        """Return its weights, plain ones put together as the other job's, their gradients, updates and states."""
         other_params = by_name(others, "param")
         gradients, after = by_name(self.job.ranks, "grad"), by_name(self.job.ranks, "param", "updated")
+        kept = by_name(self.job.ranks, "optim")
+        states = in_groups((name.rpartition(".")[0], name) for name in kept)
         params, grads, updated = {}, {}, {}
+        before: dict[str, Weight] = {}
         for name, parts in by_name(self.job.ranks, "param").items():
             way = self._weight(parts, other_params.get(name, {}), mesh)
             params[name] = way.weight
@@ -331,7 +334,8 @@ class WholeJob:
                 grads[name] = self._put_alike(gradients[name], way)
             if name in after:
                 updated[name] = self._put_alike(after[name], way)
-        return params, grads, updated
+            before |= {state: self._put_alike(kept[state], way) for state in states.get(name, ())}
+        return params, grads, updated, before
 
     def _weight(self, parts: Mapping[int, Weight], others: Mapping[int, Weight], mesh: Mesh) -> Way:
         first, values = next(iter(parts.values())), _values(parts)
