@@ -13,8 +13,9 @@ import torch
 
 from shardviz.dump.records.step import GivenRecord
 from shardviz.live.capture.locals import local_tensors, unwrapped
+from shardviz.live.run.hooks.observing import quietly
 from shardviz.live.run.references.values import parameters_of
-from shardviz.live.run.step_files import weights_of
+from shardviz.live.run.step_files import WHAT, weights_of
 from shardviz.live.step.optimizer_settings import options_records
 from shardviz.live.step.running import tensors_in
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from shardviz.live.capture.locals import Local
+    from shardviz.live.run.averages import Averages
     from shardviz.live.run.step_files import Step, Written
     from shardviz.live.step.optimizer_settings import Options
 
@@ -47,6 +49,7 @@ class LaterSteps:
         """
         self._step: Step | None = None
         self._written: Written | None = None
+        self._averages: Averages | None = None
         self._after: list[Local] = []
         self._given: list[GivenRecord] = []
         self._shapes: list[tuple[int, ...]] = []
@@ -58,13 +61,14 @@ class LaterSteps:
 
     def begin(self, step: Step, written: Written | None) -> None:
         """Begin with the traced step, which ends as its optimizer's step begins."""
-        self._step, self._written = step, written
+        self._step, self._written, self._averages = step, written, step.averages
         self._add(step.options)
 
     def stepping(self, optimizer: Optimizer, options_of: Callable[[nn.Module], Options]) -> None:
         """Note that an optimizer begins a step, and with what; no call is seen before one of a compiled model."""
         if self._step is not None and not _is_captured() and steps(optimizer, self._step.root):
             if id(optimizer) in self._done:
+                self._take_averages()
                 self._begin_step()
             self._add(options_of(self._step.root))
 
@@ -88,6 +92,7 @@ class LaterSteps:
         if not torch.is_grad_enabled() or _is_captured():
             return
         if self._is_stepped:
+            self._take_averages()
             if not self._has_after:
                 self._write()
             self._begin_step()
@@ -110,7 +115,14 @@ class LaterSteps:
         if len(self._given) == MAX_STEPS:
             self.end()
 
+    def _take_averages(self) -> None:
+        """Keep the averages of weights that the traced step leaves: a job makes them before its next step."""
+        if self._averages is not None and len(self._given) == 1:
+            self._after += quietly(WHAT, list, self._averages.now()) or []
+            self._averages = None
+
     def _write(self) -> None:
+        self._take_averages()
         if self._written is not None:
             self._written(self._after, self._given)
         self._after, self._has_after = [], True

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from shardviz.dump.records.step import ClipRecord, GivenRecord
     from shardviz.live.lines.job_lines import JobLines
+    from shardviz.live.run.averages import Averages
     from shardviz.live.run.outside import Outside
     from shardviz.live.run.tracing import JobTrace
     from shardviz.live.step.optimizer_settings import Options as Settings
@@ -61,7 +62,7 @@ class Step:
         trace: What its modules were given and returned.
         number: Which optimizer step it is, counted from 1.
         most: Of each weight and its gradient no more elements are kept.
-        weights: This rank's part of the weights before the step.
+        weights: This rank's part of the weights before the step, and of what may be averages of them.
         outside: What is stepped with the model and is not in it.
         broke_off: Whether the job raised in it: what backward left in gradients may not be reduced yet.
         lines: What was recorded line by line; None if nothing was asked for.
@@ -69,6 +70,7 @@ class Step:
         apart: Modules with gradients that are no part of it, each with the optimizer that steps it.
         clips: The norms by which its gradients were clipped.
         optimizers: What steps its parameters, once backward is over.
+        averages: What may be averages of its weights.
     """
 
     root: nn.Module
@@ -83,6 +85,7 @@ class Step:
     apart: Sequence[tuple[str, str]] = ()
     clips: list[ClipRecord] = field(default_factory=list)
     optimizers: Sequence[Optimizer] = ()
+    averages: Averages | None = None
 
     @property
     def is_compiled(self) -> bool:

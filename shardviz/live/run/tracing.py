@@ -30,6 +30,7 @@ from shardviz.live.compat import (
 )
 from shardviz.live.lines.job_lines import JobLines
 from shardviz.live.randomness import random_states
+from shardviz.live.run.averages import Averages
 from shardviz.live.run.hooks.arming import arm, disarm
 from shardviz.live.run.hooks.observing import nested, quietly, report
 from shardviz.live.run.later_steps import LaterSteps, steps
@@ -240,7 +241,10 @@ class Follower:
         before = [*local_tensors(model), *outsiders.tensors()]
         most = most_of(len(before))
         self._later = LaterSteps(called, _without_errors)
-        self._step = Step(root, trace, self.options.trace_step, most, weights_of(before, most), outsiders)
+        averages: Averages | None = quietly(WHAT, Averages.of, model, most)
+        old = quietly(WHAT, list, averages.now()) if averages is not None else None
+        weights = [*weights_of(before, most), *(old or ())]
+        self._step = Step(root, trace, self.options.trace_step, most, weights, outsiders, averages=averages)
         self._handles = list(trace.follow(model, self.followed))
         if self._lines is not None:
             self._step = replace(self._step, lines=self._lines)

@@ -112,15 +112,16 @@ class States:
 def states_before(reference: WholeJob, job: WholeJob, weights: Weights) -> Updates:
     """Compare what optimizers keep of elements before the step with the other job's."""
     parts = by_name(job.job.ranks, "optim")
-    names = [name for name in weights.states if name in parts]
-    whole = [name for name in names if are_whole(weights.states[name], *parts[name].values())]
+    there = reference.put_as_weights(weights.ways, "optim")
+    names = [name for name in there if name in parts]
+    whole = [name for name in names if are_whole(there[name], *parts[name].values())]
     if not whole:
         return Updates()
     assembling = Assembling(job.job, job.mesh)
     add_gradients(assembling, weights)  # with the places of weights that claim none
     for name in whole:
         belonging = weights.belongings.get(weight_of("optim", name))
-        add_weight(assembling, min(job.job.ranks), name, ("reference", "optim"), weights.states[name])
+        add_weight(assembling, min(job.job.ranks), name, ("reference", "optim"), there[name])
         for rank, state in parts[name].items():
             add_weight(assembling, rank, name, ("step", "optim"), state, belonging)
     dump = assembling.dump()
