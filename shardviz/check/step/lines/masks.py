@@ -130,8 +130,8 @@ def _fault_of(states: States, call: Call, *, in_ring: bool = False) -> Fault | N
     rank, first = unlike[0], maker.first.frames[-1]
     of, taken = _counted(states, mask, maker, rank, places) or _taken(states, mask, rank, places[rank])
     what, verb = ("bias", "biases") if call.first.function in (*ADDITIONS, "sub") else ("mask", "masks")
-    has = f"rank {rank} {verb} {of} {spans_of(places[rank][of == 'keys'])} of the whole"
-    takes = f"the {what} takes them as {spans_of(taken)}" if taken else f"the {what} isn't that of these"
+    has = f"rank {rank} {verb} {of} {spans(places[rank][of == 'keys'])} of the whole"
+    takes = f"the {what} takes them as {spans(taken)}" if taken else f"the {what} isn't that of these"
     changes = f", as {at(changing, first)} changes it in each round" if changing is not None else ""
     sentence = f"{reached(maker)} is the first wrong line: {has}, and {takes}{changes}"
     applies = f"{at(call.first.frames[-1], first)} applies the {what}"
