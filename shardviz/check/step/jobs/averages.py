@@ -113,10 +113,18 @@ def averages_of(reference: WholeJob, job: WholeJob, weights: Weights) -> Updates
 
 
 def _best(of_rank: OfRank, wanted: Mapping[str, tuple[float, str]]) -> dict[str, Why | None]:
-    """Return why each weight's average is wrong, None if it is right: of what the rank keeps, of what is nearest."""
+    """Return why each weight's average is wrong, None if it is right, of what the rank keeps that is nearest.
+
+    What nothing moves, as a teacher, is farther than what moves.
+    """
     by_which = in_groups((which, (weight, average)) for which, weight, average in of_rank if weight in wanted)
     reasons = [{weight: _why(average, wanted[weight]) for weight, average in own} for own in by_which.values()]
-    return min(reasons, key=lambda own: sum(why is not None for why in own.values()), default={})
+    return min(reasons, key=lambda own: (sum(why is not None for why in own.values()), _num_idle(own)), default={})
+
+
+def _num_idle(reasons: Mapping[str, Why | None]) -> int:
+    """Return how many averages nothing moved."""
+    return sum(isinstance(why, OtherAverage) and why.what == "none" for why in reasons.values())
 
 
 def _has_all(of_rank: OfRank, weight: str, weights: Weights) -> bool:
