@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from shardviz.live.step.optimizer_settings import Options as Settings
     from shardviz.live.step.trace.recorder import Seen
 
+    Shapes = tuple[tuple[int, ...], ...]
 
 SIDES = 4
 """Inputs, outputs and the gradients of both; many are the same tensors."""
@@ -152,6 +153,7 @@ class Follower:
         self._lines = JobLines(self.followed.lines, report) if self.followed.lines is not None else None
         self._optimizers: WeakSet[Optimizer] = WeakSet()
         self._taken: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
+        self._num_taken: dict[Shapes, int] = {}
         self._handles: list[Any] = []
         self._step: Step | None = None
         self._is_over = False
@@ -160,9 +162,19 @@ class Follower:
         self._process = os.getpid()
 
     def optimizing(self, optimizer: Optimizer) -> None:
-        """Look at the steps of an optimizer, and at the calls of modules until the step begins."""
-        if self._is_over or os.getpid() != self._process:
+        """Look at the steps of an optimizer, and at the calls of modules until the step begins.
+
+        A job may go on with a new model and optimizer in the place of those that it has stepped: it loads a checkpoint.
+        """
+        if os.getpid() != self._process:
             return
+        if self._is_over:
+            if self._later is not None:
+                self._later.made(optimizer)
+            self._optimizers.add(optimizer)
+            return
+        if (earlier := self._num_taken.get(_shapes(optimizer))) is not None:
+            self._taken[optimizer] = earlier
         if not self._optimizers:
             self.begin()
             self._begin_lines(0)
@@ -205,6 +217,8 @@ class Follower:
             quietly(WHAT, self._end_with, optimizer)  # it may have called no closure
             quietly(WHAT, self._after_step, optimizer)
             self._taken[optimizer] = self._taken.get(optimizer, 0) + 1
+            if not self._is_over:
+                self._num_taken[_shapes(optimizer)] = self._taken[optimizer]
             quietly(WHAT, self._begin_lines, self._taken[optimizer])
 
         register_optimizer_step_pre_hook(before)
@@ -339,6 +353,11 @@ class Follower:
             written = self.write(replace(step, broke_off=broke_off), problem)
             if self._later is not None and not problem:
                 self._later.begin(step, written)
+
+
+def _shapes(optimizer: Optimizer) -> Shapes:
+    """Return the shapes of what an optimizer steps."""
+    return tuple(tuple(parameter.shape) for parameter in parameters_of(optimizer))
 
 
 def runs(module: nn.Module, model: nn.Module) -> bool:

@@ -81,6 +81,9 @@ TWO_PIPELINES = (
     "the step, module by module: both jobs are pipelines; compare each with a job without stages: shardviz run --trace "
     "-o one -- python train.py"
 )
+NEW_MODEL = (
+    "what a new model and its optimizer begin step {0} with, as after a load: trace that step too (--trace-step {0})"
+)
 WITHOUT_GRADIENT = "its gradient: only a sample of it was kept, or ranks have different ones"
 UNSHARDED = "the unsharded model"
 WHICH_IS_RIGHT = "Which of the two is right they do not show; one process does: shardviz run --trace -- python train.py"
@@ -282,6 +285,7 @@ def _step_of(
     results += [*kept.results, *updates.results, *averages.results]
     later = LaterResult() if findings else later_steps_of(reference, job)
     not_compared = [result for result in results if isinstance(result, NotChecked)]
+    not_compared += [NotChecked("", NEW_MODEL.format(later.new_at), "step")] if later.new_at else []
     not_compared += [NotChecked(name, WITHOUT_GRADIENT, "step") for name in sampled]
     not_compared += [*_without_numbers(judging, reference), *_apart(judging, reference), *left_out]
     states = {place: set(judgment.state.values()) for place, judgment in judging.judgments.items()}
