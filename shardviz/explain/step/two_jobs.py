@@ -114,7 +114,7 @@ class LostStates(Cause):
 
 
 class DifferentStates(Cause):
-    """The optimizers of two jobs begin a step with equal weights and gradients, and different states.
+    """The optimizers of two jobs begin a step with equal weights and different states.
 
     States are no part of the model: whatever they are, its loss and its gradients are right, and only the next weights
     are not. A load of states of another step or another part has the right shapes.
