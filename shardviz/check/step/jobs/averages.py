@@ -201,6 +201,7 @@ def _why(average: Average, wanted: tuple[float, str]) -> OtherAverage | Unexplai
         return OtherAverage("decay", number(kept), number(1 - taken))
     if shares:
         return OtherAverage("moment", next(iter(shares)), moment)
-    is_old, is_due = (np.abs(average.after - side) <= average.near for side in (average.before, due))
+    is_old = np.abs(average.after - average.before) <= average.near
+    is_due = np.abs(average.after - due) <= average.near + ALIKE * magnitude(due - average.before)
     is_part = np.all(is_old | is_due) and not np.all(is_old) and average.of_other_job
     return OtherAverage("part") if is_part else UnexplainedBuffer()
