@@ -77,7 +77,8 @@ class Average:
         """Return the share of the distance to a weight by which it moved; None if it moved in another way."""
         toward = self.weights[moment] - self.before
         taken = factor_of(self.after - self.before, toward) if np.count_nonzero(toward) >= FEW else None
-        if taken is None or magnitude(self.after - self.before - taken * toward) > self.near + CANCELED * self.moved:
+        part = ALIKE if self.of_other_job else LEAST_STATISTIC
+        if taken is None or magnitude(self.after - self.before - taken * toward) > self.near + part * self.moved:
             return None
         return taken
 
@@ -100,11 +101,14 @@ def averages_of(reference: WholeJob, job: WholeJob, weights: Weights) -> Updates
     num_right = 0
     for wanted in in_groups(_shares(reference, weights)).values():
         reasons = [_best(of_rank, dict(wanted)) for of_rank in averages.values()]
+        # One piece of code makes them all: what a few numbers do not show, others do.
+        explained = {why for own in reasons for why in own.values() if isinstance(why, OtherAverage)}
+        of_all = the_only(explained) or UnexplainedBuffer()
         for weight, _ in wanted:
             of_ranks = {rank: own[weight] for rank, own in zip(averages, reasons, strict=True) if weight in own}
             if any(why is not None for why in of_ranks.values()):
                 is_copied = all(_has_all(averages[rank], weight, weights) for rank in of_ranks)
-                results.append(_result(f"average of {weight}", of_ranks, is_copied=is_copied))
+                results.append(_result(f"average of {weight}", of_ranks, of_all, is_copied=is_copied))
             num_right += bool(of_ranks) and not any(of_ranks.values())
         if not any(reasons):
             why = "averages of weights: one process keeps some, and of the other job none was found"
@@ -133,11 +137,11 @@ def _has_all(of_rank: OfRank, weight: str, weights: Weights) -> bool:
     return all(average.before.shape == whole for _, name, average in of_rank if name == weight)
 
 
-def _result(name: str, of_ranks: Mapping[int, Why | None], *, is_copied: bool) -> Finding | NotChecked:
+def _result(name: str, of_ranks: Mapping[int, Why | None], of_all: Why, *, is_copied: bool) -> Finding | NotChecked:
     """Return the finding of an average that is wrong on some ranks: one that is saved by one rank may be right."""
     ranks = tuple(rank for rank, why in of_ranks.items() if why is not None)
-    causes = {why for why in of_ranks.values() if why is not None}
-    cause = the_only(causes) or UnexplainedBuffer()
+    causes = {why for why in of_ranks.values() if isinstance(why, OtherAverage)}
+    cause = the_only(causes) or of_all
     if is_copied and len(ranks) < len(of_ranks) and isinstance(cause, OtherAverage) and cause.what == "none":
         return NotChecked(name, f"{named_ranks(ranks, MAX_LISTED)} don't update their copies of it", "step")
     who = f"on {named_ranks(ranks, MAX_LISTED)} it" if len(ranks) < len(of_ranks) else "it"
@@ -192,6 +196,9 @@ def _why(average: Average, wanted: tuple[float, str]) -> OtherAverage | Unexplai
     if not average.is_moved:
         return OtherAverage("none", "before" if not magnitude(average.weights["before"] - average.before) else "")
     shares = {at: share for at in MOMENTS if (share := average.share(at)) is not None}
+    others = [at for at, share in shares.items() if at != moment and math.isclose(share, taken, rel_tol=CANCELED)]
+    if others:
+        return OtherAverage("moment", others[0], moment)
     if moment in shares:
         kept = 1 - shares[moment]
         times = round(math.log(kept) / math.log(1 - taken)) if 0 < kept < 1 and 0 < taken < 1 else 0
@@ -199,8 +206,6 @@ def _why(average: Average, wanted: tuple[float, str]) -> OtherAverage | Unexplai
         if 1 < times <= MOST_UPDATES and math.isclose(shares[moment], share, rel_tol=LEAST_STATISTIC):
             return OtherAverage("times", str(times))
         return OtherAverage("decay", number(kept), number(1 - taken))
-    if shares:
-        return OtherAverage("moment", next(iter(shares)), moment)
     is_old = np.abs(average.after - average.before) <= average.near
     is_due = np.abs(average.after - due) <= average.near + ALIKE * magnitude(due - average.before)
     is_part = np.all(is_old | is_due) and not np.all(is_old) and average.of_other_job
