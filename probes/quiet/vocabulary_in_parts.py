@@ -74,7 +74,7 @@ def batch() -> torch.Tensor:
 
 
 def loss(model: Model, rows: torch.Tensor) -> torch.Tensor:
-    logits, words = model(rows), torch.arange(len(rows)) % WORDS
+    logits, words = model(rows), torch.arange(len(rows), device=rows.device) % WORDS
     if model.group is None:
         return nn.functional.cross_entropy(logits, words)
     first = distributed.get_rank(model.group) * logits.shape[1]

@@ -248,8 +248,11 @@ def _other_divisors(dump: Dump, rank: int, fsdp: WrapperRecord | None) -> frozen
 
 
 def weight_of(role: str, name: str) -> str:
-    """Return the weight that a state is of: a wrong state makes a wrong weight, and is the cause of it."""
-    return name.rpartition(".")[0] if role == "optim" else name
+    """Return the weight that a state is of: a wrong state makes a wrong weight, and is the cause of it.
+
+    An average that a job keeps of a weight is called `average of up.weight`.
+    """
+    return name.rpartition(".")[0] if role == "optim" else name.rpartition(" of ")[2] if role == "buffer" else name
 
 
 def in_order(dump: Dump, role: str, name: str, whole: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -183,11 +183,13 @@ class GivenRecord(Record, frozen=True):
         shapes: The shape of each tensor that the model was given, in all of its calls.
         rows: The CRC-32 of each of its rows.
         options: With which numbers the optimizers step the model's parameters.
+        is_of_new_model: Whether the job goes on with it in a model that it made in the place of the one before.
     """
 
     shapes: tuple[tuple[Count, ...], ...]
     rows: tuple[tuple[Count, ...], ...]
     options: tuple[OptionsRecord, ...] = ()
+    is_of_new_model: bool = False
 
 
 class CallRecord(Record, frozen=True):

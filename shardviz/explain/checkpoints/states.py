@@ -129,10 +129,10 @@ class StateOfAnotherRank(Cause):
 
     is_one: bool = False
     why = (
-        "The code cuts the state {is_one:?without the coordinate on the axis that splits its weight|by a different "
-        "coordinate or offset than its weight}"
+        "The code cuts the state, or chooses the file that has it, {is_one:?without the coordinate on the axis that "
+        "splits its weight|by a different coordinate or offset than its weight}"
     )
-    how = "cut the state like its weight: by mesh.get_local_rank() on the axis that splits the weight"
+    how = "cut or load the state like its weight: by mesh.get_local_rank() on the axis that splits the weight"
 
 
 class UnexplainedState(Cause):

@@ -109,24 +109,29 @@ class OtherAverage(Cause):
     once in a step, or not at all on some ranks. Averages are read in evaluation only, so training shows nothing.
 
     Attributes:
-        what: What differs: its `decay`, the `moment`, the `times` that it is updated, or `none`: it is not updated.
-        held: What ranks have: the share that is kept, `before` or `after` the step, how many times.
+        what: What differs: its `decay`, the `moment`, the `times` that it is updated, `none`: it is not updated, or
+            `part`: only some of its elements are.
+        held: What ranks have: the share that is kept, `before` or `after` the step, how many times; `before` if it is
+            not updated, or from the weights that it began with.
         wanted: What the unsharded model has.
     """
 
-    what: Literal["decay", "moment", "times", "none"]
+    what: Literal["decay", "moment", "times", "none", "part"]
     held: str = ""
     wanted: str = ""
     why = (
         "{what:decay?The average keeps {held} of what it was, and in the unsharded model {wanted}"
         "|{what:moment?The average takes the weight as it is {held} the optimizer's step, and in the "
         "unsharded model {wanted} it|{what:times?The average is updated {held} times in a step"
-        "|Nothing updates the average}}}"
+        "|{what:part?The average is of whole weights, and each rank updates only the elements that it has of them"
+        "|{held:?Nothing updates the average, or it takes the weights before the step, with which it began"
+        "|Nothing updates the average}}}}}"
     )
     how = (
         "{what:decay?use one decay, that depends neither on the rank nor on how many there are"
         "|{what:moment?update the average {wanted} optimizer.step()|{what:times?update the average once in a step, not "
-        "in each micro-batch or for each rank|update the average on every rank, from the rank's own part}}}"
+        "in each micro-batch or for each rank|{what:part?average shards with shards, or whole weights with "
+        "full_tensor()|update the average on every rank, from the rank's own part{held:?, after optimizer.step()|}}}}}"
     )
 
 

@@ -113,6 +113,31 @@ class LostStates(Cause):
     )
 
 
+class DifferentStates(Cause):
+    """The optimizers of two jobs begin a step with equal weights and different states.
+
+    States are no part of the model: whatever they are, its loss and its gradients are right, and only the next weights
+    are not. A load of states of another step or another part has the right shapes.
+
+    Attributes:
+        are_loaded: Whether no optimizer made a step before the traced one, so that all states were loaded or made by
+            hand.
+    """
+
+    are_loaded: bool
+    why = (
+        "{are_loaded:?The states that the two jobs load are not of the same step, or one job changes them after the "
+        "load|}",
+        "{are_loaded:?|The optimizers of the two jobs were given different gradients in an earlier step}",
+        "{are_loaded:?|One job loads, changes or drops states between its steps}",
+    )
+    how = (
+        "load weights and states from one checkpoint, with torch.distributed.checkpoint.state_dict.set_state_dict",
+        "trace an earlier step of both (--trace-step)",
+        "compare what both do with the optimizer between two steps",
+    )
+
+
 class TrainedInOneJob(Cause):
     """One job has a gradient of a weight that the other job freezes.
 

@@ -5,6 +5,7 @@ A job that goes wrong in an optimizer, by a schedule or by its data, agrees with
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
@@ -13,8 +14,10 @@ import torch
 
 from shardviz.dump.records.step import GivenRecord
 from shardviz.live.capture.locals import local_tensors, unwrapped
-from shardviz.live.run.references.values import parameters_of
-from shardviz.live.run.step_files import weights_of
+from shardviz.live.compat import clean_name
+from shardviz.live.run.hooks.observing import quietly
+from shardviz.live.run.references.values import living_modules, outermost, parameters_of
+from shardviz.live.run.step_files import WHAT, weights_of
 from shardviz.live.step.optimizer_settings import options_records
 from shardviz.live.step.running import tensors_in
 
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from shardviz.live.capture.locals import Local
+    from shardviz.live.run.averages import Averages
     from shardviz.live.run.step_files import Step, Written
     from shardviz.live.step.optimizer_settings import Options
 
@@ -47,24 +51,43 @@ class LaterSteps:
         """
         self._step: Step | None = None
         self._written: Written | None = None
+        self._averages: Averages | None = None
         self._after: list[Local] = []
         self._given: list[GivenRecord] = []
         self._shapes: list[tuple[int, ...]] = []
         self._rows: list[tuple[int, ...]] = []
         self._is_stepped = False
+        self._new_at = -1  # the step at which a new model began
         self._done: set[int] = set()  # optimizers that have made the current step
         self._has_after = False
-        self._handle = module.register_forward_pre_hook(hook(self._called), with_kwargs=True, prepend=True)
+        self._hook = hook(self._called)
+        self._handle = module.register_forward_pre_hook(self._hook, with_kwargs=True, prepend=True)
+
+    def made(self, optimizer: Optimizer) -> None:
+        """Go on with the model of a new optimizer if it is like the traced one, and in its place."""
+        if self._step is None or steps(optimizer, self._step.root):
+            return
+        stepped = set(map(id, parameters_of(optimizer)))
+        owners = (
+            module for module in living_modules() for own in module.parameters(recurse=False) if id(own) in stepped
+        )
+        owner = next(owners, None)
+        model = outermost(owner) if owner is not None else None
+        if model is not None and _shapes(model) == _shapes(self._step.root):
+            self._handle.remove()
+            self._handle = model.register_forward_pre_hook(self._hook, with_kwargs=True, prepend=True)
+            self._step, self._new_at = replace(self._step, root=model), len(self._given)
 
     def begin(self, step: Step, written: Written | None) -> None:
         """Begin with the traced step, which ends as its optimizer's step begins."""
-        self._step, self._written = step, written
+        self._step, self._written, self._averages = step, written, step.averages
         self._add(step.options)
 
     def stepping(self, optimizer: Optimizer, options_of: Callable[[nn.Module], Options]) -> None:
         """Note that an optimizer begins a step, and with what; no call is seen before one of a compiled model."""
         if self._step is not None and not _is_captured() and steps(optimizer, self._step.root):
             if id(optimizer) in self._done:
+                self._take_averages()
                 self._begin_step()
             self._add(options_of(self._step.root))
 
@@ -88,6 +111,7 @@ class LaterSteps:
         if not torch.is_grad_enabled() or _is_captured():
             return
         if self._is_stepped:
+            self._take_averages()
             if not self._has_after:
                 self._write()
             self._begin_step()
@@ -106,11 +130,19 @@ class LaterSteps:
         if self._is_stepped:
             self._given.pop()
         self._is_stepped = True
-        self._given.append(GivenRecord(tuple(self._shapes), tuple(self._rows), tuple(options_records(options))))
+        is_new = len(self._given) == self._new_at
+        self._given.append(GivenRecord(tuple(self._shapes), tuple(self._rows), tuple(options_records(options)), is_new))
         if len(self._given) == MAX_STEPS:
             self.end()
 
+    def _take_averages(self) -> None:
+        """Keep the averages of weights that the traced step leaves: a job makes them before its next step."""
+        if self._averages is not None and len(self._given) == 1:
+            self._after += quietly(WHAT, list, self._averages.now()) or []
+            self._averages = None
+
     def _write(self) -> None:
+        self._take_averages()
         if self._written is not None:
             self._written(self._after, self._given)
         self._after, self._has_after = [], True
@@ -124,6 +156,11 @@ def _is_captured() -> bool:
 def steps(optimizer: Optimizer, root: nn.Module) -> bool:
     """Whether an optimizer steps parameters of a model."""
     return not {id(parameter) for parameter in root.parameters()}.isdisjoint(map(id, parameters_of(optimizer)))
+
+
+def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each parameter of a model, in any wrapper."""
+    return {clean_name(name): tuple(param.shape) for name, param in unwrapped(model).named_parameters()}
 
 
 def _checksums(rows: torch.Tensor) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ from shardviz.live.claims.wrappers import approximated_by, reduced_in, reducing
 from shardviz.live.compat import default_store, groups_here, is_compiled
 from shardviz.live.run.hooks.observing import quietly
 from shardviz.live.run.references.writing import is_first_here, rank_here
+from shardviz.live.step.observe import optimizer_states
 from shardviz.live.step.optimizer_settings import options_records
 from shardviz.live.step.trace.recorder import MAX_ELEMENTS, add_points
 from shardviz.versions import package_version
@@ -30,8 +31,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
+    from torch.optim import Optimizer
+
     from shardviz.dump.records.step import ClipRecord, GivenRecord
     from shardviz.live.lines.job_lines import JobLines
+    from shardviz.live.run.averages import Averages
     from shardviz.live.run.outside import Outside
     from shardviz.live.run.tracing import JobTrace
     from shardviz.live.step.optimizer_settings import Options as Settings
@@ -58,13 +62,15 @@ class Step:
         trace: What its modules were given and returned.
         number: Which optimizer step it is, counted from 1.
         most: Of each weight and its gradient no more elements are kept.
-        weights: This rank's part of the weights before the step.
+        weights: This rank's part of the weights before the step, and of what may be averages of them.
         outside: What is stepped with the model and is not in it.
         broke_off: Whether the job raised in it: what backward left in gradients may not be reduced yet.
         lines: What was recorded line by line; None if nothing was asked for.
         options: The numbers with which optimizers step its parameters.
         apart: Modules with gradients that are no part of it, each with the optimizer that steps it.
         clips: The norms by which its gradients were clipped.
+        optimizers: What steps its parameters, once backward is over.
+        averages: What may be averages of its weights.
     """
 
     root: nn.Module
@@ -78,6 +84,8 @@ class Step:
     options: Settings = field(default_factory=dict)
     apart: Sequence[tuple[str, str]] = ()
     clips: list[ClipRecord] = field(default_factory=list)
+    optimizers: Sequence[Optimizer] = ()
+    averages: Averages | None = None
 
     @property
     def is_compiled(self) -> bool:
@@ -119,6 +127,7 @@ def write_step(step: Step, folder: Path, command: tuple[str, ...], problem: str 
     hook = approximated_by(step.root)
     for local in (*step.weights, *(() if step.broke_off or hook else _gradients(step))):
         capture.add_values(local, "step")
+    quietly(WHAT, _add_states, capture, step)
     add_points(capture, step.trace)
     capture.options, capture.clips = options_records(step.options), step.clips
     capture.held_back = [] if problem else held_back_names(unwrapped(step.root))
@@ -184,6 +193,18 @@ def _gradients(step: Step) -> Iterator[Local]:
             claim = local.grad_claim or local.claim
             values = sampled(local.grad.detach(), step.most)
             yield replace(local, role="grad", values=values, grad=None, claim=claim)
+
+
+def _add_states(capture: Capture, step: Step) -> None:
+    """Add what optimizers keep of each element of a parameter before the step: one that made none keeps nothing."""
+    params = [local for local in local_tensors(unwrapped(step.root)) if local.role == "param"]
+    shapes = {local.name: local.values.shape for local in params}
+    for optimizer in step.optimizers:
+        for state in optimizer_states(optimizer, unwrapped(step.root), params):
+            is_of_elements = state.values.shape == shapes.get(state.name.rpartition(".")[0])
+            # What is quantized has codes, or is of a class of its own.
+            if is_of_elements and type(state.values) is torch.Tensor and state.values.is_floating_point():
+                capture.add_values(replace(state, values=sampled(state.values.detach(), step.most)), "step")
 
 
 def most_of(num_tensors: int) -> int:

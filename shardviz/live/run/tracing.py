@@ -30,6 +30,7 @@ from shardviz.live.compat import (
 )
 from shardviz.live.lines.job_lines import JobLines
 from shardviz.live.randomness import random_states
+from shardviz.live.run.averages import Averages
 from shardviz.live.run.hooks.arming import arm, disarm
 from shardviz.live.run.hooks.observing import nested, quietly, report
 from shardviz.live.run.later_steps import LaterSteps, steps
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from shardviz.live.step.optimizer_settings import Options as Settings
     from shardviz.live.step.trace.recorder import Seen
 
+    Shapes = tuple[tuple[int, ...], ...]
 
 SIDES = 4
 """Inputs, outputs and the gradients of both; many are the same tensors."""
@@ -151,6 +153,7 @@ class Follower:
         self._lines = JobLines(self.followed.lines, report) if self.followed.lines is not None else None
         self._optimizers: WeakSet[Optimizer] = WeakSet()
         self._taken: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
+        self._num_taken: dict[Shapes, int] = {}
         self._handles: list[Any] = []
         self._step: Step | None = None
         self._is_over = False
@@ -159,9 +162,19 @@ class Follower:
         self._process = os.getpid()
 
     def optimizing(self, optimizer: Optimizer) -> None:
-        """Look at the steps of an optimizer, and at the calls of modules until the step begins."""
-        if self._is_over or os.getpid() != self._process:
+        """Look at the steps of an optimizer, and at the calls of modules until the step begins.
+
+        A job may go on with a new model and optimizer in the place of those that it has stepped: it loads a checkpoint.
+        """
+        if os.getpid() != self._process:
             return
+        if self._is_over:
+            if self._later is not None:
+                self._later.made(optimizer)
+            self._optimizers.add(optimizer)
+            return
+        if (earlier := self._num_taken.get(_shapes(optimizer))) is not None:
+            self._taken[optimizer] = earlier
         if not self._optimizers:
             self.begin()
             self._begin_lines(0)
@@ -204,6 +217,8 @@ class Follower:
             quietly(WHAT, self._end_with, optimizer)  # it may have called no closure
             quietly(WHAT, self._after_step, optimizer)
             self._taken[optimizer] = self._taken.get(optimizer, 0) + 1
+            if not self._is_over:
+                self._num_taken[_shapes(optimizer)] = self._taken[optimizer]
             quietly(WHAT, self._begin_lines, self._taken[optimizer])
 
         register_optimizer_step_pre_hook(before)
@@ -240,7 +255,10 @@ class Follower:
         before = [*local_tensors(model), *outsiders.tensors()]
         most = most_of(len(before))
         self._later = LaterSteps(called, _without_errors)
-        self._step = Step(root, trace, self.options.trace_step, most, weights_of(before, most), outsiders)
+        averages: Averages | None = quietly(WHAT, Averages.of, model, most)
+        old = quietly(WHAT, list, averages.now()) if averages is not None else None
+        weights = [*weights_of(before, most), *(old or ())]
+        self._step = Step(root, trace, self.options.trace_step, most, weights, outsiders, averages=averages)
         self._handles = list(trace.follow(model, self.followed))
         if self._lines is not None:
             self._step = replace(self._step, lines=self._lines)
@@ -285,21 +303,25 @@ class Follower:
         ):
             options = quietly(WHAT, self._options_of, self._step.root, states_of)
             apart = list(apart_from(self._step.root, [*self._optimizers, *self._taken]))
-            self._step = replace(self._step, options=options or {}, apart=apart)
+            self._step = replace(self._step, options=options or {}, apart=apart, optimizers=self._outermost())
             self._finish("")
 
     def _options_of(self, root: nn.Module, *others: Callable[[Optimizer, nn.Module], Settings]) -> Settings:
         """Return the numbers with which optimizers step a model's parameters, and what other functions say of them."""
-        optimizers = [*self._optimizers, *self._taken]
-        inner = {id(getattr(optimizer, "optim", None)) for optimizer in optimizers}
         options: Settings = {}
-        for optimizer in (one for one in optimizers if id(one) not in inner):
+        for optimizer in self._outermost():
             more = [function(optimizer, unwrapped(root)) for function in others]
             for name, values in options_of(optimizer, unwrapped(root)).items():
                 options[name] = dict(values)
                 for of_names in more:
                     options[name] |= of_names.get(name, {})
         return options
+
+    def _outermost(self) -> list[Optimizer]:
+        """Return the optimizers that no other one has inside of it."""
+        optimizers = dict.fromkeys([*self._optimizers, *self._taken])
+        inner = {id(getattr(optimizer, "optim", None)) for optimizer in optimizers}
+        return [optimizer for optimizer in optimizers if id(optimizer) not in inner]
 
     def _after_step(self, optimizer: Optimizer) -> None:
         if self._is_over and self._later is not None and os.getpid() == self._process:
@@ -331,6 +353,11 @@ class Follower:
             written = self.write(replace(step, broke_off=broke_off), problem)
             if self._later is not None and not problem:
                 self._later.begin(step, written)
+
+
+def _shapes(optimizer: Optimizer) -> Shapes:
+    """Return the shapes of what an optimizer steps."""
+    return tuple(tuple(parameter.shape) for parameter in parameters_of(optimizer))
 
 
 def runs(module: nn.Module, model: nn.Module) -> bool:

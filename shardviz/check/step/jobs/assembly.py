@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.check.step.jobs.clips import Clips
-    from shardviz.check.step.jobs.starts import Belonging
+    from shardviz.check.step.jobs.starts import Belonging, Way
     from shardviz.check.step.trace.calls import Call
     from shardviz.check.step.trace.divergence import Divergence
     from shardviz.check.step.trace.judging import Judging
@@ -213,6 +213,7 @@ class Weights:
         updated: The weights after the optimizer's step.
         belongings: Where those of the other job's belong that claim nothing.
         order: The order in which the other job's ranks have the batch's rows; None if it is the same.
+        ways: How those of the first job were put together.
     """
 
     params: Mapping[str, Weight]
@@ -220,6 +221,7 @@ class Weights:
     updated: Mapping[str, Weight]
     belongings: Mapping[str, Belonging]
     order: NDArray[np.int64] | None = None
+    ways: Mapping[str, Way] = field(default_factory=dict)
 
 
 def assembled(job: JobTrace, judging: Judging, weights: Weights, reference: JobTrace) -> tuple[Dump, tuple[str, ...]]:

@@ -15,6 +15,7 @@ from shardviz.check.ranks import without_trace
 from shardviz.check.report import NotChecked, findings_in, grouped, ranks_by_name
 from shardviz.check.step.comparison import compared
 from shardviz.check.step.jobs.assembly import JobEvidence, Weights, assembled, findings_on
+from shardviz.check.step.jobs.averages import averages_of
 from shardviz.check.step.jobs.clips import clips_of, with_own_clips
 from shardviz.check.step.jobs.later import LaterResult, later_steps_of
 from shardviz.check.step.jobs.optimizers import (
@@ -28,6 +29,7 @@ from shardviz.check.step.jobs.optimizers import (
 )
 from shardviz.check.step.jobs.peers import rows_of_peers
 from shardviz.check.step.jobs.starts import Rows, belongings_of, by_name, farthest_weights, other_weights, rows_of
+from shardviz.check.step.jobs.states import states_before
 from shardviz.check.step.jobs.updates import Updates, updates_of
 from shardviz.check.step.jobs.whole_job import WholeJob, chosen, mesh_of_job
 from shardviz.check.step.lines.naming import module_to_open, with_lines
@@ -78,6 +80,9 @@ MAX_ROWS = 1 << 24
 TWO_PIPELINES = (
     "the step, module by module: both jobs are pipelines; compare each with a job without stages: shardviz run --trace "
     "-o one -- python train.py"
+)
+NEW_MODEL = (
+    "what a new model and its optimizer begin step {0} with, as after a load: trace that step too (--trace-step {0})"
 )
 WITHOUT_GRADIENT = "its gradient: only a sample of it was kept, or ranks have different ones"
 UNSHARDED = "the unsharded model"
@@ -143,7 +148,8 @@ def _not_compared(why: str) -> StepDifference:
 
 def _compare(reference: WholeJob, job: WholeJob) -> Attempt:
     """Compare a job, rank by rank, with what the ranks of another job have together."""
-    params, grads, updated = reference.weights(job.job.ranks, job.mesh)
+    ways = reference.ways(job.job.ranks, job.mesh)
+    params = {name: way.weight for name, way in ways.items()}
     parts = by_name(job.job.ranks, "param")
     belongings = belongings_of(params, parts, job.mesh)
     others, num_weights = other_weights(params, parts, belongings)
@@ -168,7 +174,9 @@ def _compare(reference: WholeJob, job: WholeJob) -> Attempt:
     if rows.not_joined:  # gradients are of the whole batch, however ranks share it
         left_out.append(NotChecked("", f"the step, module by module: {rows.not_joined}", "step"))
     judging = Judging({}, {}, job.mesh) if rows.not_joined else _judging(reference, job, rows.order)
-    attempt = _step_of(reference, job, judging, Weights(params, grads, updated, belongings, rows.order), left_out)
+    grads, updated = reference.put_as_weights(ways, "grad"), reference.put_as_weights(ways, "param", "updated")
+    weights = Weights(params, grads, updated, belongings, rows.order, ways)
+    attempt = _step_of(reference, job, judging, weights, left_out)
     first = next(iter(attempt.difference.departures), None)
     if first is not None and isinstance(first.explanation, UnexplainedModule):  # a sum of different rows, as a lookup's
         peers = rows_of_peers(reference, job, parts, belongings)
@@ -268,11 +276,16 @@ def _step_of(
     placed = sorted(findings_in(with_lines(dump, findings)), key=lambda finding: not finding.module)
     findings = with_own_clips(placed, job)
     look = _look_at_lines(findings, dump, reference, job)
+    kept = Updates() if findings else states_before(reference, job, weights)
+    findings += grouped(findings_in(kept.results), ranks_by_name(dump))
     updates = Updates() if findings else updates_of(job, weights)
-    results += updates.results
     findings += grouped(findings_in(updates.results), ranks_by_name(dump))
+    averages = Updates() if findings else averages_of(reference, job, weights)
+    findings += grouped(findings_in(averages.results), ranks_by_name(dump))
+    results += [*kept.results, *updates.results, *averages.results]
     later = LaterResult() if findings else later_steps_of(reference, job)
     not_compared = [result for result in results if isinstance(result, NotChecked)]
+    not_compared += [NotChecked("", NEW_MODEL.format(later.new_at), "step")] if later.new_at else []
     not_compared += [NotChecked(name, WITHOUT_GRADIENT, "step") for name in sampled]
     not_compared += [*_without_numbers(judging, reference), *_apart(judging, reference), *left_out]
     states = {place: set(judgment.state.values()) for place, judgment in judging.judgments.items()}
@@ -286,7 +299,7 @@ def _step_of(
             _departure(finding, num_odd, reference, job, look if finding is findings[0] else "") for finding in findings
         )
         + ((later.departure,) if later.departure is not None else ()),
-        len(weights.params) + len(right) + updates.num_right,
+        len(weights.params) + len(right) + kept.num_right + updates.num_right + averages.num_right,
         max(judging.drift, _farthest_gradient(evidence)),
         max((judging.judgments[place].near / sizes[place] for place in right), default=0.0),
         dtypes,

@@ -32,11 +32,13 @@ class LaterResult:
         departure: What differs in the first of them in which something does; None if nothing does.
         count: In how many settings were compared.
         with_rows: In how many of these rows were.
+        new_at: The first step of a model that both jobs go on with in the place of the traced one; 0 if there is none.
     """
 
     departure: Departure | None = None
     count: int = 0
     with_rows: int = 0
+    new_at: int = 0
 
 
 def later_steps_of(reference: WholeJob, job: WholeJob) -> LaterResult:
@@ -44,11 +46,13 @@ def later_steps_of(reference: WholeJob, job: WholeJob) -> LaterResult:
     wanted, given = _steps_of(reference), _steps_of(job)
     if not wanted or not given:
         return LaterResult()
-    traced, with_rows = job.steps_before + 1, 0
+    traced, with_rows, new_at = job.steps_before + 1, 0, 0
     rows, rows_there = ([_rows_of(step.values()) for step in steps] for steps in (given, wanted))
     alike = {shape for shape, ours in rows_there[0].items() if ours == rows[0].get(shape)}
     for at in range(1, min(len(given), len(wanted))):
         number = traced + at
+        is_new = any(record.is_of_new_model for step in (wanted[at], given[at]) for record in step.values())
+        new_at = new_at or (number if is_new else 0)
         before = "in the step before" if at == 1 else f"in the {at} steps before"
         if (different := _different_settings(wanted[at], given[at], (reference, job))) is not None:
             rank, texts = different
@@ -67,7 +71,7 @@ def later_steps_of(reference: WholeJob, job: WholeJob) -> LaterResult:
                 has = f"has, in step {again[0]}" if again else "does not have in it"
                 text = f"{job.name}: in step {number} ranks are given rows that the other job {has}; all are equal "
                 return LaterResult(departure_for(DifferentBatch(of_jobs=True), "batch", "", text + before))
-    return LaterResult(None, min(len(given), len(wanted)) - 1, with_rows)
+    return LaterResult(None, min(len(given), len(wanted)) - 1, with_rows, new_at)
 
 
 def _num_rows(step: Mapping[int, GivenRecord]) -> int:

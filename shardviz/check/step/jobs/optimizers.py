@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from shardviz.dump.records.step import STATES, STEPS
 from shardviz.explain.step.two_jobs import DifferentSettings, LostStates
 from shardviz.groups import in_groups
-from shardviz.text import listed
+from shardviz.text import listed, named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -71,6 +71,25 @@ def different_settings(reference: WholeJob, job: WholeJob) -> Iterator[Finding]:
         yield cause.finding(name, tuple(job.job.ranks), text)
 
 
+def states_on_some_ranks(job: WholeJob) -> Iterator[Finding]:
+    """Yield that optimizers on some ranks begin the step without any state, and one on another rank has all.
+
+    Where ranks share states, as ZeroRedundancyOptimizer's do, none has them all.
+    """
+    records = job.job.dump.files.ranks.items()
+    options = {rank: of_rank for rank, record in records if (of_rank := options_in(record.options))}
+    kept = {rank: {name for name, values in of_rank.items() if STATES in values} for rank, of_rank in options.items()}
+    full = next((rank for rank, names in kept.items() if len(names) > 1 and names == options[rank].keys()), None)
+    without = [
+        rank for rank, names in kept.items() if full is not None and not names and options[rank].keys() & kept[full]
+    ]
+    if full is not None and without:
+        kinds = listed(dict.fromkeys(values[STATES] for values in options[full].values()), MAX_LISTED)
+        who = f"{named_ranks(without, MAX_LISTED)} of {job.name}"
+        text = f"the optimizer of rank {full} begins the step with {kinds}, and that of {who} with none"
+        yield LostStates(who, f"rank {full}", kinds).finding("optimizer", tuple(without), text)
+
+
 def lost_states(reference: WholeJob, job: WholeJob) -> Iterator[Finding]:
     """Yield that one of two jobs begins the step with states of its optimizers, and the other without any, or later.
 
@@ -91,3 +110,5 @@ def lost_states(reference: WholeJob, job: WholeJob) -> Iterator[Finding]:
         texts = (f"{count} in {each.name}" for count, each in zip(steps, jobs, strict=True))
         cause = LostStates(job.name, reference.name, steps=" and ".join(texts))
         yield cause.finding("optimizer", tuple(job.job.ranks), f"its count of steps is {cause.steps}")
+    else:
+        yield from states_on_some_ranks(job)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardviz.check.step.comparison import weight_of
 from shardviz.check.step.jobs.starts import Way, by_name, chosen_weight
 from shardviz.check.step.trace.calls import NUMBER
 from shardviz.check.step.trace.judging import Judging
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
     from shardviz.check.step.trace.traces import JobTrace, OfRank, Point
     from shardviz.dump.dump import Dump
+    from shardviz.dump.records.base import Moment
     from shardviz.dump.records.trace import Place
     from shardviz.layout.candidates import Placements
     from shardviz.layout.layout import Layout
@@ -317,21 +319,18 @@ class WholeJob:
             return [((), replace(point, values=None))]
         return [(one.way, replace(point, values=one.values)) for one in together(parts, self.mesh)]
 
-    def weights(
-        self, others: Mapping[int, OfRank], mesh: Mesh
-    ) -> tuple[dict[str, Weight], dict[str, Weight], dict[str, Weight]]:
-        """Return its weights, plain ones put together as the other job's, their gradients, and updated weights."""
+    def ways(self, others: Mapping[int, OfRank], mesh: Mesh) -> dict[str, Way]:
+        """Return its weights before the step, plain ones put together as the other job's, by name."""
         other_params = by_name(others, "param")
-        gradients, after = by_name(self.job.ranks, "grad"), by_name(self.job.ranks, "param", "updated")
-        params, grads, updated = {}, {}, {}
-        for name, parts in by_name(self.job.ranks, "param").items():
-            way = self._weight(parts, other_params.get(name, {}), mesh)
-            params[name] = way.weight
-            if name in gradients:
-                grads[name] = self._put_alike(gradients[name], way)
-            if name in after:
-                updated[name] = self._put_alike(after[name], way)
-        return params, grads, updated
+        params = by_name(self.job.ranks, "param").items()
+        return {name: self._weight(parts, other_params.get(name, {}), mesh) for name, parts in params}
+
+    def put_as_weights(self, ways: Mapping[str, Way], role: str, moment: Moment = "step") -> dict[str, Weight]:
+        """Return what belongs to its weights, such as gradients and states, each put together as the weight is."""
+        of_weights = (
+            (name, weight_of(role, name), parts) for name, parts in by_name(self.job.ranks, role, moment).items()
+        )
+        return {name: self._put_alike(parts, ways[weight]) for name, weight, parts in of_weights if weight in ways}
 
     def _weight(self, parts: Mapping[int, Weight], others: Mapping[int, Weight], mesh: Mesh) -> Way:
         first, values = next(iter(parts.values())), _values(parts)

@@ -65,10 +65,20 @@ def exchange_fault(states: States) -> Fault | None:
     if any(map(_is_exchange, lines.calls)) and (twice := _sorted_twice(states)) is not None:
         return twice
     rows = Rows(states)
-    summing = [call for call in lines.calls if call.first.function in SUMS]
-    if not any(map(_is_exchange, lines.calls)) or any(rows.of(value) for call in summing for value in call.outputs):
-        return None
-    return _not_restored(rows) or _first_strange(rows)
+    return (_not_restored(rows) or _first_strange(rows)) if _are_exchanged(rows) else None
+
+
+def not_restored_fault(states: States) -> Fault | None:
+    """Return the line that leaves exchanged rows in another order than they came in; None if there is none."""
+    rows = Rows(states)
+    return _not_restored(rows) if _are_exchanged(rows) else None
+
+
+def _are_exchanged(rows: Rows) -> bool:
+    """Whether rows are exchanged, and ranks sum none."""
+    calls = rows.states.lines.calls
+    summed = (value for call in calls if call.first.function in SUMS for value in call.outputs)
+    return any(map(_is_exchange, calls)) and not any(map(rows.of, summed))
 
 
 def _sorted_twice(states: States) -> Fault | None:

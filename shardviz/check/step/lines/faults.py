@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.step.lines.backward import backward_fault, micro_batches_fault
 from shardviz.check.step.lines.calls import SELECTS
-from shardviz.check.step.lines.exchanges import MOVES, exchange_backward, exchange_fault, misplaced_fault
+from shardviz.check.step.lines.exchanges import (
+    MOVES,
+    exchange_backward,
+    exchange_fault,
+    misplaced_fault,
+    not_restored_fault,
+)
 from shardviz.check.step.lines.fault import Fault, called, fault_at, with_label
 from shardviz.check.step.lines.foreign import foreign_fault, loop_fault, own_rows_fault, padding_fault, unwritten_fault
 from shardviz.check.step.lines.offsets import other_axis_fault, same_slices_fault, shifted_fault, unequal_fault
@@ -100,6 +106,7 @@ def _narrowed(states: States, fault: Fault | None) -> Fault | None:
             unwritten_fault(states.lines)
             or _counted_fault(states)
             or _shifted(states)
+            or not_restored_fault(states)  # of rows that are routed, each rank has an order of its own
             or moved_fault(states)
             or exchange_fault(states)
             or foreign_fault(states)

@@ -19,7 +19,7 @@ import numpy as np
 
 from shardviz.check.step.lines.calls import ADDITIONS
 from shardviz.check.step.lines.exchanges import COPIES
-from shardviz.check.step.lines.fault import Fault, at, fault_at, place_of, reached
+from shardviz.check.step.lines.fault import Fault, at, fault_at, given_fault, place_of, reached
 from shardviz.check.step.lines.states import States
 from shardviz.explain.step.line_rows import MisplacedMask
 from shardviz.relate.tolerance import STEP
@@ -127,11 +127,16 @@ def _fault_of(states: States, call: Call, *, in_ring: bool = False) -> Fault | N
             break
         changing = changing or (maker.first.frames[-1] if _is_update(states.lines, maker) else None)
         maker = earlier
+    if not in_ring and not maker.counts_by_rank:  # what it is made of first is made of may be wrong, too
+        makers, given = _makers_of_unlike(states, call, places)
+        if given is not None:
+            return given_fault(given)
+        maker = min([maker, *makers], key=lambda earlier: earlier.order)
     rank, first = unlike[0], maker.first.frames[-1]
     of, taken = _counted(states, mask, maker, rank, places) or _taken(states, mask, rank, places[rank])
     what, verb = ("bias", "biases") if call.first.function in (*ADDITIONS, "sub") else ("mask", "masks")
-    has = f"rank {rank} {verb} {of} {spans_of(places[rank][of == 'keys'])} of the whole"
-    takes = f"the {what} takes them as {spans_of(taken)}" if taken else f"the {what} isn't that of these"
+    has = f"rank {rank} {verb} {of} {spans(places[rank][of == 'keys'])} of the whole"
+    takes = f"the {what} takes them as {spans(taken)}" if taken else f"the {what} isn't that of these"
     changes = f", as {at(changing, first)} changes it in each round" if changing is not None else ""
     sentence = f"{reached(maker)} is the first wrong line: {has}, and {takes}{changes}"
     applies = f"{at(call.first.frames[-1], first)} applies the {what}"
@@ -139,6 +144,26 @@ def _fault_of(states: States, call: Call, *, in_ring: bool = False) -> Fault | N
     updated = place_of(changing) if changing is not None else ""
     cause = MisplacedMask(place, reader, of, in_ring, updated=updated)
     return fault_at(maker, f"{sentence}; {applies}", cause)
+
+
+def _makers_of_unlike(states: States, call: Call, places: Mapping[int, Places]) -> tuple[list[Call], Call | None]:
+    """Return the calls that make what a mask is made of, as far as it is not that of a rank's queries or keys.
+
+    Returns:
+        The calls; and the one that reads such numbers which the module is given, None if there is none.
+    """
+    makers: list[Call] = []
+    waiting = [call]
+    while waiting:
+        current = waiting.pop(0)
+        for value in (value for value in current.inputs if _is_unlike(states, value, places)):
+            maker = states.lines.producer(value)
+            if maker is None and states.lines.origin(value).startswith("input"):
+                return makers, current
+            if maker is not None and maker not in makers:
+                makers.append(maker)
+                waiting += [] if maker.counts_by_rank else [maker]
+    return makers, None
 
 
 def _hidden_later(states: States, call: Call) -> dict[int, NDArray[np.bool_]]:

@@ -37,12 +37,16 @@ if TYPE_CHECKING:
 
 def why_state(evidence: Evidence, state: Compared, ranks: Sequence[int]) -> Reason | None:
     """Return why an optimizer's state differs after the step; None if no rule explains it."""
-    return _of_another_order(state, ranks) or _why_computed(evidence, state, ranks) or _why_loaded(evidence.dump, state)
+    return (
+        state_in_another_order(state, ranks)
+        or _why_computed(evidence, state, ranks)
+        or _why_loaded(evidence.dump, state)
+    )
 
 
 def _why_computed(evidence: Evidence, state: Compared, ranks: Sequence[int]) -> Reason | None:
     """Return why the optimizer computed a different state on some ranks; None if no rule explains it."""
-    return _of_old_weight(evidence, state, ranks) or _state_of_parts(state) or _scaled_state(evidence, state)
+    return _of_old_weight(evidence, state, ranks) or state_of_parts(state) or _scaled_state(evidence, state)
 
 
 def unexplained_state(evidence: Evidence, state: Compared) -> UnexplainedState:
@@ -76,7 +80,7 @@ def _is_of(state: Compared, values: NDArray[np.float64], old: NDArray[np.float64
     return factor is not None and state.near(values, factor * old)
 
 
-def _state_of_parts(state: Compared) -> Reason | None:
+def state_of_parts(state: Compared) -> Reason | None:
     """Return that each rank has statistics of its own part, if their mean or sum over ranks is the right state."""
     axes = tuple(state.copies_differ_along)
     for op in ("avg", "sum") if axes and state.wanted.size > 1 else ():
@@ -168,7 +172,7 @@ def _is_from(comparison: Compared, parts: Mapping[int, NDArray[np.float64]], ran
     return bool(np.any(added)) and factor_to(off, added) is not None and factor_to(due, added) is None
 
 
-def _of_another_order(comparison: Compared, ranks: Sequence[int]) -> Reason | None:
+def state_in_another_order(comparison: Compared, ranks: Sequence[int]) -> Reason | None:
     """Return why ranks have the numbers of their own part of a state at other places; None if they have not."""
     parts = [(comparison.reduced[rank].ravel(), comparison.wanted_of(rank).ravel()) for rank in ranks]
     if any(got.size < 2 or not comparison.near(np.sort(got), np.sort(due)) for got, due in parts):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import sys
 import zlib
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -208,8 +208,8 @@ def sample(tensor: torch.Tensor) -> int:
     return zlib.crc32(values.view(torch.uint8).numpy().tobytes()) if values.numel() else 0
 
 
-def _living(kind: type[Any]) -> list[Any]:
-    """Return every object of a class in this process.
+def _living(kind: type[Any] | tuple[type[Any], ...]) -> list[Any]:
+    """Return every object of a class, or of some, in this process.
 
     No other thread runs meanwhile: torch 2.6.0 warns of each tensor that one of gloo's frees while all are in a list.
     """
@@ -226,6 +226,11 @@ def living_modules() -> list[nn.Module]:
     """Return every module of this process."""
     modules = _living(nn.Module)
     return [module for module in modules if "_modules" in vars(module)]  # a wrapper that is being made has none yet
+
+
+def living_collections() -> list[dict[Any, Any] | list[Any]]:
+    """Return every dict and list of this process, none of a class that may answer with code of its own."""
+    return [one for one in _living((dict, list)) if type(one) in (dict, OrderedDict, list)]
 
 
 def living_optimizers() -> list[torch.optim.Optimizer]:

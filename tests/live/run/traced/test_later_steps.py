@@ -160,3 +160,39 @@ def test_a_module_that_another_optimizer_steps_is_said_not_to_be_compared(tmp_pa
     step, _ = diff(trace, trace)
     notes = [note["why"] for note in step["not_compared"]]
     assert "Linear, which Adam steps: it is no part of the model that is followed" in notes
+
+
+AGAIN = (
+    "        scheduler.step()\n",
+    """        scheduler.step()
+    if step == 1:
+        old, states = model, optimizer.state_dict()
+        called = model = Model(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
+        model.load_state_dict(old.state_dict())
+        if WORLD > 1:
+            WRAP
+        optimizer = OPTIMIZER
+        optimizer.load_state_dict(states)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9 ** step, 1)
+""",
+)
+GOES_ON = [
+    ({}, ""),
+    ({"STEP": "step - (step > 1 < WORLD)"}, "in step 3 ranks are given rows that the other job has, in step 2"),
+    ({"TIMES": "1 + (WORLD > 1 < step)"}, "in step 4 the optimizers on rank 0 step with settings that are not"),
+]
+
+
+@pytest.mark.parametrize(("changed", "words"), [*at_night(GOES_ON)], ids=str)
+def test_a_job_that_goes_on_with_a_new_model_is_followed(tmp_path, changed, words):
+    assert AGAIN[0] in PROGRAM
+    for name in ("one", "two"):
+        text = PROGRAM.replace(*AGAIN)
+        for word, code in (USUAL | (changed if name == "two" else {})).items():
+            text = text.replace(word, code)
+        (tmp_path / f"{name}.py").write_text(text)
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "two.py")
+    step, _ = diff(run(tmp_path, "one", sys.executable, "one.py"), run(tmp_path, "two", *torchrun))
+    assert words in " ".join(one["sentence"] for one in step["departures"])
+    assert bool(step["departures"]) == bool(words)
+    assert words or any("trace that step too (--trace-step 3)" in note["why"] for note in step["not_compared"])

@@ -1,0 +1,212 @@
+"""Averages of weights that two jobs keep: what the reference's are made of, and whether ranks' are made of the same.
+
+An average moves toward a weight by a share of its distance to it. What of the other job does so is an average; a
+teacher, a gradient or a copy does not, and is left out. A rank's average is held to what the rank's own weights make of
+it, so that it is right where these were stepped in a slightly different direction.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.check.report import NotChecked
+from shardviz.check.step.comparison import weight_of
+from shardviz.check.step.jobs.starts import by_name
+from shardviz.check.step.jobs.updates import Updates
+from shardviz.explain.step.buffers import OtherAverage, UnexplainedBuffer
+from shardviz.explain.templates import number
+from shardviz.groups import in_groups, the_only
+from shardviz.relate.factors import factor_of
+from shardviz.relate.tolerance import ALIKE, CANCELED, EPSILON, FEW, LEAST_STATISTIC, ROUNDINGS_OF_RULE
+from shardviz.relate.values import magnitude, root_mean_square
+from shardviz.text import named_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from shardviz.check.step.jobs.assembly import Weights
+    from shardviz.check.step.jobs.whole_job import WholeJob
+    from shardviz.check.step.trace.traces import Weight
+    from shardviz.explain.finding import Finding
+
+    Values = NDArray[np.float64]
+    Why = OtherAverage | UnexplainedBuffer
+    OfRank = Sequence[tuple[str, str, "Average"]]
+
+MAX_LISTED = 3
+MOMENTS = ("after", "before")
+MOST_UPDATES = 64
+"""An average is not taken to be updated more often in a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Average:
+    """An average before and after a step, and the weight that it is of.
+
+    Attributes:
+        before: The average before the step.
+        after: The average after it.
+        weights: The weight by moment: `after` the step, or `before` it.
+        near: How far rounding may take an element.
+        of_other_job: Whether the weight is the other job's: the rank has all of the average, and a part of the weight.
+    """
+
+    before: Values
+    after: Values
+    weights: Mapping[str, Values]
+    near: float
+    of_other_job: bool = False
+
+    @property
+    def moved(self) -> float:
+        """How far an element was moved at most."""
+        return magnitude(self.after - self.before)
+
+    @property
+    def is_moved(self) -> bool:
+        """Whether something but rounding moved it."""
+        return self.moved > self.near
+
+    def share(self, moment: str) -> float | None:
+        """Return the share of the distance to a weight by which it moved; None if it moved in another way."""
+        toward = self.weights[moment] - self.before
+        taken = factor_of(self.after - self.before, toward) if np.count_nonzero(toward) >= FEW else None
+        part = ALIKE if self.of_other_job else LEAST_STATISTIC
+        if taken is None or magnitude(self.after - self.before - taken * toward) > self.near + part * self.moved:
+            return None
+        return taken
+
+    def is_near(self, due: Values) -> bool:
+        """Whether the average is what it should be: another job's weight may be off by much where rounding decides."""
+        apart = self.after - due
+        if not self.of_other_job:
+            return magnitude(apart) <= self.near + CANCELED * magnitude(due - self.before)
+        return root_mean_square(apart) <= self.near + ALIKE * root_mean_square(due - self.before)
+
+    def made_by(self, taken: float, moment: str) -> Values:
+        """Return the average that a share makes."""
+        return self.before + taken * (self.weights[moment] - self.before)
+
+
+def averages_of(reference: WholeJob, job: WholeJob, weights: Weights) -> Updates:
+    """Compare what a job's ranks make of their averages in the step with what the other job makes of its own."""
+    averages = in_groups(_of_ranks(job, weights))
+    results: list[Finding | NotChecked] = []
+    num_right = 0
+    for wanted in in_groups(_shares(reference, weights)).values():
+        reasons = [_best(of_rank, dict(wanted)) for of_rank in averages.values()]
+        # One piece of code makes them all: what a few numbers do not show, others do.
+        explained = {why for own in reasons for why in own.values() if isinstance(why, OtherAverage)}
+        of_all = the_only(explained) or UnexplainedBuffer()
+        for weight, _ in wanted:
+            of_ranks = {rank: own[weight] for rank, own in zip(averages, reasons, strict=True) if weight in own}
+            if any(why is not None for why in of_ranks.values()):
+                is_copied = all(_has_all(averages[rank], weight, weights) for rank in of_ranks)
+                results.append(_result(f"average of {weight}", of_ranks, of_all, is_copied=is_copied))
+            num_right += bool(of_ranks) and not any(of_ranks.values())
+        if not any(reasons):
+            why = "averages of weights: one process keeps some, and of the other job none was found"
+            results.append(NotChecked("", why, "step"))
+    return Updates(tuple(results), num_right)
+
+
+def _best(of_rank: OfRank, wanted: Mapping[str, tuple[float, str]]) -> dict[str, Why | None]:
+    """Return why each weight's average is wrong, None if it is right, of what the rank keeps that is nearest.
+
+    What nothing moves, as a teacher, is farther than what moves.
+    """
+    by_which = in_groups((which, (weight, average)) for which, weight, average in of_rank if weight in wanted)
+    reasons = [{weight: _why(average, wanted[weight]) for weight, average in own} for own in by_which.values()]
+    return min(reasons, key=lambda own: (sum(why is not None for why in own.values()), _num_idle(own)), default={})
+
+
+def _num_idle(reasons: Mapping[str, Why | None]) -> int:
+    """Return how many averages nothing moved."""
+    return sum(isinstance(why, OtherAverage) and why.what == "none" for why in reasons.values())
+
+
+def _has_all(of_rank: OfRank, weight: str, weights: Weights) -> bool:
+    """Whether a rank's average is of a whole weight."""
+    whole = weights.params[weight].shape
+    return all(average.before.shape == whole for _, name, average in of_rank if name == weight)
+
+
+def _result(name: str, of_ranks: Mapping[int, Why | None], of_all: Why, *, is_copied: bool) -> Finding | NotChecked:
+    """Return the finding of an average that is wrong on some ranks: one that is saved by one rank may be right."""
+    ranks = tuple(rank for rank, why in of_ranks.items() if why is not None)
+    causes = {why for why in of_ranks.values() if isinstance(why, OtherAverage)}
+    cause = the_only(causes) or of_all
+    if is_copied and len(ranks) < len(of_ranks) and isinstance(cause, OtherAverage) and cause.what == "none":
+        return NotChecked(name, f"{named_ranks(ranks, MAX_LISTED)} don't update their copies of it", "step")
+    who = f"on {named_ranks(ranks, MAX_LISTED)} it" if len(ranks) < len(of_ranks) else "it"
+    text = f"{who} is another average than the other job's after the step"
+    return cause.finding(name, ranks, text, kind="wrong-value")
+
+
+def _shares(reference: WholeJob, weights: Weights) -> Iterator[tuple[str, tuple[str, tuple[float, str]]]]:
+    """Yield each average that moved in the step: which, of which weight, by which share, and to which moment's."""
+    before = reference.put_as_weights(weights.ways, "buffer")
+    for name, after in reference.put_as_weights(weights.ways, "buffer", "updated").items():
+        weight = weight_of("buffer", name)
+        average = _average(before.get(name), after, weights.params.get(weight), weights.updated.get(weight))
+        for moment in MOMENTS if average is not None and average.is_moved else ():
+            if average is not None and (share := average.share(moment)) is not None:
+                yield name.partition(" of ")[0], (weight, (share, moment))
+                break
+
+
+def _of_ranks(job: WholeJob, weights: Weights) -> Iterator[tuple[int, tuple[str, str, Average]]]:
+    """Yield what ranks have of each average, beside their own part of the weight or, if it has another shape, all."""
+    old, after = by_name(job.job.ranks, "buffer"), by_name(job.job.ranks, "buffer", "updated")
+    params, updated = by_name(job.job.ranks, "param"), by_name(job.job.ranks, "param", "updated")
+    for name, held in after.items():
+        weight = weight_of("buffer", name)
+        for rank, part in held.items():
+            sides = old.get(name, {}).get(rank), part
+            average = _average(*sides, params.get(weight, {}).get(rank), updated.get(weight, {}).get(rank))
+            if average is None:
+                average = _average(*sides, weights.params.get(weight), weights.updated.get(weight), of_other_job=True)
+            if average is not None:
+                yield rank, (name.partition(" of ")[0], weight, average)
+
+
+def _average(*sides: Weight | None, of_other_job: bool = False) -> Average | None:
+    """Return an average before and after a step, with the weight before and after it; None if they do not fit."""
+    kept = [side.values for side in sides if side is not None and side.values is not None]
+    is_complete = len(kept) == len(sides) and all(side.is_whole for side in kept)
+    if not is_complete or len({side.values.shape for side in kept}) > 1:
+        return None
+    before, after, old, new = (side.values for side in kept)
+    near = ROUNDINGS_OF_RULE * EPSILON.get(kept[1].dtype, EPSILON["float32"]) * magnitude(after)
+    return Average(before, after, {"after": new, "before": old}, near, of_other_job)
+
+
+def _why(average: Average, wanted: tuple[float, str]) -> OtherAverage | UnexplainedBuffer | None:
+    """Return why a rank's average is not what the other job's share of the weight makes; None if it is."""
+    taken, moment = wanted
+    due = average.made_by(taken, moment)
+    if average.is_near(due):
+        return None
+    if not average.is_moved:
+        return OtherAverage("none", "before" if not magnitude(average.weights["before"] - average.before) else "")
+    shares = {at: share for at in MOMENTS if (share := average.share(at)) is not None}
+    others = [at for at, share in shares.items() if at != moment and math.isclose(share, taken, rel_tol=CANCELED)]
+    if others:
+        return OtherAverage("moment", others[0], moment)
+    if moment in shares:
+        kept = 1 - shares[moment]
+        times = round(math.log(kept) / math.log(1 - taken)) if 0 < kept < 1 and 0 < taken < 1 else 0
+        share = 1 - (1 - taken) ** times
+        if 1 < times <= MOST_UPDATES and math.isclose(shares[moment], share, rel_tol=LEAST_STATISTIC):
+            return OtherAverage("times", str(times))
+        return OtherAverage("decay", number(kept), number(1 - taken))
+    is_old = np.abs(average.after - average.before) <= average.near
+    is_due = np.abs(average.after - due) <= average.near + ALIKE * magnitude(due - average.before)
+    is_part = np.all(is_old | is_due) and not np.all(is_old) and average.of_other_job
+    return OtherAverage("part") if is_part else UnexplainedBuffer()
