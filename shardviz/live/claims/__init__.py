@@ -10,6 +10,8 @@ A source is a module here, and a line in `SOURCES` of `registry`. It has whichev
     mesh_of(model)                        the largest device mesh that the model's tensors are on
     groups_of(model)                      or the groups that it is split and copied over, by axis, outermost first
     fragments(engine, model)              this rank's fragments of the master copies and moments in flat buffers
+    stand_ins(parameter)                  what an optimizer steps in a parameter's place, or the optimizer itself
+    gradients(model, stepper, stepped)    the gradients of stand-ins while an inner optimizer steps them
     checkpoint(model, reference)          the reference under the model's names, if the library renames or merges
 
 A source imports its library only if the job has imported it. Of a tensor that it does not understand it returns

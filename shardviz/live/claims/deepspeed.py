@@ -11,7 +11,7 @@ part they are (`hp_fragment_address`). Tried on DeepSpeed 0.19.8.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import distributed
@@ -24,7 +24,7 @@ from shardviz.live.claims.local import Local, not_understood
 from shardviz.live.compat import clean_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     import torch
     from torch import nn
@@ -109,6 +109,69 @@ def groups_of(model: nn.Module) -> dict[str, Any]:
 def fragments(engine: nn.Module, model: nn.Module) -> list[Fragment]:
     """Return this rank's fragments of master copies and moments: of partitioned parameters, or else of buffers."""
     return list(_of_partitions(model)) or list(_of_buffers(engine, model))
+
+
+def stand_ins(parameter: Any) -> Iterator[object]:
+    """Yield the flat buffer that is stepped in a parameter's place, and its optimizer, which ZeRO-3 empties."""
+    mapping = getattr(parameter, "_hp_mapping", None)
+    if mapping is not None and mapping.hp_fragment._base is not None:
+        yield mapping.hp_fragment._base
+    zero3 = getattr(parameter, "_z3_optimizer", None)
+    if zero3 is not None and marks(parameter) and parameter.requires_grad:
+        yield zero3.fp32_partitioned_groups_flat[zero3.grad_position[zero3.get_param_id(parameter)][0]]
+    zero = zero3 or getattr(parameter, "_zero_optimizer", None)
+    if zero is not None:
+        yield zero.optimizer
+
+
+def gradients(model: nn.Module, stepper: object, stepped: Collection[int]) -> Iterator[Local]:
+    """Yield this rank's stretch of the gradients of parameters whose flat buffers are stepped now."""
+    parameters = {id(tensor): (clean_name(name), tensor) for role, name, tensor in named_tensors(model)}
+    named: list[tuple[str, Any]] = [pair for pair in parameters.values() if list(stand_ins(pair[1]))]
+    buffers = {
+        tensor.untyped_storage().data_ptr(): buffer for _, tensor in named if (buffer := _buffer_of(tensor)) is not None
+    }
+    for name, tensor in named:
+        if marks(tensor):
+            yield from _of_partition(name, tensor, stepped)
+        elif (buffer := buffers.get(tensor.untyped_storage().data_ptr())) is not None and id(buffer) in stepped:
+            yield from _stretch(name, tensor, buffer)
+
+
+def _buffer_of(parameter: Any) -> torch.Tensor | None:
+    """Return the flat buffer that this rank's optimizer steps for some of a parameter's elements."""
+    mapping = getattr(parameter, "_hp_mapping", None)
+    buffer: torch.Tensor | None = None if mapping is None else mapping.hp_fragment._base
+    return buffer
+
+
+def _stretch(name: str, parameter: Any, buffer: torch.Tensor) -> Iterator[Local]:
+    """Yield this rank's stretch of a gradient: weights lie in a buffer of all ranks as gradients do in theirs."""
+    shape, ranks = tuple(parameter.shape), tuple(distributed.get_process_group_ranks(parameter._dp_group))
+    total = parameter.untyped_storage().nbytes() // parameter.element_size()
+    offset = parameter.storage_offset()
+    if buffer.grad is None:
+        return
+    if buffer.numel() == total:
+        yield Local(name, "grad", shape, buffer.grad[offset : offset + parameter.numel()].view(shape))
+    elif buffer.numel() * len(ranks) == total:
+        param = FlatParam.in_buffers(name, shape, ranks, buffer.grad, buffer.numel(), offset)
+        yield Local(
+            name, "grad", shape, param.cut(buffer.grad), of_flat_param(param, None), (FlatRecord(shape, offset), total)
+        )
+
+
+def _of_partition(name: str, parameter: Any, stepped: Collection[int]) -> Iterator[Local]:
+    """Yield this rank's part of the gradient of a partitioned parameter."""
+    optimizer = getattr(parameter, "_z3_optimizer", None)
+    if optimizer is None or not parameter.requires_grad or _reason(parameter.ds_tensor):
+        return
+    group, at, _ = optimizer.grad_position[optimizer.get_param_id(parameter)]
+    buffer = optimizer.fp32_partitioned_groups_flat[group]
+    if id(buffer) in stepped and buffer.grad is not None:
+        local = of_tensor(name, "grad", parameter, None)
+        assert local is not None
+        yield replace(local, values=buffer.grad[at : at + local.values.numel()])
 
 
 def _of_partitions(model: nn.Module) -> Iterator[Fragment]:

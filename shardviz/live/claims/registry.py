@@ -8,7 +8,7 @@ from shardviz.live.claims import deepspeed, dtensor, fsdp1, hooks, megatron, spm
 from shardviz.live.claims.local import Local, plain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
     from types import ModuleType
 
     import torch
@@ -93,6 +93,24 @@ def fragments(engine: nn.Module) -> list[Fragment]:
     """
     model = unwrapped(engine)
     return next(filter(None, (list(find(engine, model)) for find in _functions("fragments"))), [])
+
+
+def stand_ins(parameter: torch.Tensor) -> Iterator[object]:
+    """Yield what a library lets an optimizer step in a parameter's place, or the optimizer if this changes."""
+    for find in _functions("stand_ins"):
+        yield from find(parameter)
+
+
+def gradients(model: nn.Module, stepper: object, stepped: Collection[int]) -> Iterator[Local]:
+    """Yield this rank's part of the gradients of what is stepped in parameters' place.
+
+    Args:
+        model: The unwrapped model.
+        stepper: The library's engine or optimizer whose step it is.
+        stepped: The identities of what the inner optimizer steps now.
+    """
+    for find in _functions("gradients"):
+        yield from find(model, stepper, stepped)
 
 
 def checkpoint(model: nn.Module, reference: Reference) -> Reference:

@@ -13,10 +13,10 @@ import torch
 
 from shardviz.dump.records.step import GivenRecord
 from shardviz.live.capture.locals import local_tensors, unwrapped
-from shardviz.live.run.references.values import parameters_of
 from shardviz.live.run.step_files import weights_of
 from shardviz.live.step.optimizer_settings import options_records
 from shardviz.live.step.running import tensors_in
+from shardviz.live.step.steppers import steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,6 +55,11 @@ class LaterSteps:
         self._done: set[int] = set()  # optimizers that have made the current step
         self._has_after = False
         self._handle = module.register_forward_pre_hook(hook(self._called), with_kwargs=True, prepend=True)
+
+    @property
+    def root(self) -> nn.Module | None:
+        """The model as the job calls it; None before the traced step ends, and after the last."""
+        return self._step.root if self._step is not None else None
 
     def begin(self, step: Step, written: Written | None) -> None:
         """Begin with the traced step, which ends as its optimizer's step begins."""
@@ -119,11 +124,6 @@ class LaterSteps:
 def _is_captured() -> bool:
     """Whether a CUDA graph is being captured, which may not wait for numbers to be copied to the CPU."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-
-
-def steps(optimizer: Optimizer, root: nn.Module) -> bool:
-    """Whether an optimizer steps parameters of a model."""
-    return not {id(parameter) for parameter in root.parameters()}.isdisjoint(map(id, parameters_of(optimizer)))
 
 
 def _checksums(rows: torch.Tensor) -> tuple[int, ...]:

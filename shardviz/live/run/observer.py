@@ -18,10 +18,11 @@ from shardviz.live.run.hooks.arming import arm, disarm
 from shardviz.live.run.hooks.observing import nested, quietly
 from shardviz.live.run.meeting import end_stamped, watch_steps
 from shardviz.live.run.options import Note, leave
-from shardviz.live.run.references.values import contains, num_modules, parameters_of
+from shardviz.live.run.references.values import contains, num_modules
 from shardviz.live.run.references.writing import is_first_here, rank_here
 from shardviz.live.run.session import Session
 from shardviz.live.run.taking import Stage, take
+from shardviz.live.step.steppers import parameters_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -88,6 +89,16 @@ class Observer:
         """Note in a followed step that gradients were clipped. Called under `--trace` only."""
         if self._follower is not None:
             self._follower.clipped(norm, limit)
+
+    def library_begins(self, stepper: object) -> None:
+        """Note that a library begins a step of inner optimizers' steps. Called under `--trace` only."""
+        if self._follower is not None:
+            self._follower.library_begins(stepper)
+
+    def library_ends(self, norm: Any, limit: Any) -> None:
+        """Note that it ended, and by which norm gradients were clipped. Called under `--trace` only."""
+        if self._follower is not None:
+            self._follower.library_ends(norm, limit)
 
     def sharded(self, module: object) -> None:
         """Note that a module was sharded: it is captured when it, or what contains it, is called."""

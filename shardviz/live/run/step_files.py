@@ -27,7 +27,7 @@ from shardviz.live.step.trace.recorder import MAX_ELEMENTS, add_points
 from shardviz.versions import package_version
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from shardviz.dump.records.step import ClipRecord, GivenRecord
@@ -65,6 +65,7 @@ class Step:
         options: The numbers with which optimizers step its parameters.
         apart: Modules with gradients that are no part of it, each with the optimizer that steps it.
         clips: The norms by which its gradients were clipped.
+        gradients: Copies of this rank's part of gradients, if a library steps other tensors in parameters' place.
     """
 
     root: nn.Module
@@ -78,6 +79,7 @@ class Step:
     options: Settings = field(default_factory=dict)
     apart: Sequence[tuple[str, str]] = ()
     clips: list[ClipRecord] = field(default_factory=list)
+    gradients: Sequence[Local] | None = None
 
     @property
     def is_compiled(self) -> bool:
@@ -117,7 +119,7 @@ def write_step(step: Step, folder: Path, command: tuple[str, ...], problem: str 
         ]
     capture.narrowed_to |= reduced_in(step.root)
     hook = approximated_by(step.root)
-    for local in (*step.weights, *(() if step.broke_off or hook else _gradients(step))):
+    for local in (*step.weights, *(() if step.broke_off or hook else _all_gradients(step))):
         capture.add_values(local, "step")
     add_points(capture, step.trace)
     capture.options, capture.clips = options_records(step.options), step.clips
@@ -178,9 +180,19 @@ def _run_id() -> str:
     return run_id
 
 
-def _gradients(step: Step) -> Iterator[Local]:
+def _all_gradients(step: Step) -> Iterable[Local]:
+    return gradients_of(step) if step.gradients is None else step.gradients
+
+
+def gradients_of(step: Step, instead: Collection[str] = ()) -> Iterator[Local]:
+    """Yield copies of this rank's part of gradients, of large ones a sample.
+
+    Args:
+        step: The step, before its optimizer steps.
+        instead: Parameters in whose place something else is stepped: what is in their `.grad` is not what that gets.
+    """
     for local in (*local_tensors(unwrapped(step.root)), *step.outside.tensors()):
-        if local.role == "param" and local.grad is not None:
+        if local.role == "param" and local.grad is not None and local.name not in instead:
             claim = local.grad_claim or local.claim
             values = sampled(local.grad.detach(), step.most)
             yield replace(local, role="grad", values=values, grad=None, claim=claim)
