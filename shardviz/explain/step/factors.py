@@ -156,14 +156,16 @@ class FsdpDividedAgain(FactorOfAxes):
 
     Attributes:
         averaged: The axes, if FSDP was seen to divide by the number of ranks: then no other factor was set.
+        by: What averages, if it is DeepSpeed.
     """
 
     size: int
     of_all: bool
     averaged: str = ""
+    by: str = "FSDP"
     why = (
         (
-            "FSDP averages over {over}, and {of_all:?the training loop divides the loss or the gradient|the code "
+            "{by} averages over {over}, and {of_all:?the training loop divides the loss or the gradient|the code "
             "divides a loss term of these weights} by {size} again"
         ),
         (

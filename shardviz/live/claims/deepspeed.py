@@ -92,7 +92,7 @@ def of_tensor(name: str, role: Role, tensor: torch.Tensor, mesh: Mesh | None) ->
         return not_understood(name, role, tensor.new_empty(shape, device="meta"), why)
     param = _flat(name, shape, tensor, held)
     record = FlatRecord(shape, 0), param.total
-    return Local(name, role, shape, param.cut(param.local), of_flat_param(param, mesh), record)
+    return Local(name, role, shape, param.cut(param.local), of_flat_param(param, mesh, "dp"), record)
 
 
 def marks(tensor: torch.Tensor) -> bool:
@@ -124,18 +124,20 @@ def stand_ins(parameter: Any) -> Iterator[object]:
         yield zero.optimizer
 
 
-def gradients(model: nn.Module, stepper: object, stepped: Collection[int]) -> Iterator[Local]:
+def gradients(weights: Mapping[torch.Tensor, Local], stepper: object, stepped: Collection[int]) -> Iterator[Local]:
     """Yield this rank's stretch of the gradients of parameters whose flat buffers are stepped now."""
-    parameters = {id(tensor): (clean_name(name), tensor) for role, name, tensor in named_tensors(model)}
-    named: list[tuple[str, Any]] = [pair for pair in parameters.values() if list(stand_ins(pair[1]))]
-    buffers = {
-        tensor.untyped_storage().data_ptr(): buffer for _, tensor in named if (buffer := _buffer_of(tensor)) is not None
-    }
-    for name, tensor in named:
-        if marks(tensor):
-            yield from _of_partition(name, tensor, stepped)
-        elif (buffer := buffers.get(tensor.untyped_storage().data_ptr())) is not None and id(buffer) in stepped:
-            yield from _stretch(name, tensor, buffer)
+    named: list[tuple[str, Any]] = [(weight.name, param) for param, weight in weights.items() if list(stand_ins(param))]
+    buffers = {_memory_of(param): buffer for _, param in named if (buffer := _buffer_of(param)) is not None}
+    for name, param in named:
+        buffer = buffers.get(_memory_of(param))
+        if marks(param):
+            yield from _of_partition(name, param, stepped)
+        elif buffer is not None and id(buffer) in stepped and buffer.grad is not None:
+            yield from _stretch(name, param, buffer, buffer.grad)
+
+
+def _memory_of(parameter: torch.Tensor) -> int:
+    return parameter.untyped_storage().data_ptr()
 
 
 def _buffer_of(parameter: Any) -> torch.Tensor | None:
@@ -145,20 +147,17 @@ def _buffer_of(parameter: Any) -> torch.Tensor | None:
     return buffer
 
 
-def _stretch(name: str, parameter: Any, buffer: torch.Tensor) -> Iterator[Local]:
+def _stretch(name: str, parameter: Any, buffer: torch.Tensor, grad: torch.Tensor) -> Iterator[Local]:
     """Yield this rank's stretch of a gradient: weights lie in a buffer of all ranks as gradients do in theirs."""
     shape, ranks = tuple(parameter.shape), tuple(distributed.get_process_group_ranks(parameter._dp_group))
     total = parameter.untyped_storage().nbytes() // parameter.element_size()
-    offset = parameter.storage_offset()
-    if buffer.grad is None:
-        return
-    if buffer.numel() == total:
-        yield Local(name, "grad", shape, buffer.grad[offset : offset + parameter.numel()].view(shape))
-    elif buffer.numel() * len(ranks) == total:
-        param = FlatParam.in_buffers(name, shape, ranks, buffer.grad, buffer.numel(), offset)
-        yield Local(
-            name, "grad", shape, param.cut(buffer.grad), of_flat_param(param, None), (FlatRecord(shape, offset), total)
-        )
+    offset, part = parameter.storage_offset(), buffer.numel()
+    if part == total:
+        yield Local(name, "grad", shape, grad[offset : offset + parameter.numel()].view(shape))
+    elif part * len(ranks) == total:
+        param = FlatParam.in_buffers(name, shape, ranks, grad, part, offset)
+        flat = FlatRecord(shape, offset), total
+        yield Local(name, "grad", shape, param.cut(grad), of_flat_param(param, None, "dp"), flat)
 
 
 def _of_partition(name: str, parameter: Any, stepped: Collection[int]) -> Iterator[Local]:

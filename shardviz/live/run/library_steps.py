@@ -10,12 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from shardviz.live.capture.locals import unwrapped
+from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.claims import registry
 from shardviz.live.run.step_files import gradients_of, sampled
 from shardviz.live.step.steppers import names_of_stand_ins, stepped_by, steps
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
     from torch.optim import Optimizer
 
@@ -33,12 +34,14 @@ class LibraryStep:
         optimizers: The optimizers that have stepped in it, in order.
         gradients: Copies of this rank's part of the gradients that they stepped with.
         options: The numbers with which they step the model's parameters.
+        unknown: What of the gradients is not understood, and why.
     """
 
     stepper: object
     optimizers: list[Optimizer] = field(default_factory=list)
     gradients: dict[str, Local] = field(default_factory=dict)
     options: Options = field(default_factory=dict)
+    unknown: set[str] = field(default_factory=set)
 
     def add(self, optimizer: Optimizer, step: Step | None) -> None:
         """Add an inner optimizer's step, before it is made.
@@ -51,8 +54,15 @@ class LibraryStep:
         if step is None or not steps(optimizer, step.root):
             return
         model = unwrapped(step.root)
-        for local in registry.gradients(model, self.stepper, stepped_by(optimizer)):
-            self.gradients[local.name] = replace(local, values=sampled(local.values.detach(), step.most))
+        locals_ = {local.name: local for local in local_tensors(model)}
+        weights: dict[torch.Tensor, Local] = {
+            param: locals_[name] for name, param in registry.named_parameters(model) if name in locals_
+        }
+        for local in registry.gradients(weights, self.stepper, stepped_by(optimizer)):
+            if local.unknown:
+                self.unknown.add(local.unknown)
+            else:
+                self.gradients[local.name] = replace(local, values=sampled(local.values.detach(), step.most))
         for local in gradients_of(step, names_of_stand_ins(model)):
             self.gradients.setdefault(local.name, local)
 

@@ -66,6 +66,7 @@ class Step:
         apart: Modules with gradients that are no part of it, each with the optimizer that steps it.
         clips: The norms by which its gradients were clipped.
         gradients: Copies of this rank's part of gradients, if a library steps other tensors in parameters' place.
+        unknown: What of these is not understood, and why.
     """
 
     root: nn.Module
@@ -80,6 +81,7 @@ class Step:
     apart: Sequence[tuple[str, str]] = ()
     clips: list[ClipRecord] = field(default_factory=list)
     gradients: Sequence[Local] | None = None
+    unknown: set[str] = field(default_factory=set)
 
     @property
     def is_compiled(self) -> bool:
@@ -157,6 +159,7 @@ def _unseen(step: Step, problem: str, hook: str) -> Iterator[str]:
         yield f"{name}, which {optimizer} steps: it is no part of the model that is followed"
     if hook:
         yield f"the gradients of weights: {hook} sends an approximation of them"
+    yield from sorted(step.unknown)
     if step.trace.left_out:
         yield step.trace.left_out
     if step.is_compiled:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardviz.live.claims import registry
-from shardviz.live.compat import clean_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -39,12 +38,12 @@ def steps(optimizer: torch.optim.Optimizer, root: nn.Module) -> bool:
 def names_by_id(model: nn.Module) -> dict[int, list[str]]:
     """Return the names of parameters by the identity of what an optimizer steps: a flat buffer has several."""
     names: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters():
+    for name, parameter in registry.named_parameters(model):
         for identity in identities([parameter]):
-            names.setdefault(identity, []).append(clean_name(name))
+            names.setdefault(identity, []).append(name)
     return names
 
 
 def names_of_stand_ins(model: nn.Module) -> set[str]:
     """Return the names of parameters in whose place an optimizer steps something else, which has their gradients."""
-    return {clean_name(name) for name, parameter in model.named_parameters() if list(registry.stand_ins(parameter))}
+    return {name for name, parameter in registry.named_parameters(model) if list(registry.stand_ins(parameter))}

@@ -37,6 +37,7 @@ from shardviz.check.step.trace.traces import (
     coarsest_of,
     counts_per_forward,
     largest_of,
+    parted_modules,
     trace_of,
     with_first_module,
 )
@@ -225,8 +226,8 @@ def _relation_of(weight: OtherWeight) -> tuple[str, Cause]:
 
 def _judging(reference: WholeJob, job: WholeJob, order: NDArray[np.int64] | None) -> Judging:
     counts = counts_per_forward(reference.counts)
-    if reference.is_pipeline or job.is_pipeline:
-        counts = {name: count for name, count in counts.items() if name}  # a stage is called what the model is
+    parted = parted_modules(reference.job.ranks) | parted_modules(job.job.ranks)
+    counts = {name: count for name, count in counts.items() if name not in parted}
     of_ranks = {rank: own.points(counts, rows=reference.rows(counts)) for rank, own in job.job.ranks.items()}
     choices = reference.choices(counts, job.rows(counts))
     if order is not None:

@@ -133,6 +133,14 @@ HOOKS: dict[str, tuple[Hook, ...]] = {
             hides=False,
         ),
     ),
+    "megatron.core.pipeline_parallel.schedules": tuple(
+        Hook(
+            f"forward_backward_pipelining_{how}_interleaving",
+            lambda seen, call: seen.scheduled_by_megatron(call[1]["model"]),
+            hides=False,
+        )
+        for how in ("with", "without")
+    ),
     "megatron.core.optimizer.optimizer": tuple(
         Hook(
             f"{kind}.step",
