@@ -232,9 +232,11 @@ def numbers(model: nn.Module) -> dict[str, str]:
         within = f"{prefix}." if prefix else ""
         if indices is not None and isinstance(experts, nn.ModuleList) and len(indices) == len(experts):
             of_modules |= {f"{within}experts{EXPERTS}{at}": str(number) for at, number in enumerate(indices)}
-        counts = [getattr(layer, "layer_number", None) for layer in layers] if isinstance(layers, nn.ModuleList) else []
+        counts: list[Any] = (
+            [getattr(layer, "layer_number", None) for layer in layers] if isinstance(layers, nn.ModuleList) else []
+        )
         if all(isinstance(count, int) for count in counts):
-            of_modules |= {f"{within}layers.{at}": str(int(count) - 1) for at, count in enumerate(counts)}
+            of_modules |= {f"{within}layers.{at}": str(count - 1) for at, count in enumerate(counts) if count}
     return {name: number for name, number in of_modules.items() if name.rpartition(".")[2] != number}
 
 

@@ -243,14 +243,17 @@ def _reordered(
     point: Point, place: Place, ranks: Mapping[int, Mapping[Place, Point]], order: NDArray[np.int64]
 ) -> Point:
     """Return a point with its rows as the ranks have them, if they share its rows."""
-    whole = point.values
+    whole, dim = point.values, point.dim
     parts = [own[place].values for own in ranks.values() if place in own]
-    is_shared = any(part is not None and whole is not None and part.shape[:1] < whole.shape[:1] for part in parts)
-    if whole is None or not is_shared or not len(order) <= whole.shape[0] <= MAX_ROWS or whole.shape[0] % len(order):
+    if whole is None or len(whole.shape) <= dim:
         return point
-    per_row = whole.shape[0] // len(order)
+    size = whole.shape[dim]
+    is_shared = any(part is not None and part.shape[dim : dim + 1] < (size,) for part in parts)
+    if not is_shared or not len(order) <= size <= MAX_ROWS or size % len(order):
+        return point
+    per_row = size // len(order)
     rows = (order[:, None] * per_row + np.arange(per_row)).ravel()
-    return type(point)(whole.reordered(rows), point.needs_grad, point.tensor, point.order, point.type, point.draws)
+    return replace(point, values=whole.reordered(rows, dim))
 
 
 def _step_of(
