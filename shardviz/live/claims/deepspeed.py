@@ -158,6 +158,9 @@ def _stretch(name: str, parameter: Any, buffer: torch.Tensor, grad: torch.Tensor
         param = FlatParam.in_buffers(name, shape, ranks, grad, part, offset)
         flat = FlatRecord(shape, offset), total
         yield Local(name, "grad", shape, param.cut(grad), of_flat_param(param, None, "dp"), flat)
+    else:
+        why = f"its gradient: DeepSpeed has it in a buffer of {part:,} elements, its weight in one of {total:,}"
+        yield not_understood(name, "grad", parameter, why)
 
 
 def _of_partition(name: str, parameter: Any, stepped: Collection[int]) -> Iterator[Local]:

@@ -294,9 +294,7 @@ def _of_bucket(
     if len(ranks) == 1 and values.numel() == parameter.numel():
         return replace(weight, role="grad", values=values.view(shape), grad=None)
     if weight.claim is not None:
-        why = (
-            "the gradients of split weights: a rank of megatron-core's distributed optimizer has a stretch of its part"
-        )
+        why = "its gradient: a rank of megatron-core's distributed optimizer has a stretch of a tensor-parallel part"
         return not_understood(weight.name, "grad", parameter, why)
     param = FlatParam.in_buffers(weight.name, shape, ranks, values, total // len(ranks), offset)
     return Local(

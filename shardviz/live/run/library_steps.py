@@ -34,14 +34,14 @@ class LibraryStep:
         optimizers: The optimizers that have stepped in it, in order.
         gradients: Copies of this rank's part of the gradients that they stepped with.
         options: The numbers with which they step the model's parameters.
-        unknown: What of the gradients is not understood, and why.
+        unknown: Why a parameter's gradient is not understood, by name.
     """
 
     stepper: object
     optimizers: list[Optimizer] = field(default_factory=list)
     gradients: dict[str, Local] = field(default_factory=dict)
     options: Options = field(default_factory=dict)
-    unknown: set[str] = field(default_factory=set)
+    unknown: dict[str, str] = field(default_factory=dict)
 
     def add(self, optimizer: Optimizer, step: Step | None) -> None:
         """Add an inner optimizer's step, before it is made.
@@ -60,7 +60,7 @@ class LibraryStep:
         }
         for local in registry.gradients(weights, self.stepper, stepped_by(optimizer)):
             if local.unknown:
-                self.unknown.add(local.unknown)
+                self.unknown[local.name] = local.unknown
             else:
                 self.gradients[local.name] = replace(local, values=sampled(local.values.detach(), step.most))
         for local in gradients_of(step, names_of_stand_ins(model)):

@@ -66,7 +66,7 @@ class Step:
         apart: Modules with gradients that are no part of it, each with the optimizer that steps it.
         clips: The norms by which its gradients were clipped.
         gradients: Copies of this rank's part of gradients, if a library steps other tensors in parameters' place.
-        unknown: What of these is not understood, and why.
+        unknown: Why one of these is not understood, by the parameter's name.
     """
 
     root: nn.Module
@@ -81,7 +81,7 @@ class Step:
     apart: Sequence[tuple[str, str]] = ()
     clips: list[ClipRecord] = field(default_factory=list)
     gradients: Sequence[Local] | None = None
-    unknown: set[str] = field(default_factory=set)
+    unknown: dict[str, str] = field(default_factory=dict)
 
     @property
     def is_compiled(self) -> bool:
@@ -130,7 +130,7 @@ def write_step(step: Step, folder: Path, command: tuple[str, ...], problem: str 
         quietly(WHAT, step.lines.add_to, capture)
     for name, ranks in groups_of(num_ranks):
         capture.add_group(name, ranks)
-    capture.not_checked += [("", why) for why in _unseen(step, problem, hook)]
+    capture.not_checked += [*step.unknown.items(), *(("", why) for why in _unseen(step, problem, hook))]
     folder.mkdir(exist_ok=True)
     if is_first_here(folder, "trace folder"):
         write_run(
@@ -159,7 +159,6 @@ def _unseen(step: Step, problem: str, hook: str) -> Iterator[str]:
         yield f"{name}, which {optimizer} steps: it is no part of the model that is followed"
     if hook:
         yield f"the gradients of weights: {hook} sends an approximation of them"
-    yield from sorted(step.unknown)
     if step.trace.left_out:
         yield step.trace.left_out
     if step.is_compiled:

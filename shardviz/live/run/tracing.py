@@ -328,7 +328,7 @@ class Follower:
             gradients = list(library_step.gradients.values()) if library_step else None
             apart = list(apart_from(self._step.root, [*self._optimizers, *self._taken]))
             self._step = replace(self._step, options=options or {}, apart=apart, gradients=gradients)
-            self._step.unknown.update(library_step.unknown if library_step else ())
+            self._step.unknown.update(library_step.unknown if library_step else {})
             self._finish("")
 
     def _options_of(self, root: nn.Module, *others: Callable[[Optimizer, nn.Module], Settings]) -> Settings:

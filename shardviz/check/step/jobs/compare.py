@@ -26,6 +26,7 @@ from shardviz.check.step.jobs.optimizers import (
     lost_states,
     options_of,
 )
+from shardviz.check.step.jobs.padding import rows_without_padding
 from shardviz.check.step.jobs.peers import rows_of_peers
 from shardviz.check.step.jobs.starts import Rows, belongings_of, by_name, farthest_weights, other_weights, rows_of
 from shardviz.check.step.jobs.updates import Updates, updates_of
@@ -186,7 +187,9 @@ def _rows_of(reference: WholeJob, job: WholeJob) -> Rows:
     ranks = with_first_module(reference.first_module, job.job.ranks)
     batches = {rank: own.batch for rank, own in ranks.items() if own.batch}
     rows_by_way = [rows_of(given, batches, job.mesh) for given in reference.batches()]
-    return next((rows for rows in rows_by_way if not rows.problem), next(iter(rows_by_way), Rows()))
+    rows = next((rows for rows in rows_by_way if not rows.problem), next(iter(rows_by_way), Rows()))
+    unpadded = rows_without_padding(reference.job.ranks[0], ranks, job.mesh) if reference.is_of_one else None
+    return unpadded if rows.problem and unpadded is not None else rows
 
 
 def _of_weights(
@@ -267,6 +270,7 @@ def _step_of(
     micro_batches = max(rank.counts.get("", 1) for rank in job.job.ranks.values())
     evidence = JobEvidence(dump, tuple(compared(dump)), clips_of(reference, job), micro_batches, reference.is_of_one)
     results = [*findings_on(evidence, judging, reference_name), *trained_in_one_job(weights, job)]
+    results += frozen_in_one_job(weights, job) if not findings_in(results) else ()
     results += [*held_back_gradients(weights, job), *different_settings(reference, job), *lost_states(reference, job)]
     findings = grouped(findings_in(results), ranks_by_name(dump))
     placed = sorted(findings_in(with_lines(dump, findings)), key=lambda finding: not finding.module)
@@ -319,6 +323,18 @@ def trained_in_one_job(weights: Weights, job: WholeJob) -> Iterator[Finding]:
         if name in weights.params and name not in weights.grads and held:
             text = "it has a gradient, and the unsharded model's has none"
             yield TrainedInOneJob().finding(name, tuple(held), text)
+
+
+def frozen_in_one_job(weights: Weights, job: WholeJob) -> Iterator[Finding]:
+    """Yield weights of which only the other job has a gradient, if this job has gradients of others."""
+    params, gradients = by_name(job.job.ranks, "param"), by_name(job.job.ranks, "grad")
+    records = job.job.dump.files.ranks.values()
+    unknown = {name for record in records for name in (*record.held_back, *(name for name, _ in record.not_checked))}
+    for name, whole in weights.grads.items() if gradients else ():
+        is_due = whole.values is not None and bool(np.any(whole.values.values))
+        if is_due and name in params and name not in gradients and name not in unknown:
+            text = "no rank has a gradient of it when the optimizer steps, and the unsharded model has"
+            yield TrainedInOneJob().finding(name, tuple(params[name]), text)
 
 
 def held_back_gradients(weights: Weights, job: WholeJob) -> Iterator[Finding]:

@@ -230,14 +230,22 @@ class OfRank:
 
         If nothing calls the model itself, as in Lightning on one process, it is what the one module in it was given.
         """
+        tensors = map(joined, self.calls_of_batch.values())
+        return [one for one in tensors if one is not None]
+
+    @cached_property
+    def calls_of_batch(self) -> dict[tuple[str, int], list[Kept]]:
+        """What the model was given in each call, by what it is and its number; nothing that was not kept."""
         outermost: list[str] = []
         for name in () if "" in self.counts else sorted(self.counts, key=lambda name: f"{name}."):
             outermost += [] if outermost and is_within(name, outermost[-1]) else [name]
         model = the_only(outermost) or ""
         records = [one for one in self.records if one.what == "batch" or (one.module, one.what) == (model, "input")]
         by_tensor = in_groups(((record.what, record.index), record) for record in records)
-        tensors = (joined([self.activation(_name(one)) for one in own]) for own in by_tensor.values())
-        return [one for one in tensors if one is not None]
+        calls = {key: [self.activation(_name(one)) for one in own] for key, own in by_tensor.items()}
+        return {
+            key: kept for key, own in calls.items() if len(kept := [one for one in own if one is not None]) == len(own)
+        }
 
     def points(
         self, counts: Mapping[str, int], dim: int = 0, rows: Mapping[Place, frozenset[int]] = MappingProxyType({})
