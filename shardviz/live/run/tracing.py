@@ -12,7 +12,7 @@ import math
 import os
 import sys
 from collections import defaultdict
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -61,6 +61,21 @@ MAX_GIVEN = 64
 """Of whole numbers that the model is given, such as tokens, so many tensors are kept."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A call of a module that has begun.
+
+    Attributes:
+        is_replaced: Whether another forward was put in the place of the class's.
+        num_batches: How many batches were kept before it.
+        is_around: Whether that called the module again: Lightning lets DistributedDataParallel run training_step so.
+    """
+
+    is_replaced: bool
+    num_batches: int
+    is_around: bool = False
+
+
 class JobTrace(Trace):
     """The trace of one step of a job."""
 
@@ -71,6 +86,7 @@ class JobTrace(Trace):
         self.uncalled: set[nn.Module] = set()  # DistributedDataParallel, while its forward was not called
         self._states: defaultdict[str, list[list[torch.Tensor]]] = defaultdict(list)
         self._given_to: str | None = None  # whose batch is kept
+        self._entered: defaultdict[str, list[_Entry]] = defaultdict(list)
 
     def _sampled(self, tensor: torch.Tensor) -> torch.Tensor:
         return sampled(tensor, self.most)
@@ -81,17 +97,31 @@ class JobTrace(Trace):
         def begin_all(module: Any, inputs: Any, named: Any) -> None:
             if asks_for_shapes(inputs):
                 return  # a pipeline's stage, run on values without a meaning
-            begin(module, inputs, named)
             if not in_backward():
+                self._enter(name, module)
                 self._states[name].append(random_states())
+            begin(module, inputs, named)
             self._keep_given(name, (inputs, named))
 
         return _without_errors(begin_all)
+
+    def _enter(self, name: str, module: nn.Module) -> None:
+        """Note that a call begins; if it is in one whose forward was replaced, the batch is what this one is given."""
+        entered = self._entered[name]
+        if entered and entered[-1].is_replaced:
+            entered[-1] = replace(entered[-1], is_around=True)
+            del self.batches[entered[-1].num_batches :]
+        entered.append(_Entry("forward" in vars(module), len(self.batches)))
 
     def _end(self, name: str) -> Callable[..., None]:
         end = super()._end(name)
 
         def end_all(module: Any, inputs: Any, output: Any) -> None:
+            entered = self._entered[name]
+            if entered and not in_backward() and entered.pop().is_around:
+                self._open[name].pop()
+                self._states[name].pop()
+                return
             end(module, inputs, output)
             if self._states[name] and not in_backward():
                 before, after = self._states[name].pop(), random_states()
