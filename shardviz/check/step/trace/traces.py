@@ -461,9 +461,12 @@ def parted_modules(ranks: Mapping[int, OfRank]) -> frozenset[str]:
 
 
 def _parted(inside: Mapping[int, Mapping[str, frozenset[str]]]) -> frozenset[str]:
-    """Return the modules that run other modules on each rank, and those in which only such modules run."""
+    """Return the modules in which two ranks each run a module that the other lacks, and those of such modules alone."""
     every = {name for of_rank in inside.values() for name in of_rank}
-    parted = {name for name in every if len({of[name] for of in inside.values() if name in of}) > 1}
+    sets = {name: {of[name] for of in inside.values() if name in of} for name in every}
+    parted = {
+        name for name, of in sets.items() if any(one - other and other - one for one, other in combinations(of, 2))
+    }
     while wrappers := {
         name for name in every - parted if any(of.get(name) and of[name] <= parted for of in inside.values())
     }:
