@@ -8,7 +8,8 @@ import pytest
 from shardviz.check.step.jobs.compare import frozen_in_one_job
 from shardviz.check.step.jobs.later import later_steps_of
 from shardviz.check.step.jobs.padding import rows_without_padding
-from shardviz.check.step.trace.traces import Kept, OfRank, Weight, is_pipeline, parted_modules
+from shardviz.check.step.trace.stages import is_pipeline, parted_modules
+from shardviz.check.step.trace.traces import Kept, OfRank, Weight
 from shardviz.dump.records.step import GivenRecord
 from shardviz.layout.mesh import parse_mesh
 

@@ -15,7 +15,7 @@ from shardviz.check.ranks import without_trace
 from shardviz.check.report import NotChecked, findings_in, grouped, ranks_by_name
 from shardviz.check.step.comparison import compared
 from shardviz.check.step.jobs.assembly import JobEvidence, Weights, assembled, findings_on
-from shardviz.check.step.jobs.clips import clips_of, with_own_clips
+from shardviz.check.step.jobs.clips import clips_of, unclipped, with_own_clips
 from shardviz.check.step.jobs.later import LaterResult, later_steps_of
 from shardviz.check.step.jobs.optimizers import (
     RATE,
@@ -34,13 +34,12 @@ from shardviz.check.step.jobs.whole_job import WholeJob, chosen, mesh_of_job
 from shardviz.check.step.lines.naming import module_to_open, with_lines
 from shardviz.check.step.runs.departure import Beside, Departure, StepDifference, departure_for
 from shardviz.check.step.trace.judging import Judging
+from shardviz.check.step.trace.stages import parted_modules, with_first_module
 from shardviz.check.step.trace.traces import (
     coarsest_of,
     counts_per_forward,
     largest_of,
-    parted_modules,
     trace_of,
-    with_first_module,
 )
 from shardviz.dump.records.lines import STEP
 from shardviz.explain.checkpoints.conversion import NarrowedOnTheWay
@@ -53,7 +52,7 @@ from shardviz.explain.step.two_jobs import (
     StepsInNarrowDtype,
     TrainedInOneJob,
 )
-from shardviz.explain.step.whole_step import DifferentBatch, MisplacedWeights
+from shardviz.explain.step.whole_step import DifferentBatch, MisplacedWeights, UnexplainedCopies
 from shardviz.groups import the_only
 from shardviz.layout.mesh import ranks_by
 from shardviz.relate.casts import is_narrower
@@ -265,11 +264,10 @@ def _step_of(
     if not judging.judgments and not left_out:
         why = "the step, module by module: the two models have no module of one name"
         return Attempt(_not_compared(why), is_complete=False)
-    dump, sampled = assembled(job.job, judging, weights, reference.job)
     reference_name = "one process" if reference.is_of_one else reference.name
-    micro_batches = max(rank.counts.get("", 1) for rank in job.job.ranks.values())
-    evidence = JobEvidence(dump, tuple(compared(dump)), clips_of(reference, job), micro_batches, reference.is_of_one)
-    results = [*findings_on(evidence, judging, reference_name), *trained_in_one_job(weights, job)]
+    evidence, sampled, found = _judged(reference, job, judging, weights)
+    dump = evidence.dump
+    results = [*found, *trained_in_one_job(weights, job)]
     results += frozen_in_one_job(weights, job) if not findings_in(results) else ()
     results += [*held_back_gradients(weights, job), *different_settings(reference, job), *lost_states(reference, job)]
     findings = grouped(findings_in(results), ranks_by_name(dump))
@@ -309,6 +307,27 @@ def _step_of(
     return Attempt(difference, bool(findings) and not findings[0].generic, not not_compared)
 
 
+def _judged(
+    reference: WholeJob, job: WholeJob, judging: Judging, weights: Weights
+) -> tuple[JobEvidence, tuple[str, ...], list[Finding | NotChecked]]:
+    """Return what a step shows, which gradients are incomplete, and what is wrong.
+
+    If each rank clipped gradients by its own norm and no rule explains them, a rule may explain what they were before.
+    """
+    dump, sampled = assembled(job.job, judging, weights, reference.job)
+    micro_batches = max(rank.counts.get("", 1) for rank in job.job.ranks.values())
+    clips, reference_name = clips_of(reference, job), "one process" if reference.is_of_one else reference.name
+    evidence = JobEvidence(dump, tuple(compared(dump)), clips, micro_batches, reference.is_of_one)
+    results = list(findings_on(evidence, judging, reference_name))
+    is_unexplained = any(isinstance(finding.explanation, UnexplainedCopies) for finding in findings_in(results))
+    before = unclipped(reference, job, weights) if is_unexplained and weights.grads and not weights.kept else None
+    if before is None:
+        return evidence, sampled, results
+    judged = _judged(reference, job, judging, before)
+    is_explained = not any(finding.generic for finding in findings_in(judged[2]))
+    return judged if is_explained else (evidence, sampled, results)
+
+
 def _farthest_gradient(evidence: JobEvidence) -> float:
     """Return how far an element of a right gradient is off at most, relative to the largest of any, or of its own."""
     gradients = (one for one in evidence.gradients.values() if not one.incomparable and not one.wrong)
@@ -334,7 +353,7 @@ def frozen_in_one_job(weights: Weights, job: WholeJob) -> Iterator[Finding]:
         is_due = whole.values is not None and bool(np.any(whole.values.values))
         if is_due and name in params and name not in gradients and name not in unknown:
             text = "no rank has a gradient of it when the optimizer steps, and the unsharded model has"
-            yield TrainedInOneJob().finding(name, tuple(params[name]), text)
+            yield TrainedInOneJob(is_absent=True).finding(name, tuple(params[name]), text)
 
 
 def held_back_gradients(weights: Weights, job: WholeJob) -> Iterator[Finding]:

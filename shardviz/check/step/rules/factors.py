@@ -104,7 +104,7 @@ class Over:
         labeled: Whether that gradient is a DTensor, as FSDP's are, and FSDP may reduce it over these axes.
         averaged: Whether FSDP was seen to divide it by the number of ranks, so that no other factor was set.
         by_ddp: Whether DistributedDataParallel reduces it over these axes.
-        library: What may reduce it to shards.
+        library: What reduces it to shards, if it isn't FSDP.
     """
 
     axes: tuple[str, ...]
@@ -114,7 +114,7 @@ class Over:
     labeled: bool
     averaged: bool
     by_ddp: bool
-    library: str = "FSDP"
+    library: str = ""
 
     @property
     def text(self) -> str:
@@ -223,7 +223,7 @@ def overs(gradients: Sequence[Compared], ratio: Fraction, batch: Batch | None) -
             ),
             all(gradient.is_averaged_by_fsdp for gradient in gradients),
             all(gradient.wrapped_over(axes) == "ddp" for gradient in gradients),
-            "DeepSpeed" if all("zero" in (gradient.wrappers or {}) for gradient in gradients) else "FSDP",
+            "DeepSpeed" if all("zero" in (gradient.wrappers or {}) for gradient in gradients) else "",
         )
         for axes in _products(mesh, ratio)
         if set(axes) <= spread

@@ -9,7 +9,8 @@ import numpy as np
 
 from shardviz.check.step.jobs.whole_job import put_together
 from shardviz.check.step.trace.judging import Judging, Noise
-from shardviz.check.step.trace.traces import joined_rows, parted_modules, read_trace
+from shardviz.check.step.trace.stages import parted_modules
+from shardviz.check.step.trace.traces import joined_rows, read_trace
 from shardviz.dump.arrays.sketch import apart, sketch
 from shardviz.dump.records.trace import Place, SketchRecord, StepAnswer
 from shardviz.dump.write import MOVED_FOLDER, TRACE_FOLDER

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import combinations
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -437,63 +436,6 @@ def counts_per_forward(counts: Mapping[str, int]) -> dict[str, int]:
     """Return how often each module is called in one forward of the model, given how often it was called in the step."""
     forwards = max(counts.get("", 1), 1)
     return {name: count // forwards if count % forwards == 0 else count for name, count in counts.items()}
-
-
-def is_pipeline(ranks: Mapping[int, OfRank]) -> bool:
-    """Whether ranks run other modules of the model: each is a stage of it."""
-    return "" in _parted(_inside_of(ranks))
-
-
-def parted_modules(ranks: Mapping[int, OfRank]) -> frozenset[str]:
-    """Return the modules whose calls on ranks are not calls of one module, because each rank runs other parts of it.
-
-    On a stage of a pipeline such a module, as the model itself, takes or returns what lies between two stages. A list
-    of experts takes the tokens of those that the rank has.
-    """
-    inside = _inside_of(ranks)
-    parted = _parted(inside)
-    if "" in parted:
-        return parted
-    of_modules = {name: {of[name] for of in inside.values() if name in of} for name in parted}
-    return frozenset(
-        name for name, of in of_modules.items() if any(one.isdisjoint(other) for one, other in combinations(of, 2))
-    )
-
-
-def _parted(inside: Mapping[int, Mapping[str, frozenset[str]]]) -> frozenset[str]:
-    """Return the modules in which two ranks each run a module that the other lacks, and those of such modules alone."""
-    every = {name for of_rank in inside.values() for name in of_rank}
-    sets = {name: {of[name] for of in inside.values() if name in of} for name in every}
-    parted = {
-        name for name, of in sets.items() if any(one - other and other - one for one, other in combinations(of, 2))
-    }
-    while wrappers := {
-        name for name in every - parted if any(of.get(name) and of[name] <= parted for of in inside.values())
-    }:
-        parted |= wrappers
-    return frozenset(parted)
-
-
-def _inside_of(ranks: Mapping[int, OfRank]) -> dict[int, dict[str, frozenset[str]]]:
-    return {rank: _inside(own.counts) for rank, own in ranks.items()}
-
-
-def _inside(names: Iterable[str]) -> dict[str, frozenset[str]]:
-    """Return the modules that are directly in each module, of those that were called."""
-    inside: dict[str, set[str]] = {name: set() for name in ("", *names)}
-    for name in inside:
-        around = name
-        while around:
-            around = around.rpartition(".")[0]
-            if around in inside:
-                inside[around].add(name)
-                break
-    return {name: frozenset(of) for name, of in inside.items()}
-
-
-def with_first_module(first: str, ranks: Mapping[int, OfRank]) -> dict[int, OfRank]:
-    """Return the ranks that call the model's first module: others aren't given the batch."""
-    return {rank: own for rank, own in ranks.items() if first in own.counts} if is_pipeline(ranks) else dict(ranks)
 
 
 def largest_of(kept: Kept | None) -> float:
