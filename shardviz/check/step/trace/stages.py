@@ -5,6 +5,8 @@ from __future__ import annotations
 from itertools import combinations
 from typing import TYPE_CHECKING
 
+from shardviz.check.step.trace.calls import is_within
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -12,8 +14,10 @@ if TYPE_CHECKING:
 
 
 def is_pipeline(ranks: Mapping[int, OfRank]) -> bool:
-    """Whether ranks run other modules of the model: each is a stage of it."""
-    return "" in _parted(_inside_of(ranks))
+    """Whether ranks run other modules of the model, as stages do; experts of their own don't count."""
+    parted = _parted(_inside_of(ranks))
+    shared = [{name for name in own.counts if not _is_in_any(name, parted)} for own in ranks.values()]
+    return "" in parted or any(names != shared[0] for names in shared)
 
 
 def parted_modules(ranks: Mapping[int, OfRank]) -> frozenset[str]:
@@ -27,9 +31,14 @@ def parted_modules(ranks: Mapping[int, OfRank]) -> frozenset[str]:
     if "" in parted:
         return parted
     of_modules = {name: {of[name] for of in inside.values() if name in of} for name in parted}
-    return frozenset(
+    apart = {
         name for name, of in of_modules.items() if any(one.isdisjoint(other) for one, other in combinations(of, 2))
-    )
+    }
+    return frozenset({*apart, *([""] if is_pipeline(ranks) else [])})
+
+
+def _is_in_any(name: str, modules: Iterable[str]) -> bool:
+    return any(is_within(name, module) for module in modules)
 
 
 def _parted(inside: Mapping[int, Mapping[str, frozenset[str]]]) -> frozenset[str]:
