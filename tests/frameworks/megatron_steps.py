@@ -40,7 +40,7 @@ def on_cpus():
     torch.cuda.current_device = lambda: "cpu"
     torch.cuda.get_rng_state = lambda *_: torch.get_rng_state()
     torch.cuda.set_rng_state = lambda state, *_: torch.set_rng_state(state)
-    torch.cuda.manual_seed = torch.manual_seed
+    torch.cuda.manual_seed, torch.cuda.synchronize = torch.manual_seed, lambda *_: None
     random._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()
     random._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
 
