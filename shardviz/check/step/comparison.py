@@ -92,6 +92,12 @@ class Compared(Sides):
         return wrapped_over(self.wrappers, self.mesh, min(self.values), axes)
 
     @property
+    def sharding(self) -> WrapperRecord | None:
+        """What was seen to reduce its gradient to shards: FSDP, or DeepSpeed's engine."""
+        wrappers = self.wrappers or {}
+        return wrappers.get("fsdp") or wrappers.get("zero")
+
+    @property
     def is_dtensor(self) -> bool:
         """Whether it is known to be a DTensor, as all that FSDP2 shards."""
         fsdp = (self.wrappers or {}).get("fsdp")
@@ -99,14 +105,13 @@ class Compared(Sides):
 
     @property
     def may_be_of_fsdp(self) -> bool:
-        """Whether FSDP may reduce its gradient, as far as that is known."""
-        return self.wrappers is None or "fsdp" in self.wrappers
+        """Whether FSDP, or DeepSpeed's engine, may reduce its gradient, as far as that is known."""
+        return self.wrappers is None or self.sharding is not None
 
     @property
     def is_averaged_by_fsdp(self) -> bool:
-        """Whether FSDP was seen to divide the sum of its gradients by their number."""
-        fsdp = (self.wrappers or {}).get("fsdp")
-        return fsdp is not None and fsdp.divides_by == len(fsdp.ranks)
+        """Whether FSDP, or DeepSpeed's engine, was seen to divide the sum of its gradients by their number."""
+        return self.sharding is not None and self.sharding.divides_by == len(self.sharding.ranks)
 
     @property
     def what(self) -> str:

@@ -262,7 +262,7 @@ def _content(file: BinaryIO, member: _FileSlice, most: int = MAX_DIRECTORY) -> b
 
 def _inner_tensor(pickled: Any) -> Any:
     """Return the tensor within a parameter, or under a type and attributes of its own."""
-    if type(pickled) is PickledObject and pickled.kind == "torch._utils._rebuild_parameter":
+    if type(pickled) is PickledObject and pickled.kind.startswith("torch._utils._rebuild_parameter"):
         return pickled.args[0]
     if type(pickled) is PickledObject and pickled.kind == "torch._tensor._rebuild_from_type_v2":
         function, _, args, _ = pickled.args

@@ -45,6 +45,7 @@ _DEEPSPEED = (
 )
 """Types of DeepSpeed's own files, and of what jobs put beside a model in them."""
 
+_PARAMETERS = ("_rebuild_parameter", "_rebuild_parameter_with_state")
 _STORAGES = ("Double", "Float", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool", "ComplexFloat")
 KNOWN = frozenset(
     {
@@ -55,7 +56,7 @@ KNOWN = frozenset(
         *(f"{_DCP}planner.{name}" for name in ("SavePlan", "WriteItem", "WriteItemType", "TensorWriteData")),
         *("torch.Size", "torch.device", "torch.serialization._get_layout", "torch.storage.UntypedStorage"),
         *(f"torch.{name}Storage" for name in _STORAGES),
-        *(f"torch._utils.{name}" for name in ("_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_parameter")),
+        *(f"torch._utils.{name}" for name in ("_rebuild_tensor_v2", "_rebuild_tensor_v3", *_PARAMETERS)),
         *("collections.OrderedDict", "pathlib.PosixPath", "pathlib.WindowsPath"),
         *_DEEPSPEED,
         *("pathlib._local.PosixPath", "pathlib._local.WindowsPath"),

@@ -252,7 +252,7 @@ class MaskRecord(Record, frozen=True):
     whole: Count
 
 
-Wrapper = Literal["bypassed", "unfrozen", "no_sync", "ddp", "fsdp"]
+Wrapper = Literal["bypassed", "unfrozen", "no_sync", "ddp", "fsdp", "zero"]
 
 
 class WrapperRecord(Record, frozen=True):
@@ -261,8 +261,7 @@ class WrapperRecord(Record, frozen=True):
     Attributes:
         kind: DistributedDataParallel, or FSDP of either version; `bypassed` if the forward of DistributedDataParallel,
             which arms its reduction, was not called in the step; `no_sync` if its last forward ran under no_sync();
-            `unfrozen` if it reduces fewer parameters than require
-            gradients now.
+            `unfrozen` if it reduces fewer parameters than require gradients now; `zero` for DeepSpeed's engine.
         ranks: The ranks of its group.
         names: The parameters.
         divides_by: What it divides the sum of the group's gradients by; None if that was not recorded.

@@ -156,15 +156,17 @@ class FsdpDividedAgain(FactorOfAxes):
 
     Attributes:
         averaged: The axes, if FSDP was seen to divide by the number of ranks: then no other factor was set.
+        by: What averages, if it isn't FSDP.
     """
 
     size: int
     of_all: bool
     averaged: str = ""
+    by: str = ""
     why = (
         (
-            "FSDP averages over {over}, and {of_all:?the training loop divides the loss or the gradient|the code "
-            "divides a loss term of these weights} by {size} again"
+            "{by:?{by}|FSDP} averages over {over}, and {of_all:?the training loop divides the loss or the gradient|the "
+            "code divides a loss term of these weights} by {size} again"
         ),
         (
             "{of_all:?|{averaged:?Code after backward divides|set_gradient_divide_factor, or code after backward, "

@@ -35,6 +35,11 @@ WRAPPER_OFF: Mapping[str, tuple[str, str]] = {
         "set_requires_all_reduce(False) or no_sync()",
         "call set_requires_gradient_sync(True) and set_requires_all_reduce(True) before the last backward",
     ),
+    "zero": (
+        "DeepSpeed's engine has this parameter, and its reduction did not run: the last backward ran under "
+        "engine.no_sync(), or it was loss.backward() and not engine.backward(loss)",
+        "run the last micro-batch's backward by engine.backward(loss), outside engine.no_sync()",
+    ),
     "own_code": (
         "Nothing in this model wraps the parameter, so your own code must reduce .grad, and no reduced value is in it",
         "pass .grad itself to all_reduce, or copy the result back: grad.copy_(result), since a flat bucket from "
@@ -69,7 +74,7 @@ class GradientNotReduced(Cause, kind="unreduced-gradient"):
     other_axis: str = ""
     ratio: Fraction = Fraction(1)
     rest: Cause | None = None
-    wrapper: Literal["", "ddp", "no_sync", "fsdp", "bypassed", "unfrozen", "none", "alone", "own_code"] = ""
+    wrapper: Literal["", "ddp", "no_sync", "fsdp", "zero", "bypassed", "unfrozen", "none", "alone", "own_code"] = ""
     style: str = ""
     part: Literal["", ".to_local()"] = ""
     why = (

@@ -143,16 +143,26 @@ class TrainedInOneJob(Cause):
 
     `requires_grad_(True)` on all parameters of an adapted model trains its base too, and `nn.Parameter(shard)` requires
     a gradient by default, even if the weight that was sharded did not.
+
+    Attributes:
+        is_absent: Whether it is the sharded job that has no gradient.
     """
 
+    is_absent: bool = False
     why = (
         "The code of one job freezes the weight, or unfreezes it, and the code of the other does not",
-        "Sharding replaces the frozen weight by a parameter that requires a gradient, as nn.Parameter(shard) does by "
-        "default",
+        (
+            "{is_absent:?The code cuts the graph behind the weight, by .detach(), .data, no_grad or a collective "
+            "without a backward|Sharding replaces the frozen weight by a parameter that requires a gradient, as "
+            "nn.Parameter(shard) does by default}"
+        ),
     )
     how = (
         "freeze the same parameters in both jobs, before you make the optimizer",
-        "pass requires_grad=weight.requires_grad to nn.Parameter",
+        (
+            "{is_absent:?let the gradient flow back to it: torch.distributed.nn.functional has collectives with a "
+            "backward|pass requires_grad=weight.requires_grad to nn.Parameter}"
+        ),
     )
 
 

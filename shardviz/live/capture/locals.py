@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torch.distributed.fsdp import FullyShardedDataParallel
@@ -32,7 +33,7 @@ def local_tensors(model: nn.Module, mesh: Mesh | None = None) -> Iterator[Local]
     done, names = set(), registry.names(model)
     for local in registry.of_model(model, mesh):
         done.add(local.name)
-        yield local
+        yield replace(local, name=names.get(local.name, local.name))
     for role, name, tensor in named_tensors(model):
         cleaned = clean_name(name)
         if cleaned not in done and unit_of(name) is None:

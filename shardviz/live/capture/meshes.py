@@ -146,23 +146,26 @@ def _regrouped(root: Mesh, free_axes: list[str], parts: list[tuple[str, ...]], s
     return Mesh((*free_axes, *sub_mesh.axes), shape, tuple(grid.ravel().tolist()))
 
 
-def of_flat_param(param: FlatParam, mesh: Mesh | None) -> Claim:
+def of_flat_param(param: FlatParam, mesh: Mesh | None, axis: str = "fsdp") -> Claim:
     """Return the claim of FSDP1's flat parameter: split over its shard group, else replicated.
 
     Args:
         param: One of the original parameters in it.
         mesh: The run's mesh, whose axes give the groups their names if they fit.
+        axis: What the shard group is called if none does.
     """
     split, copied = param.shard_ranks, param.replicate_ranks
     if mesh is not None:
-        for axis in mesh.axes:
-            others_agree = len(copied) == 1 or any(copied in mesh.groups(other) for other in mesh.axes if other != axis)
-            if split in mesh.groups(axis) and others_agree:
-                return mesh, tuple(Shard(0) if axis == name else Replicate() for name in mesh.axes)
+        for named in mesh.axes:
+            others_agree = len(copied) == 1 or any(
+                copied in mesh.groups(other) for other in mesh.axes if other != named
+            )
+            if split in mesh.groups(named) and others_agree:
+                return mesh, tuple(Shard(0) if named == name else Replicate() for name in mesh.axes)
         if len(split) == 1 and len(copied) == mesh.size:
             return mesh, (Replicate(),) * mesh.ndim
         if split == mesh.ranks and mesh.ndim > 1:
             return Mesh(("_".join(mesh.axes),), (mesh.size,), mesh.ranks), (Shard(0),)
     if len(split) == 1:
         return Mesh(("replicate",), (len(copied),), copied), (Replicate(),)
-    return Mesh(("fsdp",), (len(split),), split), (Shard(0),)
+    return Mesh((axis,), (len(split),), split), (Shard(0),)

@@ -11,7 +11,7 @@ part they are (`hp_fragment_address`). Tried on DeepSpeed 0.19.8.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import distributed
@@ -24,7 +24,7 @@ from shardviz.live.claims.local import Local, not_understood
 from shardviz.live.compat import clean_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     import torch
     from torch import nn
@@ -92,7 +92,7 @@ def of_tensor(name: str, role: Role, tensor: torch.Tensor, mesh: Mesh | None) ->
         return not_understood(name, role, tensor.new_empty(shape, device="meta"), why)
     param = _flat(name, shape, tensor, held)
     record = FlatRecord(shape, 0), param.total
-    return Local(name, role, shape, param.cut(param.local), of_flat_param(param, mesh), record)
+    return Local(name, role, shape, param.cut(param.local), of_flat_param(param, mesh, "dp"), record)
 
 
 def marks(tensor: torch.Tensor) -> bool:
@@ -109,6 +109,71 @@ def groups_of(model: nn.Module) -> dict[str, Any]:
 def fragments(engine: nn.Module, model: nn.Module) -> list[Fragment]:
     """Return this rank's fragments of master copies and moments: of partitioned parameters, or else of buffers."""
     return list(_of_partitions(model)) or list(_of_buffers(engine, model))
+
+
+def stand_ins(parameter: Any) -> Iterator[object]:
+    """Yield the flat buffer that is stepped in a parameter's place, and its optimizer, which ZeRO-3 empties."""
+    mapping = getattr(parameter, "_hp_mapping", None)
+    if mapping is not None and mapping.hp_fragment._base is not None:
+        yield mapping.hp_fragment._base
+    zero3 = getattr(parameter, "_z3_optimizer", None)
+    if zero3 is not None and marks(parameter) and parameter.requires_grad:
+        yield zero3.fp32_partitioned_groups_flat[zero3.grad_position[zero3.get_param_id(parameter)][0]]
+    zero = zero3 or getattr(parameter, "_zero_optimizer", None)
+    if zero is not None:
+        yield zero.optimizer
+
+
+def gradients(weights: Mapping[torch.Tensor, Local], stepper: object, stepped: Collection[int]) -> Iterator[Local]:
+    """Yield this rank's stretch of the gradients of parameters whose flat buffers are stepped now."""
+    named: list[tuple[str, Any]] = [(weight.name, param) for param, weight in weights.items() if list(stand_ins(param))]
+    buffers = {_memory_of(param): buffer for _, param in named if (buffer := _buffer_of(param)) is not None}
+    for name, param in named:
+        buffer = buffers.get(_memory_of(param))
+        if marks(param):
+            yield from _of_partition(name, param, stepped)
+        elif buffer is not None and id(buffer) in stepped and buffer.grad is not None:
+            yield from _stretch(name, param, buffer, buffer.grad)
+
+
+def _memory_of(parameter: torch.Tensor) -> int:
+    return parameter.untyped_storage().data_ptr()
+
+
+def _buffer_of(parameter: Any) -> torch.Tensor | None:
+    """Return the flat buffer that this rank's optimizer steps for some of a parameter's elements."""
+    mapping = getattr(parameter, "_hp_mapping", None)
+    buffer: torch.Tensor | None = None if mapping is None else mapping.hp_fragment._base
+    return buffer
+
+
+def _stretch(name: str, parameter: Any, buffer: torch.Tensor, grad: torch.Tensor) -> Iterator[Local]:
+    """Yield this rank's stretch of a gradient: weights lie in a buffer of all ranks as gradients do in theirs."""
+    shape, ranks = tuple(parameter.shape), tuple(distributed.get_process_group_ranks(parameter._dp_group))
+    total = parameter.untyped_storage().nbytes() // parameter.element_size()
+    offset, part = parameter.storage_offset(), buffer.numel()
+    if part == total:
+        yield Local(name, "grad", shape, grad[offset : offset + parameter.numel()].view(shape))
+    elif part * len(ranks) == total:
+        param = FlatParam.in_buffers(name, shape, ranks, grad, part, offset)
+        flat = FlatRecord(shape, offset), total
+        yield Local(name, "grad", shape, param.cut(grad), of_flat_param(param, None, "dp"), flat)
+    else:
+        why = f"its gradient: DeepSpeed has it in a buffer of {part:,} elements, its weight in one of {total:,}"
+        yield not_understood(name, "grad", parameter, why)
+
+
+def _of_partition(name: str, parameter: Any, stepped: Collection[int]) -> Iterator[Local]:
+    """Yield this rank's part of the gradient of a partitioned parameter."""
+    optimizer = getattr(parameter, "_z3_optimizer", None)
+    if optimizer is None or not parameter.requires_grad or _reason(parameter.ds_tensor):
+        return
+    group, at, _ = optimizer.grad_position[optimizer.get_param_id(parameter)]
+    buffer = optimizer.fp32_partitioned_groups_flat[group]
+    if id(buffer) in stepped and buffer.grad is not None:
+        local = of_tensor(name, "grad", parameter, None)
+        assert local is not None
+        yield replace(local, values=buffer.grad[at : at + local.values.numel()])
 
 
 def _of_partitions(model: nn.Module) -> Iterator[Fragment]:

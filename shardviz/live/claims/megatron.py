@@ -13,20 +13,23 @@ in a checkpoint of a model without expert parallel. Copies are on the ranks of t
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed, nn
 
+from shardviz.dump.records.tensors import FlatRecord
 from shardviz.layout.mesh import Mesh
 from shardviz.layout.placements import Placement, Replicate, Shard, StridedShard
+from shardviz.live.capture.meshes import of_flat_param
 from shardviz.live.capture.stamp import named_tensors
+from shardviz.live.claims.flat import FlatParam
 from shardviz.live.claims.local import Local, not_understood, plain
 from shardviz.live.compat import clean_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from shardviz.dump.records.base import Role
     from shardviz.live.capture.meshes import Claim
@@ -219,20 +222,84 @@ def _cut(parts: Sequence[Any]) -> Cut | None:
 EXPERTS = ".local_experts."
 
 
-def names(model: nn.Module) -> dict[str, str]:
-    """Return the names of experts' weights with the experts' global numbers, by their own names."""
-    global_names: dict[str, str] = {}
+def numbers(model: nn.Module) -> dict[str, str]:
+    """Return the global numbers of experts, and of layers on a stage of a pipeline, by their modules' names."""
+    of_modules: dict[str, str] = {}
     for prefix, module in model.named_modules() if is_up() else ():
-        numbers = getattr(module, "local_expert_indices", None)
+        indices = getattr(module, "local_expert_indices", None)
         experts = getattr(getattr(module, "experts", None), "local_experts", None)
-        if numbers is not None and isinstance(experts, nn.ModuleList) and len(numbers) == len(experts):
-            before = clean_name(f"{prefix}.experts{EXPERTS}").lstrip(".")
-            for local_number, (number, expert) in enumerate(zip(numbers, experts, strict=True)):
-                tensors = (*expert.named_parameters(remove_duplicate=False), *expert.named_buffers())
-                global_names |= {
-                    f"{before}{local_number}.{clean_name(name)}": f"{before}{number}.{name}" for name, _ in tensors
-                }
-    return global_names
+        layers: Any = getattr(module, "layers", None)
+        within = f"{prefix}." if prefix else ""
+        if indices is not None and isinstance(experts, nn.ModuleList) and len(indices) == len(experts):
+            of_modules |= {f"{within}experts{EXPERTS}{at}": str(number) for at, number in enumerate(indices)}
+        counts: list[Any] = (
+            [getattr(layer, "layer_number", None) for layer in layers] if isinstance(layers, nn.ModuleList) else []
+        )
+        if all(isinstance(count, int) for count in counts):
+            of_modules |= {f"{within}layers.{at}": str(count - 1) for at, count in enumerate(counts) if count}
+    return {name: number for name, number in of_modules.items() if name.rpartition(".")[2] != number}
+
+
+def stand_ins(parameter: Any) -> Iterator[object]:
+    """Yield the master copy that is stepped in a parameter's place; the distributed optimizer steps views otherwise."""
+    main = getattr(parameter, "main_param", None)
+    if main is not None:
+        yield main
+
+
+def gradients(weights: Mapping[torch.Tensor, Local], stepper: Any, stepped: Collection[int]) -> Iterator[Local]:
+    """Yield this rank's part of the gradients of master copies, and of shards of the distributed optimizer."""
+    for optimizer in getattr(stepper, "chained_optimizers", [stepper]) if is_up() else ():
+        shards = _shards(optimizer, stepped) if hasattr(optimizer, "shard_fp32_groups") else {}
+        for buffer in optimizer.buffers if shards else ():
+            ranks = tuple(distributed.get_process_group_ranks(buffer.data_parallel_group))
+            for bucket in buffer.buckets:
+                for parameter in (parameter for parameter in bucket.params_list if parameter in weights):
+                    place = ranks, buffer.param_index_map[parameter][0] - bucket.offset, bucket.grad_data.numel()
+                    yield _of_bucket(weights[parameter], parameter, place, shards.get(id(parameter)))
+    for parameter, weight in weights.items():
+        main = getattr(parameter, "main_param", None)
+        if main is not None and id(main) in stepped and main.shape == parameter.shape and main.grad is not None:
+            yield replace(weight, role="grad", values=main.grad, grad=None)
+
+
+def _shards(optimizer: Any, stepped: Collection[int]) -> dict[int, torch.Tensor]:
+    """Return what the distributed optimizer steps now of parameters, by their identity."""
+    groups = (
+        (optimizer.model_float16_groups, optimizer.shard_fp32_from_float16_groups),
+        (optimizer.model_fp32_groups, optimizer.shard_fp32_groups),
+    )
+    return {
+        id(parameter): shard
+        for models, of_models in groups
+        for params, shards in zip(models, of_models, strict=True)
+        for parameter, shard in zip(params, shards, strict=True)
+        if id(shard) in stepped
+    }
+
+
+def _of_bucket(
+    weight: Local, parameter: torch.Tensor, place: tuple[tuple[int, ...], int, int], shard: torch.Tensor | None
+) -> Local:
+    """Return this rank's stretch of a gradient in a bucket, which is divided evenly among the data-parallel ranks.
+
+    Args:
+        weight: What this rank has of the parameter.
+        parameter: The parameter.
+        place: These ranks, its first element in the bucket, and the bucket's number of elements.
+        shard: This rank's stretch of the parameter; None if it has none.
+    """
+    shape, (ranks, offset, total) = tuple(parameter.shape), place
+    values = parameter.new_empty(0) if shard is None or shard.grad is None else shard.grad
+    if len(ranks) == 1 and values.numel() == parameter.numel():
+        return replace(weight, role="grad", values=values.view(shape), grad=None)
+    if weight.claim is not None:
+        why = "its gradient: a rank of megatron-core's distributed optimizer has a stretch of a tensor-parallel part"
+        return not_understood(weight.name, "grad", parameter, why)
+    param = FlatParam.in_buffers(weight.name, shape, ranks, values, total // len(ranks), offset)
+    return Local(
+        weight.name, "grad", shape, values, of_flat_param(param, None, "dp"), (FlatRecord(shape, offset), total)
+    )
 
 
 def _of_expert(name: str, role: Role, tensor: torch.Tensor) -> Local | None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from shardviz.live.capture.stamp import named_tensors
 from shardviz.live.claims import deepspeed, dtensor, fsdp1, hooks, megatron, spmd, transformers, wrappers
 from shardviz.live.claims.local import Local, plain
+from shardviz.live.compat import clean_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator, Mapping
     from types import ModuleType
 
     import torch
@@ -38,9 +40,34 @@ def of_model(model: nn.Module, mesh: Mesh | None) -> Iterator[Local]:
         yield from find(model, mesh)
 
 
+def module_names(model: nn.Module) -> dict[str, str]:
+    """Return the unparallelized names of modules that ranks number for themselves, and of those in them."""
+    numbers = {name: number for find in _functions("numbers") for name, number in find(model).items()}
+    names: dict[str, str] = {}
+    for name, _ in model.named_modules() if numbers else ():
+        parent, _, last = name.rpartition(".")
+        last = numbers.get(name, last)
+        names[name] = f"{names[parent]}.{last}" if parent else last
+    return {clean_name(own_name): clean_name(name) for own_name, name in names.items() if own_name != name}
+
+
 def names(model: nn.Module) -> dict[str, str]:
     """Return the unparallelized names of tensors that ranks number for themselves."""
-    return {own_name: name for find in _functions("names") for own_name, name in find(model).items()}
+    of_modules = module_names(model)
+    names: dict[str, str] = {}
+    for _, called, _ in named_tensors(model) if of_modules else ():
+        module, _, last = clean_name(called).rpartition(".")
+        if module in of_modules:
+            names[f"{module}.{last}"] = f"{of_modules[module]}.{last}"
+    return names
+
+
+def named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield a model's parameters with their unparallelized names."""
+    of_tensors = names(model)
+    for called, parameter in model.named_parameters():
+        name = clean_name(called)
+        yield of_tensors.get(name, name), parameter
 
 
 def of_tensor(name: str, role: Role, tensor: torch.Tensor, mesh: Mesh | None = None) -> Local:
@@ -93,6 +120,24 @@ def fragments(engine: nn.Module) -> list[Fragment]:
     """
     model = unwrapped(engine)
     return next(filter(None, (list(find(engine, model)) for find in _functions("fragments"))), [])
+
+
+def stand_ins(parameter: torch.Tensor) -> Iterator[object]:
+    """Yield what a library lets an optimizer step in a parameter's place, or the optimizer if this changes."""
+    for find in _functions("stand_ins"):
+        yield from find(parameter)
+
+
+def gradients(weights: Mapping[torch.Tensor, Local], stepper: object, stepped: Collection[int]) -> Iterator[Local]:
+    """Yield this rank's part of the gradients of what is stepped in parameters' place.
+
+    Args:
+        weights: What this rank has of each parameter.
+        stepper: The library's engine or optimizer whose step it is.
+        stepped: The identities of what the inner optimizer steps now.
+    """
+    for find in _functions("gradients"):
+        yield from find(weights, stepper, stepped)
 
 
 def checkpoint(model: nn.Module, reference: Reference) -> Reference:

@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import distributed, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from shardviz.dump.records.step import WrapperRecord
@@ -23,7 +23,7 @@ from shardviz.live.compat import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Mapping
 
     from shardviz.dump.records.step import Wrapper
 
@@ -79,12 +79,21 @@ def reducing(model: nn.Module, prefix: str = "") -> list[WrapperRecord]:
         ranks = tuple(sorted({*flat.shard_ranks, *flat.replicate_ranks}))
         divides_by = float(len(ranks)) if is_averaged else None
         wrapped.setdefault(("fsdp", ranks, divides_by), []).append(prefix + flat.name)
+    wrapped |= {("zero", ranks, float(len(ranks))): params for ranks, params in _by_deepspeed(model, names)}
     with_ddp = [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
     keeps = bool(with_ddp) and not any(module.broadcast_buffers for module in with_ddp)
     return [
-        WrapperRecord(kind, ranks, tuple(filter(None, params)), by, keeps and kind != "fsdp")
+        WrapperRecord(kind, ranks, tuple(filter(None, params)), by, keeps and kind not in ("fsdp", "zero"))
         for (kind, ranks, by), params in wrapped.items()
     ]
+
+
+def _by_deepspeed(model: nn.Module, names: Mapping[int, str]) -> Iterator[tuple[tuple[int, ...], list[str]]]:
+    """Yield the ranks over which DeepSpeed's engines average gradients, and the parameters."""
+    for module in filter(_is_deepspeed, model.modules()):
+        group: Any = module.data_parallel_group
+        params = [names.get(id(param), "") for param in module.parameters() if param.requires_grad]
+        yield tuple(distributed.get_process_group_ranks(group)), params
 
 
 COMPRESSED = {"bf16_compress": torch.bfloat16, "fp16_compress": torch.float16}

@@ -16,10 +16,11 @@ from shardviz.dump.records.step import GivenRecord
 from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.compat import clean_name
 from shardviz.live.run.hooks.observing import quietly
-from shardviz.live.run.references.values import living_modules, outermost, parameters_of
+from shardviz.live.run.references.values import living_modules, outermost
 from shardviz.live.run.step_files import WHAT, weights_of
 from shardviz.live.step.optimizer_settings import options_records
 from shardviz.live.step.running import tensors_in
+from shardviz.live.step.steppers import parameters_of, steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,6 +78,11 @@ class LaterSteps:
             self._handle.remove()
             self._handle = model.register_forward_pre_hook(self._hook, with_kwargs=True, prepend=True)
             self._step, self._new_at = replace(self._step, root=model), len(self._given)
+
+    @property
+    def root(self) -> nn.Module | None:
+        """The model as the job calls it; None before the traced step ends, and after the last."""
+        return self._step.root if self._step is not None else None
 
     def begin(self, step: Step, written: Written | None) -> None:
         """Begin with the traced step, which ends as its optimizer's step begins."""
@@ -151,11 +157,6 @@ class LaterSteps:
 def _is_captured() -> bool:
     """Whether a CUDA graph is being captured, which may not wait for numbers to be copied to the CPU."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-
-
-def steps(optimizer: Optimizer, root: nn.Module) -> bool:
-    """Whether an optimizer steps parameters of a model."""
-    return not {id(parameter) for parameter in root.parameters()}.isdisjoint(map(id, parameters_of(optimizer)))
 
 
 def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:

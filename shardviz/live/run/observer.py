@@ -12,19 +12,20 @@ from torch import distributed, nn
 
 from shardviz.dump.write import TRACE_FOLDER
 from shardviz.live.capture.locals import name_of
-from shardviz.live.claims import registry
+from shardviz.live.claims import megatron, registry
 from shardviz.live.compat import stages_of
 from shardviz.live.run.hooks.arming import arm, disarm
 from shardviz.live.run.hooks.observing import nested, quietly
 from shardviz.live.run.meeting import end_stamped, watch_steps
 from shardviz.live.run.options import Note, leave
-from shardviz.live.run.references.values import contains, num_modules, parameters_of
+from shardviz.live.run.references.values import contains, num_modules
 from shardviz.live.run.references.writing import is_first_here, rank_here
 from shardviz.live.run.session import Session
 from shardviz.live.run.taking import Stage, take
+from shardviz.live.step.steppers import parameters_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from shardviz.live.run.options import Options
     from shardviz.live.run.tracing import Follower
@@ -88,6 +89,16 @@ class Observer:
         """Note in a followed step that gradients were clipped. Called under `--trace` only."""
         if self._follower is not None:
             self._follower.clipped(norm, limit)
+
+    def library_begins(self, stepper: object) -> None:
+        """Note that a library begins a step of inner optimizers' steps. Called under `--trace` only."""
+        if self._follower is not None:
+            self._follower.library_begins(stepper)
+
+    def library_ends(self, norm: Any, limit: Any) -> None:
+        """Note that it ended, and by which norm gradients were clipped. Called under `--trace` only."""
+        if self._follower is not None:
+            self._follower.library_ends(norm, limit)
 
     def sharded(self, module: object) -> None:
         """Note that a module was sharded: it is captured when it, or what contains it, is called."""
@@ -160,7 +171,16 @@ class Observer:
 
     def scheduled(self, schedule: Any) -> None:
         """Capture the stages of a pipeline before its first step."""
-        for number, (module, group) in enumerate(stages_of(schedule)):
+        self.staged(stages_of(schedule))
+
+    def scheduled_by_megatron(self, model: nn.Module | list[nn.Module]) -> None:
+        """Capture Megatron-core's stages before its schedule runs: each waits for the one before it."""
+        group = megatron.group("get_pipeline_model_parallel_group")
+        self.staged([(chunk, group) for chunk in (model if isinstance(model, list) else [model])])
+
+    def staged(self, stages: Iterable[tuple[nn.Module, Any]]) -> None:
+        """Capture this rank's stages of a pipeline, each with the group of the ranks that have the others."""
+        for number, (module, group) in enumerate(stages):
             if module not in self._captured and not _is_on_meta(module):
                 self._take(module, Stage(number, group))
         self._end_if_done()
@@ -233,7 +253,7 @@ class Observer:
             return True
         return any(
             registry.marks(tensor)
-            for tensor in (*submodule.parameters(recurse=False), *submodule.buffers(recurse=False))
+            for tensor in (*submodule.parameters(recurse=False), *nn.Module.buffers(submodule, recurse=False))
         )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from shardviz.live.capture.locals import Local, local_tensors, of_tensor, unwrapped
 from shardviz.live.claims.wrappers import reducing
 from shardviz.live.run.references.values import living_modules, outermost
+from shardviz.live.step.steppers import identities, stepped_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -55,10 +56,10 @@ def outside(root: nn.Module, optimizers: Iterable[Optimizer]) -> Outside:
     trainable = {id(parameter) for parameter in root.parameters() if parameter.requires_grad}
     by_optimizer = [dict(_parameters(optimizer)) for optimizer in optimizers]
     stepped: dict[str, torch.Tensor] = {}
+    known = identities(root.parameters())
     for parameters in by_optimizer:
-        if any(id(parameter) in trainable for parameter in parameters.values()):
+        if any(id(parameter) in known and parameter.requires_grad for parameter in parameters.values()):
             stepped |= parameters
-    known = {id(parameter) for parameter in root.parameters()}
     unknown = {name: parameter for name, parameter in stepped.items() if id(parameter) not in known}
     outsiders = Outside(*_by_module(unknown)) if unknown else Outside({}, {})
     # An optimizer that lacks some of the model's parameters may have copies of them instead, in more bits.
@@ -68,10 +69,10 @@ def outside(root: nn.Module, optimizers: Iterable[Optimizer]) -> Outside:
 
 def apart_from(root: nn.Module, optimizers: Iterable[Optimizer]) -> Iterator[tuple[str, str]]:
     """Yield modules with gradients that an optimizer steps which steps nothing of a model, with its class."""
-    known = {id(parameter) for parameter in root.parameters()}
+    known = identities(root.parameters())
     for optimizer in optimizers:
         parameters = dict(_parameters(optimizer))
-        has_none = known.isdisjoint(map(id, parameters.values()))
+        has_none = known.isdisjoint(stepped_by(optimizer))
         if has_none and any(parameter.grad is not None for parameter in parameters.values()):
             for name in _by_module(parameters)[0]:
                 yield name, type(optimizer).__name__

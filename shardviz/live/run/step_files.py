@@ -28,7 +28,7 @@ from shardviz.live.step.trace.recorder import MAX_ELEMENTS, add_points
 from shardviz.versions import package_version
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from torch.optim import Optimizer
@@ -71,6 +71,8 @@ class Step:
         clips: The norms by which its gradients were clipped.
         optimizers: What steps its parameters, once backward is over.
         averages: What may be averages of its weights.
+        gradients: Copies of this rank's part of gradients, if a library steps other tensors in parameters' place.
+        unknown: Why one of these is not understood, by the parameter's name.
     """
 
     root: nn.Module
@@ -86,6 +88,8 @@ class Step:
     clips: list[ClipRecord] = field(default_factory=list)
     optimizers: Sequence[Optimizer] = ()
     averages: Averages | None = None
+    gradients: Sequence[Local] | None = None
+    unknown: dict[str, str] = field(default_factory=dict)
 
     @property
     def is_compiled(self) -> bool:
@@ -125,7 +129,7 @@ def write_step(step: Step, folder: Path, command: tuple[str, ...], problem: str 
         ]
     capture.narrowed_to |= reduced_in(step.root)
     hook = approximated_by(step.root)
-    for local in (*step.weights, *(() if step.broke_off or hook else _gradients(step))):
+    for local in (*step.weights, *(() if step.broke_off or hook else _all_gradients(step))):
         capture.add_values(local, "step")
     quietly(WHAT, _add_states, capture, step)
     add_points(capture, step.trace)
@@ -135,7 +139,7 @@ def write_step(step: Step, folder: Path, command: tuple[str, ...], problem: str 
         quietly(WHAT, step.lines.add_to, capture)
     for name, ranks in groups_of(num_ranks):
         capture.add_group(name, ranks)
-    capture.not_checked += [("", why) for why in _unseen(step, problem, hook)]
+    capture.not_checked += [*step.unknown.items(), *(("", why) for why in _unseen(step, problem, hook))]
     folder.mkdir(exist_ok=True)
     if is_first_here(folder, "trace folder"):
         write_run(
@@ -187,9 +191,19 @@ def _run_id() -> str:
     return run_id
 
 
-def _gradients(step: Step) -> Iterator[Local]:
+def _all_gradients(step: Step) -> Iterable[Local]:
+    return gradients_of(step) if step.gradients is None else step.gradients
+
+
+def gradients_of(step: Step, instead: Collection[str] = ()) -> Iterator[Local]:
+    """Yield copies of this rank's part of gradients, of large ones a sample.
+
+    Args:
+        step: The step, before its optimizer steps.
+        instead: Parameters in whose place something else is stepped: what is in their `.grad` is not what that gets.
+    """
     for local in (*local_tensors(unwrapped(step.root)), *step.outside.tensors()):
-        if local.role == "param" and local.grad is not None:
+        if local.role == "param" and local.grad is not None and local.name not in instead:
             claim = local.grad_claim or local.claim
             values = sampled(local.grad.detach(), step.most)
             yield replace(local, role="grad", values=values, grad=None, claim=claim)

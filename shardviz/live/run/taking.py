@@ -139,7 +139,9 @@ def _mesh_of(root: nn.Module, stage: Stage | None) -> DeviceMesh:
     try:
         return found_mesh(root)
     except MeshError:
-        if any(of_all_ranks(any(isinstance(tensor, DTensor) for tensor in (*root.parameters(), *root.buffers())))):
+        if any(
+            of_all_ranks(any(isinstance(tensor, DTensor) for tensor in (*root.parameters(), *nn.Module.buffers(root))))
+        ):
             raise
         return _whole_job(root, stage)
 
@@ -160,7 +162,7 @@ def _whole_job(root: nn.Module, stage: Stage | None) -> DeviceMesh:
             f"nothing says whether the others have copies or other parts",
             "make what is split a DTensor (DTensor.from_local with its placements), or shard it by parallelize_module",
         )
-    device = next((tensor.device.type for tensor in (*root.parameters(), *root.buffers())), "cpu")
+    device = next((tensor.device.type for tensor in (*root.parameters(), *nn.Module.buffers(root))), "cpu")
     return DeviceMesh.from_group(
         distributed.group.WORLD, device, mesh_dim_names=("pp" if stage else "ddp" if sizes else "world",)
     )

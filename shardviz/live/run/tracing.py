@@ -12,7 +12,7 @@ import math
 import os
 import sys
 from collections import defaultdict
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -33,12 +33,14 @@ from shardviz.live.randomness import random_states
 from shardviz.live.run.averages import Averages
 from shardviz.live.run.hooks.arming import arm, disarm
 from shardviz.live.run.hooks.observing import nested, quietly, report
-from shardviz.live.run.later_steps import LaterSteps, steps
+from shardviz.live.run.later_steps import LaterSteps
+from shardviz.live.run.library_steps import LibraryStep
 from shardviz.live.run.outside import apart_from, outside
-from shardviz.live.run.references.values import contains, outermost, parameters_of
+from shardviz.live.run.references.values import contains, outermost
 from shardviz.live.run.step_files import WHAT, Step, most_of, sampled, weights_of
 from shardviz.live.step.optimizer_settings import options_of, states_of
 from shardviz.live.step.running import tensors_in
+from shardviz.live.step.steppers import identities, parameters_of, stepped_by, steps
 from shardviz.live.step.trace.recorder import Trace
 from shardviz.live.trace_modules import Followed
 
@@ -61,6 +63,21 @@ MAX_GIVEN = 64
 """Of whole numbers that the model is given, such as tokens, so many tensors are kept."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A call of a module that has begun.
+
+    Attributes:
+        is_replaced: Whether another forward was put in the place of the class's.
+        num_batches: How many batches were kept before it.
+        is_around: Whether that called the module again: Lightning lets DistributedDataParallel run training_step so.
+    """
+
+    is_replaced: bool
+    num_batches: int
+    is_around: bool = False
+
+
 class JobTrace(Trace):
     """The trace of one step of a job."""
 
@@ -71,6 +88,7 @@ class JobTrace(Trace):
         self.uncalled: set[nn.Module] = set()  # DistributedDataParallel, while its forward was not called
         self._states: defaultdict[str, list[list[torch.Tensor]]] = defaultdict(list)
         self._given_to: str | None = None  # whose batch is kept
+        self._entered: defaultdict[str, list[_Entry]] = defaultdict(list)
 
     def _sampled(self, tensor: torch.Tensor) -> torch.Tensor:
         return sampled(tensor, self.most)
@@ -81,17 +99,31 @@ class JobTrace(Trace):
         def begin_all(module: Any, inputs: Any, named: Any) -> None:
             if asks_for_shapes(inputs):
                 return  # a pipeline's stage, run on values without a meaning
-            begin(module, inputs, named)
             if not in_backward():
+                self._enter(name, module)
                 self._states[name].append(random_states())
+            begin(module, inputs, named)
             self._keep_given(name, (inputs, named))
 
         return _without_errors(begin_all)
+
+    def _enter(self, name: str, module: nn.Module) -> None:
+        """Note that a call begins; if it is in one whose forward was replaced, the batch is what this one is given."""
+        entered = self._entered[name]
+        if entered and entered[-1].is_replaced:
+            entered[-1] = replace(entered[-1], is_around=True)
+            del self.batches[entered[-1].num_batches :]
+        entered.append(_Entry("forward" in vars(module), len(self.batches)))
 
     def _end(self, name: str) -> Callable[..., None]:
         end = super()._end(name)
 
         def end_all(module: Any, inputs: Any, output: Any) -> None:
+            entered = self._entered[name]
+            if entered and not in_backward() and entered.pop().is_around:
+                self._open[name].pop()
+                self._states[name].pop()
+                return
             end(module, inputs, output)
             if self._states[name] and not in_backward():
                 before, after = self._states[name].pop(), random_states()
@@ -159,6 +191,7 @@ class Follower:
         self._is_over = False
         self._later: LaterSteps | None = None
         self._is_of_many = False
+        self._library_step: LibraryStep | None = None
         self._process = os.getpid()
 
     def optimizing(self, optimizer: Optimizer) -> None:
@@ -190,7 +223,7 @@ class Follower:
             return
         is_dtensor = isinstance(norm, DTensor)
         parts = parts_of_norm(norm) if is_dtensor else ((), 2.0)
-        if parts is None or not (is_dtensor or type(norm) is torch.Tensor):
+        if parts is None or not (is_dtensor or type(norm) in (torch.Tensor, float)):
             return
         (ranks, order), own = parts, float(norm.to_local() if is_dtensor else norm)
         if math.isfinite(own) and math.isfinite(limit):
@@ -214,16 +247,51 @@ class Follower:
             return quietly(WHAT, self._before_step, optimizer, args, kwargs)
 
         def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-            quietly(WHAT, self._end_with, optimizer)  # it may have called no closure
-            quietly(WHAT, self._after_step, optimizer)
-            self._taken[optimizer] = self._taken.get(optimizer, 0) + 1
-            if not self._is_over:
-                self._num_taken[_shapes(optimizer)] = self._taken[optimizer]
-            quietly(WHAT, self._begin_lines, self._taken[optimizer])
+            if self._library_step is None:
+                quietly(WHAT, self._end_with, optimizer)  # it may have called no closure
+                self._end_of(optimizer)
 
         register_optimizer_step_pre_hook(before)
         register_optimizer_step_post_hook(after)
         atexit.register(quietly, WHAT, self._end_with_process)
+
+    def _end_of(self, optimizer: Optimizer) -> None:
+        quietly(WHAT, self._after_step, optimizer)
+        self._taken[optimizer] = self._taken.get(optimizer, 0) + 1
+        if not self._is_over:
+            self._num_taken[_shapes(optimizer)] = self._taken[optimizer]
+        quietly(WHAT, self._begin_lines, self._taken[optimizer])
+
+    def library_begins(self, stepper: object) -> None:
+        """Take the steps that optimizers make from now on as one, which a library makes of them."""
+        if os.getpid() == self._process:
+            self._library_step = LibraryStep(stepper)
+
+    def library_ends(self, norm: Any, limit: Any) -> None:
+        """End the step if an optimizer stepped: the weights are written by now.
+
+        Args:
+            norm: The norm by which the library clipped gradients; None if it took none.
+            limit: What that may be.
+        """
+        library_step, self._library_step = self._library_step, None
+        if library_step is None or not library_step.optimizers:
+            return
+        if norm is not None and limit:
+            self.clipped(norm, limit)
+        self._end_with(library_step.optimizers[-1], library_step)
+        for optimizer in dict.fromkeys(library_step.optimizers):
+            self._end_of(optimizer)
+
+    def _add_to_library_step(self, optimizer: Optimizer, library_step: LibraryStep) -> None:
+        """Keep the gradients that an inner optimizer is about to step with."""
+        root = self._step.root if self._step is not None else None
+        if self._is_over and self._later is not None:
+            root = self._later.root
+        with nested(), torch.no_grad():
+            library_step.add(optimizer, self._step)
+            if root is not None:
+                library_step.options |= self._options_of(root, *([states_of] if self._step is not None else []))
 
     def visit(self, module: nn.Module) -> None:
         """Begin if the called module is the trained model or part of it, and its step has come."""
@@ -234,11 +302,9 @@ class Follower:
                 self._follow(outermost(module) if self.model is None else self.model, module)
 
     def _is_trained(self, module: nn.Module) -> bool:
-        trainable = {id(parameter) for parameter in module.parameters() if parameter.requires_grad}
+        trainable = identities(parameter for parameter in module.parameters() if parameter.requires_grad)
         optimizers = [*self._optimizers, *self._taken]
-        own_optimizers = [
-            optimizer for optimizer in optimizers if not trainable.isdisjoint(map(id, parameters_of(optimizer)))
-        ]
+        own_optimizers = [optimizer for optimizer in optimizers if not trainable.isdisjoint(stepped_by(optimizer))]
         is_due = (
             max((self._taken.get(optimizer, 0) for optimizer in own_optimizers), default=0)
             == self.options.trace_step - 1
@@ -277,6 +343,9 @@ class Follower:
         """
         if os.getpid() != self._process or (self._is_over and self._later is None):
             return None
+        if self._library_step is not None:
+            self._add_to_library_step(optimizer, self._library_step)
+            return None
         if callable(kwargs.get("closure")):
             return args, kwargs | {"closure": self._ending(optimizer, kwargs["closure"])}
         if len(args) > 1 and callable(args[1]):
@@ -292,18 +361,24 @@ class Follower:
 
         return call
 
-    def _end_with(self, optimizer: Optimizer) -> None:
+    def _end_with(self, optimizer: Optimizer, library_step: LibraryStep | None = None) -> None:
         """End the step if this optimizer steps the model, and something of the model was called."""
         if self._is_over and self._later is not None:
-            self._later.stepping(optimizer, self._options_of)
+            self._later.stepping(optimizer, library_step.options_of if library_step else self._options_of)
         elif (
             self._step is not None
             and (self._step.trace.order or self._step.is_compiled)
             and steps(optimizer, self._step.root)
         ):
-            options = quietly(WHAT, self._options_of, self._step.root, states_of)
+            options = (
+                library_step.options if library_step else quietly(WHAT, self._options_of, self._step.root, states_of)
+            )
+            gradients = list(library_step.gradients.values()) if library_step else None
             apart = list(apart_from(self._step.root, [*self._optimizers, *self._taken]))
-            self._step = replace(self._step, options=options or {}, apart=apart, optimizers=self._outermost())
+            self._step = replace(
+                self._step, options=options or {}, apart=apart, gradients=gradients, optimizers=self._outermost()
+            )
+            self._step.unknown.update(library_step.unknown if library_step else {})
             self._finish("")
 
     def _options_of(self, root: nn.Module, *others: Callable[[Optimizer, nn.Module], Settings]) -> Settings:

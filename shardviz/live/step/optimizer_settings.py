@@ -14,6 +14,7 @@ from shardviz.dump.records.step import STATES, STEPS, OptionsRecord
 from shardviz.groups import in_groups
 from shardviz.live.compat import clean_name
 from shardviz.live.step.return_values import Returned, numbers_of
+from shardviz.live.step.steppers import names_by_id
 from shardviz.relate.tolerance import SINGLE
 from shardviz.text import listed
 
@@ -54,12 +55,12 @@ def options_of(optimizer: torch.optim.Optimizer, model: nn.Module) -> Options:
 
     ZeroRedundancyOptimizer gives the one inside of it the numbers of its own groups only when it steps.
     """
-    names = {id(parameter): clean_name(name) for name, parameter in model.named_parameters()}
+    names = names_by_id(model)
     options: Options = {}
     outer = optimizer if hasattr(optimizer, "param_groups") else getattr(optimizer, "optim", optimizer)
     for group in getattr(outer, "param_groups", ()):
         values = {key: text for key, value in group.items() if key != "params" and (text := _option(value))}
-        options |= {names[id(param)]: values for param in group["params"] if id(param) in names}
+        options |= {name: values for param in group["params"] for name in names.get(id(param), ())}
     return options
 
 
@@ -68,14 +69,15 @@ def states_of(optimizer: torch.optim.Optimizer, model: nn.Module) -> Options:
 
     Before its first step it keeps nothing.
     """
-    names = {id(parameter): clean_name(name) for name, parameter in model.named_parameters()}
+    names = names_by_id(model)
     states: Options = {}
     for parameter, state in getattr(optimizer, "optim", optimizer).state.items():
         if id(parameter) in names and isinstance(state, dict):
             kinds = sorted(str(kind) for kind, value in state.items() if torch.is_tensor(value) and value.ndim)
             steps = _option(state["step"]) if "step" in state else ""
             kept = {STATES: ", ".join(kinds), STEPS: steps}
-            states[names[id(parameter)]] = {key: text for key, text in kept.items() if text}
+            texts = {key: text for key, text in kept.items() if text}
+            states |= dict.fromkeys(names[id(parameter)], texts)
     return states
 
 

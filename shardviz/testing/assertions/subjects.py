@@ -32,8 +32,8 @@ from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.pipeline_parts import agree
 from shardviz.live.capture.stamp import Stamped, under_names
 from shardviz.live.compat import root_mesh
-from shardviz.live.run.references.values import parameters_of
 from shardviz.live.step.step import gradients
+from shardviz.live.step.steppers import parameters_of
 from shardviz.testing.assertions import current_test
 
 if TYPE_CHECKING:

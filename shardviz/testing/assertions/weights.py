@@ -27,7 +27,8 @@ from shardviz.layout.notation import write
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.lookup.by_reference import is_as_claimed
 from shardviz.live.capture.stamp import bits_of_tensor, dtype_name
-from shardviz.live.run.references.values import living_optimizers, parameters_of
+from shardviz.live.run.references.values import living_optimizers
+from shardviz.live.step.steppers import parameters_of
 from shardviz.reference.lookup import bits_of
 from shardviz.relate.casts import rounding_between
 from shardviz.text import counted, printable

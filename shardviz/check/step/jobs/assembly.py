@@ -17,7 +17,7 @@ from msgspec import structs
 from shardviz.check.report import NotChecked, findings_in
 from shardviz.check.step.contradictions import check_no_gradient
 from shardviz.check.step.evidence import Evidence
-from shardviz.check.step.jobs.clips import of_size_before
+from shardviz.check.step.jobs.clips import divided, of_size_before
 from shardviz.check.step.jobs.starts import by_name
 from shardviz.check.step.jobs.ties import broken_ties
 from shardviz.check.step.jobs.unequal_losses import of_unequal_losses
@@ -214,6 +214,7 @@ class Weights:
         belongings: Where those of the other job's belong that claim nothing.
         order: The order in which the other job's ranks have the batch's rows; None if it is the same.
         ways: How those of the first job were put together.
+        kept: What clipping left of each rank's gradients in the other job, where that is to be undone.
     """
 
     params: Mapping[str, Weight]
@@ -222,6 +223,7 @@ class Weights:
     belongings: Mapping[str, Belonging]
     order: NDArray[np.int64] | None = None
     ways: Mapping[str, Way] = field(default_factory=dict)
+    kept: Mapping[int, float] = field(default_factory=dict)
 
 
 def assembled(job: JobTrace, judging: Judging, weights: Weights, reference: JobTrace) -> tuple[Dump, tuple[str, ...]]:
@@ -296,7 +298,8 @@ def add_gradients(assembling: Assembling, weights: Weights) -> tuple[str, ...]:
         add_weight(assembling, min(assembling.job.ranks), name, ("reference", "grad"), whole)
         belonging = weights.belongings.get(name)
         for rank, weight in by_rank.items():
-            add_weight(assembling, rank, name, ("step", "grad"), weight, belonging)
+            before = divided(weight, weights.kept.get(rank, 1.0))
+            add_weight(assembling, rank, name, ("step", "grad"), before, belonging)
             if weight.layout is None and belonging is not None and belonging.layout is None:
                 assembling.add_region(rank, name, whole.shape, belonging.regions[rank], weight)
     return tuple(sampled)

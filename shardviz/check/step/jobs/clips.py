@@ -8,7 +8,7 @@ once both clippings are undone, or else a norm is wrong.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from shardviz.check.step.evidence import Evidence
+    from shardviz.check.step.jobs.assembly import Weights
     from shardviz.check.step.jobs.whole_job import WholeJob
+    from shardviz.check.step.trace.traces import Weight
     from shardviz.explain.finding import Finding
 
 
@@ -124,6 +126,22 @@ def own_norms(job: WholeJob) -> ClippedByOwnNorms | None:
             texts = (f"{number(norm)} on rank {rank}" for rank, norm in zip(clips, norms, strict=True))
             return ClippedByOwnNorms(tuple(texts), max(limits), _are_reduced(job))
     return None
+
+
+def unclipped(reference: WholeJob, job: WholeJob, weights: Weights) -> Weights | None:
+    """Return gradients as they were before each rank clipped them by a norm of its own; None unless all did, once."""
+    calls, wanted = _calls(job), _calls(reference)
+    if own_norms(job) is None or len(calls) != 1 or len(wanted) > 1 or not all(clip.norm for clip in calls[0].values()):
+        return None
+    kept = {rank: _kept(clip) for rank, clip in calls[0].items()}
+    whole = min(map(_kept, wanted[0].values())) if wanted else 1.0
+    return replace(weights, grads={name: divided(weight, whole) for name, weight in weights.grads.items()}, kept=kept)
+
+
+def divided(weight: Weight, by: float) -> Weight:
+    """Return a gradient divided by a number."""
+    values = weight.values
+    return weight if values is None or by == 1 else replace(weight, values=values.with_values(values.values / by))
 
 
 def _are_reduced(job: WholeJob) -> bool:

@@ -16,7 +16,7 @@ from shardviz.check.report import NotChecked, findings_in, grouped, ranks_by_nam
 from shardviz.check.step.comparison import compared
 from shardviz.check.step.jobs.assembly import JobEvidence, Weights, assembled, findings_on
 from shardviz.check.step.jobs.averages import averages_of
-from shardviz.check.step.jobs.clips import clips_of, with_own_clips
+from shardviz.check.step.jobs.clips import clips_of, unclipped, with_own_clips
 from shardviz.check.step.jobs.later import LaterResult, later_steps_of
 from shardviz.check.step.jobs.optimizers import (
     RATE,
@@ -27,6 +27,7 @@ from shardviz.check.step.jobs.optimizers import (
     lost_states,
     options_of,
 )
+from shardviz.check.step.jobs.padding import rows_without_padding
 from shardviz.check.step.jobs.peers import rows_of_peers
 from shardviz.check.step.jobs.starts import Rows, belongings_of, by_name, farthest_weights, other_weights, rows_of
 from shardviz.check.step.jobs.states import states_before
@@ -35,12 +36,12 @@ from shardviz.check.step.jobs.whole_job import WholeJob, chosen, mesh_of_job
 from shardviz.check.step.lines.naming import module_to_open, with_lines
 from shardviz.check.step.runs.departure import Beside, Departure, StepDifference, departure_for
 from shardviz.check.step.trace.judging import Judging
+from shardviz.check.step.trace.stages import parted_modules, with_first_module
 from shardviz.check.step.trace.traces import (
     coarsest_of,
     counts_per_forward,
     largest_of,
     trace_of,
-    with_first_module,
 )
 from shardviz.dump.records.lines import STEP
 from shardviz.explain.checkpoints.conversion import NarrowedOnTheWay
@@ -53,7 +54,7 @@ from shardviz.explain.step.two_jobs import (
     StepsInNarrowDtype,
     TrainedInOneJob,
 )
-from shardviz.explain.step.whole_step import DifferentBatch, MisplacedWeights
+from shardviz.explain.step.whole_step import DifferentBatch, MisplacedWeights, UnexplainedCopies
 from shardviz.groups import the_only
 from shardviz.layout.mesh import ranks_by
 from shardviz.relate.casts import is_narrower
@@ -193,7 +194,9 @@ def _rows_of(reference: WholeJob, job: WholeJob) -> Rows:
     ranks = with_first_module(reference.first_module, job.job.ranks)
     batches = {rank: own.batch for rank, own in ranks.items() if own.batch}
     rows_by_way = [rows_of(given, batches, job.mesh) for given in reference.batches()]
-    return next((rows for rows in rows_by_way if not rows.problem), next(iter(rows_by_way), Rows()))
+    rows = next((rows for rows in rows_by_way if not rows.problem), next(iter(rows_by_way), Rows()))
+    unpadded = rows_without_padding(reference.job.ranks[0], ranks, job.mesh) if reference.is_of_one else None
+    return unpadded if rows.problem and unpadded is not None else rows
 
 
 def _of_weights(
@@ -233,8 +236,8 @@ def _relation_of(weight: OtherWeight) -> tuple[str, Cause]:
 
 def _judging(reference: WholeJob, job: WholeJob, order: NDArray[np.int64] | None) -> Judging:
     counts = counts_per_forward(reference.counts)
-    if reference.is_pipeline or job.is_pipeline:
-        counts = {name: count for name, count in counts.items() if name}  # a stage is called what the model is
+    parted = parted_modules(reference.job.ranks) | parted_modules(job.job.ranks)
+    counts = {name: count for name, count in counts.items() if name not in parted}
     of_ranks = {rank: own.points(counts, rows=reference.rows(counts)) for rank, own in job.job.ranks.items()}
     choices = reference.choices(counts, job.rows(counts))
     if order is not None:
@@ -250,14 +253,17 @@ def _reordered(
     point: Point, place: Place, ranks: Mapping[int, Mapping[Place, Point]], order: NDArray[np.int64]
 ) -> Point:
     """Return a point with its rows as the ranks have them, if they share its rows."""
-    whole = point.values
+    whole, dim = point.values, point.dim
     parts = [own[place].values for own in ranks.values() if place in own]
-    is_shared = any(part is not None and whole is not None and part.shape[:1] < whole.shape[:1] for part in parts)
-    if whole is None or not is_shared or not len(order) <= whole.shape[0] <= MAX_ROWS or whole.shape[0] % len(order):
+    if whole is None or len(whole.shape) <= dim:
         return point
-    per_row = whole.shape[0] // len(order)
+    size = whole.shape[dim]
+    is_shared = any(part is not None and part.shape[dim : dim + 1] < (size,) for part in parts)
+    if not is_shared or not len(order) <= size <= MAX_ROWS or size % len(order):
+        return point
+    per_row = size // len(order)
     rows = (order[:, None] * per_row + np.arange(per_row)).ravel()
-    return type(point)(whole.reordered(rows), point.needs_grad, point.tensor, point.order, point.type, point.draws)
+    return replace(point, values=whole.reordered(rows, dim))
 
 
 def _step_of(
@@ -266,11 +272,11 @@ def _step_of(
     if not judging.judgments and not left_out:
         why = "the step, module by module: the two models have no module of one name"
         return Attempt(_not_compared(why), is_complete=False)
-    dump, sampled = assembled(job.job, judging, weights, reference.job)
     reference_name = "one process" if reference.is_of_one else reference.name
-    micro_batches = max(rank.counts.get("", 1) for rank in job.job.ranks.values())
-    evidence = JobEvidence(dump, tuple(compared(dump)), clips_of(reference, job), micro_batches, reference.is_of_one)
-    results = [*findings_on(evidence, judging, reference_name), *trained_in_one_job(weights, job)]
+    evidence, sampled, found = _judged(reference, job, judging, weights)
+    dump = evidence.dump
+    results = [*found, *trained_in_one_job(weights, job)]
+    results += frozen_in_one_job(weights, job) if not findings_in(results) else ()
     results += [*held_back_gradients(weights, job), *different_settings(reference, job), *lost_states(reference, job)]
     findings = grouped(findings_in(results), ranks_by_name(dump))
     placed = sorted(findings_in(with_lines(dump, findings)), key=lambda finding: not finding.module)
@@ -314,6 +320,27 @@ def _step_of(
     return Attempt(difference, bool(findings) and not findings[0].generic, not not_compared)
 
 
+def _judged(
+    reference: WholeJob, job: WholeJob, judging: Judging, weights: Weights
+) -> tuple[JobEvidence, tuple[str, ...], list[Finding | NotChecked]]:
+    """Return what a step shows, which gradients are incomplete, and what is wrong.
+
+    If each rank clipped gradients by its own norm and no rule explains them, a rule may explain what they were before.
+    """
+    dump, sampled = assembled(job.job, judging, weights, reference.job)
+    micro_batches = max(rank.counts.get("", 1) for rank in job.job.ranks.values())
+    clips, reference_name = clips_of(reference, job), "one process" if reference.is_of_one else reference.name
+    evidence = JobEvidence(dump, tuple(compared(dump)), clips, micro_batches, reference.is_of_one)
+    results = list(findings_on(evidence, judging, reference_name))
+    is_unexplained = any(isinstance(finding.explanation, UnexplainedCopies) for finding in findings_in(results))
+    before = unclipped(reference, job, weights) if is_unexplained and weights.grads and not weights.kept else None
+    if before is None:
+        return evidence, sampled, results
+    judged = _judged(reference, job, judging, before)
+    is_explained = not any(finding.generic for finding in findings_in(judged[2]))
+    return judged if is_explained else (evidence, sampled, results)
+
+
 def _farthest_gradient(evidence: JobEvidence) -> float:
     """Return how far an element of a right gradient is off at most, relative to the largest of any, or of its own."""
     gradients = (one for one in evidence.gradients.values() if not one.incomparable and not one.wrong)
@@ -328,6 +355,18 @@ def trained_in_one_job(weights: Weights, job: WholeJob) -> Iterator[Finding]:
         if name in weights.params and name not in weights.grads and held:
             text = "it has a gradient, and the unsharded model's has none"
             yield TrainedInOneJob().finding(name, tuple(held), text)
+
+
+def frozen_in_one_job(weights: Weights, job: WholeJob) -> Iterator[Finding]:
+    """Yield weights of which only the other job has a gradient, if this job has gradients of others."""
+    params, gradients = by_name(job.job.ranks, "param"), by_name(job.job.ranks, "grad")
+    records = job.job.dump.files.ranks.values()
+    unknown = {name for record in records for name in (*record.held_back, *(name for name, _ in record.not_checked))}
+    for name, whole in weights.grads.items() if gradients else ():
+        is_due = whole.values is not None and bool(np.any(whole.values.values))
+        if is_due and name in params and name not in gradients and name not in unknown:
+            text = "no rank has a gradient of it when the optimizer steps, and the unsharded model has"
+            yield TrainedInOneJob(is_absent=True).finding(name, tuple(params[name]), text)
 
 
 def held_back_gradients(weights: Weights, job: WholeJob) -> Iterator[Finding]:

@@ -63,6 +63,8 @@ def later_steps_of(reference: WholeJob, job: WholeJob) -> LaterResult:
             return LaterResult(departure_for(DifferentSettings(texts, number), "sharded", "", sentence))
         if _num_rows(wanted[at]) < _num_rows(wanted[0]) or _num_rows(given[at]) < _num_rows(given[0]):
             continue  # the last rows, which samplers fill up or leave out
+        if not _are_padded_alike((wanted[at], given[at]), (wanted[0], given[0])):
+            continue  # a loader pads each rank's rows to the longest of them
         shapes = sorted(alike & rows_there[at].keys() & rows[at].keys())
         with_rows += bool(shapes)
         for theirs, ours, shape in ((rows[at][shape], rows_there[at][shape], shape) for shape in shapes):
@@ -77,6 +79,15 @@ def later_steps_of(reference: WholeJob, job: WholeJob) -> LaterResult:
 def _num_rows(step: Mapping[int, GivenRecord]) -> int:
     """Return how many rows all tensors of a step have, on all ranks."""
     return sum(math.prod(shape[:1]) for record in step.values() for shape in record.shapes)
+
+
+def _are_padded_alike(now: Iterable[Mapping[int, GivenRecord]], first: Iterable[Mapping[int, GivenRecord]]) -> bool:
+    """Whether all ranks are given rows of one shape, or each rank rows of the shapes that it had in the first step."""
+    shapes_now, shapes_first = (
+        [frozenset(shape[1:] for shape in record.shapes) for step in steps for record in step.values()]
+        for steps in (now, first)
+    )
+    return shapes_now == shapes_first or len(set(shapes_now)) == 1
 
 
 def _steps_of(job: WholeJob) -> Steps:

@@ -6,6 +6,7 @@ them. Under FSDP, which splits the same weights, it returns all of them.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -92,7 +93,14 @@ def _linears(
             continue
         axes = frozenset({*axes_in(layout.chains[0])} & {*job.mesh.long_axes})
         if axes and layout.shape[0] == returned[-1]:
-            yield Linear(module, axes, returned[-1] // own_returned[-1] if given[0] == own_given[0] * shares else 0)
+            yield Linear(
+                module, axes, returned[-1] // own_returned[-1] if _rows(given) == _rows(own_given) * shares else 0
+            )
+
+
+def _rows(shape: tuple[int, ...]) -> int:
+    """Return of how many rows of features a tensor is: those of the batch and of a sequence, in any order."""
+    return math.prod(shape[:-1])
 
 
 def _shape(points: Mapping[Place, Point], place: Place) -> tuple[int, ...]:

@@ -21,16 +21,15 @@ from shardviz.check.step.comparison import weight_of
 from shardviz.check.step.jobs.starts import Way, by_name, chosen_weight
 from shardviz.check.step.trace.calls import NUMBER
 from shardviz.check.step.trace.judging import Judging
+from shardviz.check.step.trace.stages import is_pipeline, with_first_module
 from shardviz.check.step.trace.traces import (
     Kept,
     Weight,
     added,
-    is_pipeline,
     joined_along,
     joined_rows,
     largest_of,
     places_in_whole,
-    with_first_module,
 )
 from shardviz.groups import in_groups
 from shardviz.layout.mesh import Mesh

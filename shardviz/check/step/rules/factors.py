@@ -104,6 +104,7 @@ class Over:
         labeled: Whether that gradient is a DTensor, as FSDP's are, and FSDP may reduce it over these axes.
         averaged: Whether FSDP was seen to divide it by the number of ranks, so that no other factor was set.
         by_ddp: Whether DistributedDataParallel reduces it over these axes.
+        library: What reduces it to shards, if it isn't FSDP.
     """
 
     axes: tuple[str, ...]
@@ -113,6 +114,7 @@ class Over:
     labeled: bool
     averaged: bool
     by_ddp: bool
+    library: str = ""
 
     @property
     def text(self) -> str:
@@ -221,6 +223,7 @@ def overs(gradients: Sequence[Compared], ratio: Fraction, batch: Batch | None) -
             ),
             all(gradient.is_averaged_by_fsdp for gradient in gradients),
             all(gradient.wrapped_over(axes) == "ddp" for gradient in gradients),
+            "DeepSpeed" if all("zero" in (gradient.wrappers or {}) for gradient in gradients) else "",
         )
         for axes in _products(mesh, ratio)
         if set(axes) <= spread
@@ -259,7 +262,7 @@ def _too_small(over: Over, *, of_all: bool) -> FactorOfAxes:
     if over.batch is False and not over.splits:
         return DividedByWorldSize(axes)
     if over.splits and over.labeled and over.batch is not False:
-        return FsdpDividedAgain(axes, size, of_all, axes if over.averaged else "")
+        return FsdpDividedAgain(axes, size, of_all, axes if over.averaged else "", over.library)
     if over.splits:
         return DividedShardGradient(axes, size)
     return DdpAveragesShares(axes, size) if over.by_ddp else AveragedNotSummed(axes)

@@ -9,6 +9,7 @@ import numpy as np
 
 from shardviz.check.step.jobs.whole_job import put_together
 from shardviz.check.step.trace.judging import Judging, Noise
+from shardviz.check.step.trace.stages import parted_modules
 from shardviz.check.step.trace.traces import joined_rows, read_trace
 from shardviz.dump.arrays.sketch import apart, sketch
 from shardviz.dump.records.trace import Place, SketchRecord, StepAnswer
@@ -50,8 +51,8 @@ def judge(
         is_forward: Whether the two have only the forward in common.
     """
     sharded, unsharded = read_trace(folder / TRACE_FOLDER), read_trace(whole / TRACE_FOLDER)
-    of_stages = {name: count for name, count in counts.items() if name} if is_pipeline else counts
-
+    parted = {"", *parted_modules(sharded.ranks)} if is_pipeline else ()
+    of_stages = {name: count for name, count in counts.items() if name not in parted}
     own_rows = joined_rows(own.rows(of_stages) for own in sharded.ranks.values())
 
     def points(trace: JobTrace) -> dict[Place, Point]:

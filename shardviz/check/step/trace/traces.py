@@ -82,12 +82,13 @@ class Kept:
         """Return the same elements with other values."""
         return replace(self, values=values)
 
-    def reordered(self, order: NDArray[np.int64]) -> Kept:
-        """Return the tensor with its rows in another order: row `order[i]` becomes row `i`."""
+    def reordered(self, order: NDArray[np.int64], dim: int = 0) -> Kept:
+        """Return the tensor with its rows, along a dim, in another order: row `order[i]` becomes row `i`."""
         inverse = np.argsort(order)
-        at = inverse[self.at[0]]
+        at = inverse[self.at[dim]]
         by = np.argsort(at)
-        return replace(self, at=(at[by], *self.at[1:]), values=self.values[by])
+        ats = (*self.at[:dim], at[by], *self.at[dim + 1 :])
+        return replace(self, at=ats, values=self.values.take(by, dim))
 
 
 def rounded_to(dtype: str, device: str) -> str:
@@ -169,6 +170,7 @@ class Point:
         order: When the call ended.
         type: The module's class.
         draws: Whether the call drew random numbers.
+        dim: The dim along which the batch's rows are.
     """
 
     values: Kept | None
@@ -177,6 +179,7 @@ class Point:
     order: int
     type: str
     draws: bool = False
+    dim: int = 0
 
 
 @dataclass(frozen=True)
@@ -226,14 +229,22 @@ class OfRank:
 
         If nothing calls the model itself, as in Lightning on one process, it is what the one module in it was given.
         """
+        tensors = map(joined, self.calls_of_batch.values())
+        return [one for one in tensors if one is not None]
+
+    @cached_property
+    def calls_of_batch(self) -> dict[tuple[str, int], list[Kept]]:
+        """What the model was given in each call, by what it is and its number; nothing that was not kept."""
         outermost: list[str] = []
         for name in () if "" in self.counts else sorted(self.counts, key=lambda name: f"{name}."):
             outermost += [] if outermost and is_within(name, outermost[-1]) else [name]
         model = the_only(outermost) or ""
         records = [one for one in self.records if one.what == "batch" or (one.module, one.what) == (model, "input")]
         by_tensor = in_groups(((record.what, record.index), record) for record in records)
-        tensors = (joined([self.activation(_name(one)) for one in own]) for own in by_tensor.values())
-        return [one for one in tensors if one is not None]
+        calls = {key: [self.activation(_name(one)) for one in own] for key, own in by_tensor.items()}
+        return {
+            key: kept for key, own in calls.items() if len(kept := [one for one in own if one is not None]) == len(own)
+        }
 
     def points(
         self, counts: Mapping[str, int], dim: int = 0, rows: Mapping[Place, frozenset[int]] = MappingProxyType({})
@@ -250,15 +261,29 @@ class OfRank:
         """
         by_place = self._by_place(counts)
         values = {place: [self.activation(_name(record)) for record in records] for place, records in by_place.items()}
-        once = {place for place, parts in values.items() if _are_alike(parts, dim, rows.get(place, ()))}
+        dims = {place: self._dim_of_rows(parts[0].shape if parts[0] else (), dim) for place, parts in values.items()}
+        once = {place for place, parts in values.items() if _are_alike(parts, dims[place], rows.get(place, ()))}
         points: dict[Place, Point] = {}
         for place, records in by_place.items():
             parts, forward = values[place], place.forward if place.is_gradient else place
             if forward in once:
-                points[place] = _point(records, added(parts) if place.is_gradient else parts[0])
+                points[place] = _point(records, added(parts) if place.is_gradient else parts[0], dims[place])
             else:
-                points[place] = _point(records, joined(parts, dim))
+                points[place] = _point(records, joined(parts, dims[place]), dims[place])
         return points
+
+    @cached_property
+    def _given(self) -> set[tuple[int, ...]]:
+        """The shapes of tokens: the model's whole numbers in rows of one length."""
+        shards = [self._shard(_name(record)) for record in self.records if record.what == "batch"]
+        return {shard.body.shape for shard in shards if shard is not None and len(shard.body.shape) == 2}
+
+    def _dim_of_rows(self, shape: tuple[int, ...], dim: int) -> int:
+        """Return the dim of an activation along which the batch's rows are: some models put the sequence first."""
+        is_second = len(shape) > 2 and any(
+            shape[0] != rows and shape[1] == rows and length % shape[0] == 0 for rows, length in self._given if shape[0]
+        )
+        return 1 if is_second else dim
 
     def rows(self, counts: Mapping[str, int], dim: int = 0) -> dict[Place, frozenset[int]]:
         """Return how long a dim is at every place in forward, in any of its calls."""
@@ -266,7 +291,8 @@ class OfRank:
         for place, records in self._by_place(counts).items():
             shards = [] if place.is_gradient else [self._shard(_name(record)) for record in records]
             shapes = {shard.body.shape for shard in shards if shard is not None}
-            rows[place] = frozenset(shape[dim] for shape in shapes if len(shape) > dim)
+            dims = {shape: self._dim_of_rows(shape, dim) for shape in shapes}
+            rows[place] = frozenset(shape[dims[shape]] for shape in shapes if len(shape) > dims[shape])
         return rows
 
     def _by_place(self, counts: Mapping[str, int]) -> dict[Place, list[KeptRecord]]:
@@ -320,11 +346,11 @@ def _name(record: KeptRecord) -> str:
     return record.same_as or of_point(record.module, record.what, record.call, record.index)
 
 
-def _point(records: Sequence[KeptRecord], values: Kept | None) -> Point:
+def _point(records: Sequence[KeptRecord], values: Kept | None, dim: int) -> Point:
     first = records[0]
     draws = any(record.draws for record in records)
     needs_grad = any(record.needs_grad for record in records)
-    return Point(values, needs_grad, first.tensor, first.order, first.type, draws)
+    return Point(values, needs_grad, first.tensor, first.order, first.type, draws, dim)
 
 
 def _are_alike(parts: Sequence[Kept | None], dim: int, rows: Collection[int]) -> bool:
@@ -410,16 +436,6 @@ def counts_per_forward(counts: Mapping[str, int]) -> dict[str, int]:
     """Return how often each module is called in one forward of the model, given how often it was called in the step."""
     forwards = max(counts.get("", 1), 1)
     return {name: count // forwards if count % forwards == 0 else count for name, count in counts.items()}
-
-
-def is_pipeline(ranks: Mapping[int, OfRank]) -> bool:
-    """Whether ranks have other modules: each is a stage of the model."""
-    return len({frozenset(own.counts) for own in ranks.values()}) > 1
-
-
-def with_first_module(first: str, ranks: Mapping[int, OfRank]) -> dict[int, OfRank]:
-    """Return the ranks that call the model's first module: others aren't given the batch."""
-    return {rank: own for rank, own in ranks.items() if first in own.counts} if is_pipeline(ranks) else dict(ranks)
 
 
 def largest_of(kept: Kept | None) -> float:

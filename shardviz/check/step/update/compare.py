@@ -206,7 +206,7 @@ def is_read_by_forward(dump: Dump, buffer: str) -> bool:
     """Whether the forward reads a buffer in training, and nothing makes the copies equal before the next forward."""
     records = dump.files.ranks.values()
     wrappers = [wrapper for record in records for wrapper in record.wrappers or ()]
-    is_sent_again = any(one.kind not in ("fsdp", "bypassed") and not one.keeps_buffers for one in wrappers)
+    is_sent_again = any(one.kind not in ("fsdp", "zero", "bypassed") and not one.keeps_buffers for one in wrappers)
     return not is_sent_again and any(buffer in record.read_buffers for record in records)
 
 

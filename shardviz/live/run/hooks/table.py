@@ -124,7 +124,32 @@ HOOKS: dict[str, tuple[Hook, ...]] = {
         ),
     ),
     "torch.nn.parallel.distributed": (_shards("DistributedDataParallel.__init__", 1),),
-    "deepspeed.runtime.engine": (_shards("DeepSpeedEngine.__init__", 2, "model"),),
+    "deepspeed.runtime.engine": (
+        replace(_shards("DeepSpeedEngine.__init__", 2, "model"), hides=False),  # it makes the optimizer
+        Hook(
+            "DeepSpeedEngine._take_model_step",
+            lambda seen, call: seen.library_begins(call[0][0]),
+            lambda seen, call, result: seen.library_ends(call[0][0]._global_grad_norm, call[0][0].gradient_clipping()),
+            hides=False,
+        ),
+    ),
+    "megatron.core.pipeline_parallel.schedules": tuple(
+        Hook(
+            f"forward_backward_pipelining_{how}_interleaving",
+            lambda seen, call: seen.scheduled_by_megatron(call[1]["model"]),
+            hides=False,
+        )
+        for how in ("with", "without")
+    ),
+    "megatron.core.optimizer.optimizer": tuple(
+        Hook(
+            f"{kind}.step",
+            lambda seen, call: seen.library_begins(call[0][0]),
+            lambda seen, call, result: seen.library_ends(result[1], call[0][0].config.clip_grad),
+            hides=False,
+        )
+        for kind in ("MixedPrecisionOptimizer", "FP32Optimizer", "ChainedOptimizer")
+    ),
     "torch.nn.modules.module": (
         # accelerate moves a model to the meta device before it shards it.
         Hook("Module.to", lambda seen, call: seen.session.sharding(call[0][0]), None, _is_to_meta),

@@ -18,7 +18,8 @@ from shardviz.live.capture.stamp import bits_of_tensor
 from shardviz.live.compat import clean_name
 from shardviz.live.run.references.choosing import Candidate, Chosen, fitting
 from shardviz.live.run.references.sources import Loaded, Opened
-from shardviz.live.run.references.values import living_optimizers, parameters_of
+from shardviz.live.run.references.values import living_optimizers
+from shardviz.live.step.steppers import parameters_of
 from shardviz.reference.names import matched
 from shardviz.relate.values import is_alike
 from shardviz.text import counted, named_ranks, printable

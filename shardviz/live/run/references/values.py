@@ -26,6 +26,7 @@ from shardviz.live.capture.stamp import storage_key
 from shardviz.live.claims.registry import marks, of_tensor
 from shardviz.live.compat import local_of, name_in, tensor_behind, version_of
 from shardviz.live.run.references.writing import is_plain, may_write, rank_here, write
+from shardviz.live.step.steppers import parameters_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterator
@@ -236,12 +237,6 @@ def living_collections() -> list[dict[Any, Any] | list[Any]]:
 def living_optimizers() -> list[torch.optim.Optimizer]:
     """Return every optimizer of this process that has its groups."""
     return [optimizer for optimizer in _living(torch.optim.Optimizer) if "param_groups" in vars(optimizer)]
-
-
-def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    """Yield what an optimizer steps."""
-    for group in optimizer.param_groups:
-        yield from group["params"]
 
 
 def outermost(module: nn.Module) -> nn.Module:

@@ -104,7 +104,7 @@ def poison(tensors: Iterable[Any]) -> None:
 
 def poison_module(module: nn.Module) -> None:
     """Poison all weights of a module, which was just given memory that nobody wrote to."""
-    poison((*module.parameters(), *module.buffers()))
+    poison((*module.parameters(), *nn.Module.buffers(module)))
 
 
 def poison_loaded(module: nn.Module, state_dict: Mapping[str, Any]) -> None:

@@ -18,6 +18,7 @@ from msgspec import structs
 
 from shardviz.dump.records.trace import KeptRecord, of_point
 from shardviz.live.capture.locals import Local, of_tensor
+from shardviz.live.claims import registry
 from shardviz.live.compat import clean_name, in_backward, is_compiled, tensor_behind
 from shardviz.live.step.return_values import is_array
 from shardviz.live.step.running import tensors_in
@@ -242,9 +243,10 @@ def _modules_of(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """
     compiled: tuple[str, ...] = ()
     modules: dict[str, nn.Module] = {}
+    names = registry.module_names(model)
     for name, module in model.named_modules():
         if not name.startswith(compiled or "\n"):
-            modules[clean_name(name)] = module
+            modules[names.get(clean_name(name), clean_name(name))] = module
         if is_compiled(module):
             compiled = (*compiled, f"{name}." if name else "")
     yield from modules.items()

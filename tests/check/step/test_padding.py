@@ -1,0 +1,123 @@
+"""Rows that loaders pad, models that put the sequence first, and modules that run in part on each rank."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from shardviz.check.step.jobs.compare import frozen_in_one_job
+from shardviz.check.step.jobs.later import later_steps_of
+from shardviz.check.step.jobs.padding import rows_without_padding
+from shardviz.check.step.trace.stages import is_pipeline, parted_modules
+from shardviz.check.step.trace.traces import Kept, OfRank, Weight
+from shardviz.dump.records.step import GivenRecord
+from shardviz.layout.mesh import parse_mesh
+
+ROWS = [[5, 9, 7], [5, 6, 8, 9, 7], [5, 8, 7], [5, 9, 9, 6, 7, 8, 9, 7]]
+PADDING = 0
+
+
+def call(*numbers, pad=PADDING):
+    """Return what a collator makes of rows: all as long as the longest."""
+    rows = [ROWS[number] for number in numbers]
+    longest = max(map(len, rows))
+    padded = np.array([row + [pad] * (longest - len(row)) for row in rows], np.float64)
+    return Kept.of(padded.shape, padded, "int64")
+
+
+def given(*calls):
+    labels = Kept.of((1,), np.ones(1), "int64")
+    return SimpleNamespace(calls_of_batch={("batch", 0): list(calls), ("batch", 1): [labels]})
+
+
+def rows_given(whole, *of_ranks):
+    ranks = dict(enumerate(of_ranks))
+    return rows_without_padding(whole, ranks, parse_mesh(f"dp={len(of_ranks)}"))
+
+
+def test_rows_that_ranks_pad_to_their_own_lengths_are_those_of_the_batch():
+    rows = rows_given(given(call(0, 1, 2, 3)), given(call(0), call(1)), given(call(2), call(3)))
+    assert rows.problem == ""
+    assert "padded to lengths of their own: 3, 5, 8" in rows.not_joined
+
+
+def test_the_same_rows_on_all_ranks_are_named_though_padded():
+    rows = rows_given(given(call(0, 1, 2, 3)), given(call(0, 1)), given(call(0, 1)))
+    assert "ranks 0-1 rows 0-1; no rank was given rows 2-3" in rows.problem
+
+
+def test_rows_whose_padding_also_stands_in_them_are_not_compared():
+    rows = rows_given(given(call(0, 1, 2, 3, pad=9)), given(call(0, 1, pad=9)), given(call(0, 1, pad=9)))
+    assert rows.problem == ""
+    assert rows.not_joined
+
+
+def test_rows_of_one_length_are_not_looked_at_again():
+    assert rows_given(given(call(1)), given(call(1)), given(call(1))) is None
+
+
+def job(*steps):
+    """Return a job of two ranks: what each is given in each step."""
+    ranks = {rank: SimpleNamespace(given=of_rank) for rank, of_rank in enumerate(zip(*steps, strict=True))}
+    return SimpleNamespace(
+        name="a job", steps_before=0, job=SimpleNamespace(dump=SimpleNamespace(files=SimpleNamespace(ranks=ranks)))
+    )
+
+
+def rows(length, *checksums):
+    return GivenRecord(((len(checksums), length),), (checksums,))
+
+
+@pytest.mark.parametrize(("lengths", "is_named"), [((8, 8), True), ((8, 16), False)])
+def test_later_rows_are_compared_if_all_ranks_have_one_length(lengths, is_named):
+    first = rows(8, 1, 2), rows(8, 3, 4)
+    one = job(first, (rows(8, 5, 6), rows(8, 7, 8)))
+    two = job(first, (rows(lengths[0], 5, 6), rows(lengths[1], 7, 9)))
+    assert (later_steps_of(one, two).departure is not None) == is_named
+
+
+@pytest.mark.parametrize(
+    ("shape", "dim"), [((16, 4, 8), 1), ((8, 4, 8), 1), ((4, 16, 8), 0), ((64, 8), 0), ((16, 4), 0), ((12, 4, 8), 0)]
+)
+def test_the_dim_of_the_batch_is_known_by_the_tokens(shape, dim):
+    assert OfRank._dim_of_rows(SimpleNamespace(_given={(4, 16)}), shape, 0) == dim
+
+
+def calling(*names):
+    return SimpleNamespace(counts=dict.fromkeys(names, 1))
+
+
+def test_modules_that_run_in_part_on_each_stage_are_not_one_call():
+    stages = {0: calling("", "emb", "body", "body.0"), 1: calling("", "body", "body.1", "head")}
+    assert is_pipeline(stages)
+    assert parted_modules(stages) == {"", "body"}
+    wrapped = {0: calling("", "inner", "inner.0"), 1: calling("", "inner", "inner.1")}
+    assert parted_modules(wrapped) == {"", "inner"}
+
+
+def test_ranks_with_experts_of_their_own_are_no_stages():
+    ranks = {
+        0: calling("", "mlp", "mlp.gate", "mlp.experts", "mlp.experts.0"),
+        1: calling("", "mlp", "mlp.gate", "mlp.experts", "mlp.experts.1"),
+    }
+    assert not is_pipeline(ranks)
+    assert parted_modules(ranks) == {"mlp.experts"}
+
+
+def test_what_contains_a_module_that_one_rank_leaves_out_is_compared():
+    ranks = {0: calling("", "a", "a.drop", "a.up"), 1: calling("", "a", "a.up")}
+    assert parted_modules(ranks) == {""}
+
+
+@pytest.mark.parametrize(
+    ("gradients", "unknown", "names"), [({"head"}, (), ["body"]), ({"head"}, ("body",), []), (set(), (), [])]
+)
+def test_a_weight_that_only_the_other_job_trains_is_named(gradients, unknown, names):
+    parts = {name: Weight((4,), None, Kept.of((4,), np.ones(4), "float64")) for name in ("head", "body")}
+    own = {name: parts[name] for name in gradients}
+    rank = SimpleNamespace(weights=lambda role, moment: (own if role == "grad" else parts).items())
+    record = SimpleNamespace(held_back=(), not_checked=[(name, "why") for name in unknown])
+    files = SimpleNamespace(ranks={0: record})
+    watched = SimpleNamespace(job=SimpleNamespace(ranks={0: rank}, dump=SimpleNamespace(files=files)))
+    weights = SimpleNamespace(params=parts, grads=parts)
+    assert [finding.tensor for finding in frozen_in_one_job(weights, watched)] == names
