@@ -12,7 +12,7 @@ import math
 import os
 import sys
 from collections import defaultdict
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -59,6 +59,21 @@ MAX_GIVEN = 64
 """Of whole numbers that the model is given, such as tokens, so many tensors are kept."""
 
 
+@dataclass
+class _Entered:
+    """A call of a module that has not returned.
+
+    Attributes:
+        forward: What runs as its forward.
+        num_batches: How many batches were kept before it.
+        is_around: Whether it ran something that calls the module, rather than the module's own forward.
+    """
+
+    forward: Callable[..., Any]
+    num_batches: int
+    is_around: bool = False
+
+
 class JobTrace(Trace):
     """The trace of one step of a job."""
 
@@ -69,6 +84,7 @@ class JobTrace(Trace):
         self.uncalled: set[nn.Module] = set()  # DistributedDataParallel, while its forward was not called
         self._states: defaultdict[str, list[list[torch.Tensor]]] = defaultdict(list)
         self._given_to: str | None = None  # whose batch is kept
+        self._entered: defaultdict[str, list[_Entered]] = defaultdict(list)
 
     def _sampled(self, tensor: torch.Tensor) -> torch.Tensor:
         return sampled(tensor, self.most)
@@ -82,6 +98,7 @@ class JobTrace(Trace):
             begin(module, inputs, named)
             if not in_backward():
                 self._states[name].append(random_states())
+                self._enter(name, module)
             self._keep_given(name, (inputs, named))
 
         return _without_errors(begin_all)
@@ -90,6 +107,10 @@ class JobTrace(Trace):
         end = super()._end(name)
 
         def end_all(module: Any, inputs: Any, output: Any) -> None:
+            if not in_backward() and self._entered[name] and self._entered[name].pop().is_around:
+                self._open[name].pop()
+                self._states[name].pop()
+                return
             end(module, inputs, output)
             if self._states[name] and not in_backward():
                 before, after = self._states[name].pop(), random_states()
@@ -100,6 +121,19 @@ class JobTrace(Trace):
     def came_back(self, seen: Seen, gradient: torch.Tensor) -> None:
         """Keep the gradient of a tensor."""
         quietly(WHAT, super().came_back, seen, gradient)
+
+    def _enter(self, name: str, module: nn.Module) -> None:
+        """Note a call; one around it that ran another function than this one is no call of the module's own forward.
+
+        Lightning runs `training_step` as the forward of the module that DistributedDataParallel wraps, and that calls
+        the module; in one process it runs `training_step` itself. A recursive module has one forward.
+        """
+        around = self._entered[name][-1:]
+        if around and around[0].forward != module.forward and not around[0].is_around:
+            around[0].is_around = True
+            if name == self._given_to:
+                del self.batches[around[0].num_batches :]
+        self._entered[name].append(_Entered(module.forward, len(self.batches)))
 
     def _keep_given(self, name: str, inputs: Any) -> None:
         """Keep the whole numbers that the model is given; those of the module called first while it is not called.
