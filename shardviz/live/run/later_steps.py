@@ -89,6 +89,7 @@ class LaterSteps:
             return
         if self._is_stepped:
             if not self._has_after:
+                self._after += self._step.buffers.after() if self._step is not None else []
                 self._write()
             self._begin_step()
         tensors = (tensor for tensor in tensors_in((args, kwargs)) if type(tensor) is torch.Tensor and tensor.numel())

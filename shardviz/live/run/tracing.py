@@ -34,6 +34,7 @@ from shardviz.live.run.hooks.arming import arm, disarm
 from shardviz.live.run.hooks.observing import nested, quietly, report
 from shardviz.live.run.later_steps import LaterSteps, steps
 from shardviz.live.run.outside import apart_from, outside
+from shardviz.live.run.read_buffers import ReadBuffers
 from shardviz.live.run.references.values import contains, outermost, parameters_of
 from shardviz.live.run.step_files import WHAT, Step, most_of, sampled, weights_of
 from shardviz.live.step.optimizer_settings import options_of, states_of
@@ -274,8 +275,10 @@ class Follower:
         before = [*local_tensors(model), *outsiders.tensors()]
         most = most_of(len(before))
         self._later = LaterSteps(called, _without_errors)
-        self._step = Step(root, trace, self.options.trace_step, most, weights_of(before, most), outsiders)
-        self._handles = list(trace.follow(model, self.followed))
+        buffers = ReadBuffers(root, most)
+        self._step = Step(root, trace, self.options.trace_step, most, weights_of(before, most), outsiders, buffers)
+        leave_out = _without_errors(lambda *_: buffers.leave_out_written())
+        self._handles = [called.register_forward_hook(leave_out), *trace.follow(model, self.followed)]
         if self._lines is not None:
             self._step = replace(self._step, lines=self._lines)
             self._lines.follow(root)

@@ -15,6 +15,7 @@ from shardviz.check.ranks import without_trace
 from shardviz.check.report import NotChecked, findings_in, grouped, ranks_by_name
 from shardviz.check.step.comparison import compared
 from shardviz.check.step.jobs.assembly import JobEvidence, Weights, assembled, findings_on
+from shardviz.check.step.jobs.buffers import own_buffers
 from shardviz.check.step.jobs.clips import clips_of, with_own_clips
 from shardviz.check.step.jobs.later import LaterResult, later_steps_of
 from shardviz.check.step.jobs.optimizers import (
@@ -269,8 +270,9 @@ def _step_of(
     findings = with_own_clips(placed, job)
     look = _look_at_lines(findings, dump, reference, job)
     updates = Updates() if findings else updates_of(job, weights)
-    results += updates.results
-    findings += grouped(findings_in(updates.results), ranks_by_name(dump))
+    after = [*updates.results, *(() if findings or updates.results else own_buffers(reference, job))]
+    results += after
+    findings += grouped(findings_in(after), ranks_by_name(dump))
     later = LaterResult() if findings else later_steps_of(reference, job)
     not_compared = [result for result in results if isinstance(result, NotChecked)]
     not_compared += [NotChecked(name, WITHOUT_GRADIENT, "step") for name in sampled]
