@@ -26,6 +26,14 @@ def test_numbers_sorted_as_text_are_recognized(count: int, block: int, start: in
     assert as_text(np.array([block * at + inner for at in blocks for inner in range(block)])) == block
 
 
+@pytest.mark.parametrize(("size", "block"), [(52, 5), (70, 6)])
+def test_the_last_of_the_blocks_may_be_shorter(size: int, block: int) -> None:
+    starts = sorted(range(0, size, block), key=lambda start: str(start // block))
+    order = np.array([at for start in starts for at in range(start, min(start + block, size))])
+    assert as_text(order) == block
+    assert as_text(np.roll(order, block)) is None
+
+
 def test_no_other_order_is_one_of_text() -> None:
     assert as_text(np.array([0, 1, 3, 2])) is None
     assert as_text(np.array([0, 1, 10, 11, 2, 3, 4, 5, 6, 7, 9, 8])) is None

@@ -44,3 +44,14 @@ def test_what_is_no_rounding_has_another_cause_or_none(tmp_path, change):
         before[0, 0], after[0, 1] = np.nan, np.inf
     outcome = outcome_of(tmp_path, before, after)
     assert (outcome.verdict, outcome.cause_id) == ("other", ""), change
+
+
+@pytest.mark.parametrize(("size", "cause"), [(1e-9, "lost-in-float16"), (1e-3, ""), (1e6, "overflow-in-float16")])
+def test_values_that_a_cast_to_float16_makes_zero_are_named(tmp_path, size, cause):
+    """A few of any weights are that small."""
+    before = (size * np.square(RANDOM.normal(size=(40, 60)))).astype("f4")
+    before[0, :5] = 1e-9
+    before[1] = 0
+    with np.errstate(over="ignore"):
+        outcome = outcome_of(tmp_path, before, before.astype("f2"))
+    assert (outcome.verdict, outcome.cause_id) == ("cast", cause)

@@ -25,7 +25,7 @@ from shardviz.checkpoint.comparing.all_tensors.steps import with_left_over
 from shardviz.checkpoint.comparing.equality import ContentIndex, agree, can_cast, narrower
 from shardviz.checkpoint.comparing.map_choice import with_map
 from shardviz.checkpoint.comparing.objects import compare_objects
-from shardviz.checkpoint.comparing.one_tensor.changes import change_of, overflown
+from shardviz.checkpoint.comparing.one_tensor.changes import change_of, lost_to_zero, overflown
 from shardviz.checkpoint.comparing.one_tensor.eight_bits import judge_scaled, judge_unscaled
 from shardviz.checkpoint.comparing.one_tensor.lengths import with_parts
 from shardviz.checkpoint.comparing.outcome import SIDES, Comparison, Outcome, Verdict
@@ -35,7 +35,7 @@ from shardviz.checkpoint.maps.families import family_of
 from shardviz.checkpoint.maps.mapped_tensors import PAD, MappedTensor, Op
 from shardviz.checkpoint.maps.wrong import explain_slip
 from shardviz.errors import DumpError, ShardvizError
-from shardviz.explain.checkpoints.conversion import OverflowInFloat16
+from shardviz.explain.checkpoints.conversion import LostInFloat16, OverflowInFloat16
 from shardviz.relate.casts import is_narrower
 from shardviz.text import listed, printable
 
@@ -214,10 +214,12 @@ def _inner(side: Tensor) -> Node:
 
 
 def _cast(outcome: Outcome, before: Tensor, after: Tensor) -> Outcome:
-    """Say what types a tensor has, and that a cast made values infinite if it did."""
+    """Say what types a tensor has, and that a cast made values infinite, or zero, if it did."""
     why = f"{before.dtype} became {after.dtype}, the values are equal after the cast"
     wide = after if is_narrower(before.dtype, after.dtype) else before
     narrow = narrower(before.dtype, after.dtype)
     if lost := overflown(wide.bits, wide.dtype, narrow) if narrow == "float16" else "":
         return outcome.became("cast", f"{why}; {lost}", OverflowInFloat16(narrow))
+    if lost := lost_to_zero(wide.bits, wide.dtype, narrow) if narrow == "float16" else "":
+        return outcome.became("cast", f"{before.dtype} became {after.dtype}, and {lost}", LostInFloat16(narrow))
     return outcome.became("cast", why)

@@ -132,6 +132,18 @@ class OverflowInFloat16(Cause):
     how = "save in bfloat16, which has the range of float32, or in the wider type"
 
 
+class LostInFloat16(Cause):
+    """Values that were not zero are zero after a cast to float16.
+
+    The squares of gradients that Adam keeps are far smaller than weights. A step divides by what is left of them, so it
+    is as large as its eps lets it be. The rest of the state looks right.
+    """
+
+    dtype: str
+    why = "{dtype} has no number between 0 and 6e-08, and what is nearer to zero than to that becomes zero"
+    how = "keep float32, which the state of an optimizer needs"
+
+
 class CutOffEnd(Cause, kind="missing"):
     """One side lacks the last indices of a dim, and all others are equal.
 
@@ -391,18 +403,19 @@ class ReorderedInConversion(Cause, kind="misordered"):
     raises nothing.
 
     Attributes:
-        kind: What the order looks like: `flip`, `roll`, `halves`, `rotary` or `blocks`.
+        kind: What the order looks like: `text`, `flip`, `roll`, `halves`, `rotary` or `blocks`.
         undo: What makes the first of the second, called w.
     """
 
     kind: str
     undo: str
     why = (
-        "{kind:flip?A flip, or a sort in descending order, reversed the dim|{kind:roll?torch.roll, or parts that were "
-        "cut at different places, moved the start of the dim|{kind:halves?Two parts of equal size were joined in the "
-        "other order, such as gate and up or the shards of 2 ranks|{kind:rotary?One side has the rows of each head in "
-        "pairs and the other in halves, for rotary embeddings|Parts or ranks' shards were joined in a different order, "
-        "or rows of two parts in turns}}}}"
+        "{kind:text?Parts were joined in the order of their numbers as text, as sorted(names) and glob give them, so "
+        "10 comes before 2|{kind:flip?A flip, or a sort in descending order, reversed the dim|{kind:roll?torch.roll, "
+        "or parts that were cut at different places, moved the start of the dim|{kind:halves?Two parts of equal size "
+        "were joined in the other order, such as gate and up or the shards of 2 ranks|{kind:rotary?One side has the "
+        "rows of each head in pairs and the other in halves, for rotary embeddings|Parts or ranks' shards were joined "
+        "in a different order, or rows of two parts in turns}}}}}"
     )
     how = "to have the first's order: {undo}"
 

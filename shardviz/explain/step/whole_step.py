@@ -296,6 +296,26 @@ class DifferentBatch(Cause):
     )
 
 
+class OrderBeginsAgain(Cause):
+    """Ranks are given an earlier step's rows again in their order; another job has others.
+
+    A DistributedSampler shuffles by its seed and the number of the epoch, which only `set_epoch` gives it. If one rank
+    alone is not given it, ranks have rows of different shuffles: some rows twice in an epoch, and others not at all.
+
+    Attributes:
+        step: The earlier step.
+        who: The ranks, in words: `rank 1`; empty if it is all of them.
+    """
+
+    step: int
+    who: str = ""
+    why = (
+        "{who:?On {who} nothing|Nothing} gives the sampler the number of the epoch, so its order begins again",
+        "The data of {who:?{who}|the ranks} ends earlier than in the other job, and begins again",
+    )
+    how = ("call sampler.set_epoch(epoch) on every rank, before each epoch", "give each rank as many rows")
+
+
 class SharedRows(Cause):
     """Several ranks are given the same rows of the batch, and no rank is given others.
 

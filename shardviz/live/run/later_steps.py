@@ -119,6 +119,7 @@ class LaterSteps:
         if self._is_stepped:
             self._take_averages()
             if not self._has_after:
+                self._after += self._step.buffers.after() if self._step is not None else []
                 self._write()
             self._begin_step()
         tensors = (tensor for tensor in tensors_in((args, kwargs)) if type(tensor) is torch.Tensor and tensor.numel())

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from shardviz.live.lines.job_lines import JobLines
     from shardviz.live.run.averages import Averages
     from shardviz.live.run.outside import Outside
+    from shardviz.live.run.read_buffers import ReadBuffers
     from shardviz.live.run.tracing import JobTrace
     from shardviz.live.step.optimizer_settings import Options as Settings
 
@@ -64,6 +65,7 @@ class Step:
         most: Of each weight and its gradient no more elements are kept.
         weights: This rank's part of the weights before the step, and of what may be averages of them.
         outside: What is stepped with the model and is not in it.
+        buffers: Those that its forward reads and does not write.
         broke_off: Whether the job raised in it: what backward left in gradients may not be reduced yet.
         lines: What was recorded line by line; None if nothing was asked for.
         options: The numbers with which optimizers step its parameters.
@@ -81,6 +83,7 @@ class Step:
     most: int
     weights: Sequence[Local]
     outside: Outside
+    buffers: ReadBuffers
     broke_off: bool = False
     lines: JobLines | None = None
     options: Settings = field(default_factory=dict)
@@ -129,7 +132,7 @@ def write_step(step: Step, folder: Path, command: tuple[str, ...], problem: str 
         ]
     capture.narrowed_to |= reduced_in(step.root)
     hook = approximated_by(step.root)
-    for local in (*step.weights, *(() if step.broke_off or hook else _all_gradients(step))):
+    for local in (*step.weights, *step.buffers.before, *(() if step.broke_off or hook else _all_gradients(step))):
         capture.add_values(local, "step")
     quietly(WHAT, _add_states, capture, step)
     add_points(capture, step.trace)

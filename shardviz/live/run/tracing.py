@@ -36,6 +36,7 @@ from shardviz.live.run.hooks.observing import nested, quietly, report
 from shardviz.live.run.later_steps import LaterSteps
 from shardviz.live.run.library_steps import LibraryStep
 from shardviz.live.run.outside import apart_from, outside
+from shardviz.live.run.read_buffers import ReadBuffers
 from shardviz.live.run.references.values import contains, outermost
 from shardviz.live.run.step_files import WHAT, Step, most_of, sampled, weights_of
 from shardviz.live.step.optimizer_settings import options_of, states_of
@@ -63,17 +64,17 @@ MAX_GIVEN = 64
 """Of whole numbers that the model is given, such as tokens, so many tensors are kept."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """A call of a module that has begun.
+@dataclass
+class _Entered:
+    """A call of a module that has not returned.
 
     Attributes:
-        is_replaced: Whether another forward was put in the place of the class's.
+        forward: What runs as its forward.
         num_batches: How many batches were kept before it.
-        is_around: Whether that called the module again: Lightning lets DistributedDataParallel run training_step so.
+        is_around: Whether it ran something that calls the module, rather than the module's own forward.
     """
 
-    is_replaced: bool
+    forward: Callable[..., Any]
     num_batches: int
     is_around: bool = False
 
@@ -88,7 +89,7 @@ class JobTrace(Trace):
         self.uncalled: set[nn.Module] = set()  # DistributedDataParallel, while its forward was not called
         self._states: defaultdict[str, list[list[torch.Tensor]]] = defaultdict(list)
         self._given_to: str | None = None  # whose batch is kept
-        self._entered: defaultdict[str, list[_Entry]] = defaultdict(list)
+        self._entered: defaultdict[str, list[_Entered]] = defaultdict(list)
 
     def _sampled(self, tensor: torch.Tensor) -> torch.Tensor:
         return sampled(tensor, self.most)
@@ -99,28 +100,19 @@ class JobTrace(Trace):
         def begin_all(module: Any, inputs: Any, named: Any) -> None:
             if asks_for_shapes(inputs):
                 return  # a pipeline's stage, run on values without a meaning
-            if not in_backward():
-                self._enter(name, module)
-                self._states[name].append(random_states())
             begin(module, inputs, named)
+            if not in_backward():
+                self._states[name].append(random_states())
+                self._enter(name, module)
             self._keep_given(name, (inputs, named))
 
         return _without_errors(begin_all)
-
-    def _enter(self, name: str, module: nn.Module) -> None:
-        """Note that a call begins; if it is in one whose forward was replaced, the batch is what this one is given."""
-        entered = self._entered[name]
-        if entered and entered[-1].is_replaced:
-            entered[-1] = replace(entered[-1], is_around=True)
-            del self.batches[entered[-1].num_batches :]
-        entered.append(_Entry("forward" in vars(module), len(self.batches)))
 
     def _end(self, name: str) -> Callable[..., None]:
         end = super()._end(name)
 
         def end_all(module: Any, inputs: Any, output: Any) -> None:
-            entered = self._entered[name]
-            if entered and not in_backward() and entered.pop().is_around:
+            if not in_backward() and self._entered[name] and self._entered[name].pop().is_around:
                 self._open[name].pop()
                 self._states[name].pop()
                 return
@@ -134,6 +126,19 @@ class JobTrace(Trace):
     def came_back(self, seen: Seen, gradient: torch.Tensor) -> None:
         """Keep the gradient of a tensor."""
         quietly(WHAT, super().came_back, seen, gradient)
+
+    def _enter(self, name: str, module: nn.Module) -> None:
+        """Note a call; one around it that ran another function than this one is no call of the module's own forward.
+
+        Lightning runs `training_step` as the forward of the module that DistributedDataParallel wraps, and that calls
+        the module; in one process it runs `training_step` itself. A recursive module has one forward.
+        """
+        around = self._entered[name][-1:]
+        if around and around[0].forward != module.forward and not around[0].is_around:
+            around[0].is_around = True
+            if name == self._given_to:
+                del self.batches[around[0].num_batches :]
+        self._entered[name].append(_Entered(module.forward, len(self.batches)))
 
     def _keep_given(self, name: str, inputs: Any) -> None:
         """Keep the whole numbers that the model is given; those of the module called first while it is not called.
@@ -324,8 +329,10 @@ class Follower:
         averages: Averages | None = quietly(WHAT, Averages.of, model, most)
         old = quietly(WHAT, list, averages.now()) if averages is not None else None
         weights = [*weights_of(before, most), *(old or ())]
-        self._step = Step(root, trace, self.options.trace_step, most, weights, outsiders, averages=averages)
-        self._handles = list(trace.follow(model, self.followed))
+        buffers = ReadBuffers(root, most)
+        self._step = Step(root, trace, self.options.trace_step, most, weights, outsiders, buffers, averages=averages)
+        leave_out = _without_errors(lambda *_: buffers.leave_out_written())
+        self._handles = [called.register_forward_hook(leave_out), *trace.follow(model, self.followed)]
         if self._lines is not None:
             self._step = replace(self._step, lines=self._lines)
             self._lines.follow(root)

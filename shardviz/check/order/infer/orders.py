@@ -94,8 +94,8 @@ def _name_rule(order: Order, dim: int) -> Named | None:
         undo = first if 2 * first < size else first - size
         return RotatedDim(undo, dim), f"dim {dim} is rolled by {-undo}"
     if (text := as_text(order)) is not None:
-        block, blocks = text, order[::text] // text
-        words = f"dim {dim}'s {_pieces(block)} are in the order of their numbers as text: {_order_text(blocks)}"
+        blocks = order[order % text == 0] // text
+        words = f"dim {dim}'s {_pieces(text)} are in the order of their numbers as text: {_order_text(blocks)}"
         return AsText(), words
     digits = transposed_digits(order)
     return _name_digits(dim, order, *digits) if digits is not None else None
@@ -104,17 +104,18 @@ def _name_rule(order: Order, dim: int) -> Named | None:
 def as_text(order: Order) -> int | None:
     """Return the size of blocks whose numbers were sorted as text; None if none were.
 
-    Numbers count from 0 or from 1.
+    Numbers count from 0 or from 1. The block with the highest number may be shorter.
     """
     bends = np.flatnonzero(np.diff(order) != 1)
     if order[0] != 0 or not len(bends):
         return None
     run = int(bends[0]) + 1
     for start, block in ((0, run // 2), (1, run)):
-        count, remainder = divmod(len(order), block) if block else (0, 1)
-        if not remainder and count + start > FIRST_OF_TWO_DIGITS:
+        count = -(-len(order) // block) if block else 0
+        if count + start > FIRST_OF_TWO_DIGITS:
             blocks = np.array(sorted(range(start, start + count), key=str)) - start
-            if np.array_equal(order, (blocks[:, None] * block + np.arange(block)).ravel()):
+            every = (blocks[:, None] * block + np.arange(block)).ravel()
+            if np.array_equal(order, every[every < len(order)]):
                 return block
     return None
 

@@ -16,6 +16,7 @@ from shardviz.check.report import NotChecked, findings_in, grouped, ranks_by_nam
 from shardviz.check.step.comparison import compared
 from shardviz.check.step.jobs.assembly import JobEvidence, Weights, assembled, findings_on
 from shardviz.check.step.jobs.averages import averages_of
+from shardviz.check.step.jobs.buffers import own_buffers
 from shardviz.check.step.jobs.clips import clips_of, unclipped, with_own_clips
 from shardviz.check.step.jobs.later import LaterResult, later_steps_of
 from shardviz.check.step.jobs.optimizers import (
@@ -288,7 +289,9 @@ def _step_of(
     findings += grouped(findings_in(updates.results), ranks_by_name(dump))
     averages = Updates() if findings else averages_of(reference, job, weights)
     findings += grouped(findings_in(averages.results), ranks_by_name(dump))
-    results += [*kept.results, *updates.results, *averages.results]
+    buffers = [*(() if findings or updates.results else own_buffers(reference, job))]
+    findings += grouped(findings_in(buffers), ranks_by_name(dump))
+    results += [*kept.results, *updates.results, *averages.results, *buffers]
     later = LaterResult() if findings else later_steps_of(reference, job)
     not_compared = [result for result in results if isinstance(result, NotChecked)]
     not_compared += [NotChecked("", NEW_MODEL.format(later.new_at), "step")] if later.new_at else []

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from shardviz.check.step.jobs.optimizers import different_options, options_in
 from shardviz.check.step.runs.departure import Departure, departure_for
 from shardviz.explain.step.two_jobs import DifferentSettings
-from shardviz.explain.step.whole_step import DifferentBatch
+from shardviz.explain.step.whole_step import DifferentBatch, OrderBeginsAgain
+from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from shardviz.dump.records.step import GivenRecord
 
     Steps = list[dict[int, GivenRecord]]
+
+
+MOST_RANKS = 4
+"""Ranks that are listed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +72,45 @@ def later_steps_of(reference: WholeJob, job: WholeJob) -> LaterResult:
             continue  # a loader pads each rank's rows to the longest of them
         shapes = sorted(alike & rows_there[at].keys() & rows[at].keys())
         with_rows += bool(shapes)
-        for theirs, ours, shape in ((rows[at][shape], rows_there[at][shape], shape) for shape in shapes):
-            if ours != theirs:
-                again = [traced + step for step, others in enumerate(rows_there) if theirs <= others.get(shape, set())]
-                has = f"has, in step {again[0]}" if again else "does not have in it"
-                text = f"{job.name}: in step {number} ranks are given rows that the other job {has}; all are equal "
-                return LaterResult(departure_for(DifferentBatch(of_jobs=True), "batch", "", text + before))
+        for shape in (shape for shape in shapes if rows[at][shape] != rows_there[at][shape]):
+            steps_there = [
+                traced + step for step, each in enumerate(rows_there) if rows[at][shape] <= each.get(shape, set())
+            ]
+            has = f"has, in step {steps_there[0]}" if steps_there else "does not have in it"
+            ranks, cause = _given_again(given, at, (shape, rows_there[at][shape]), traced)
+            what = f"rows that the other job {has}"
+            if isinstance(cause, OrderBeginsAgain):
+                what = f"the rows of step {cause.step} again, in the same order, and the other job has others"
+            text = f"{job.name}: in step {number} {ranks} given {what}; all are equal {before}"
+            return LaterResult(departure_for(cause, "batch", "", text))
     return LaterResult(None, min(len(given), len(wanted)) - 1, with_rows, new_at)
+
+
+def _given_again(
+    steps: Steps, at: int, wanted: tuple[tuple[int, ...], set[int]], traced: int
+) -> tuple[str, OrderBeginsAgain | DifferentBatch]:
+    """Return which ranks are given other rows than the other job has, in words, and why.
+
+    Args:
+        steps: What each rank was given in every step.
+        at: The step.
+        wanted: The shape of a row, and the rows that the other job has.
+        traced: The number of the first step.
+    """
+    shape, rows = wanted
+    in_order = [{rank: _in_order(record, shape) for rank, record in step.items()} for step in steps[: at + 1]]
+    odd = [rank for rank, of_rank in in_order[at].items() if not rows.issuperset(of_rank)]
+    are_some = 0 < len(odd) < len(in_order[at])
+    who = named_ranks(odd, MOST_RANKS) if are_some else ""
+    again = [step for step in range(at) if odd and all(in_order[step][rank] == in_order[at][rank] for rank in odd)]
+    is_new_epoch = bool(again) and again[-1] < at - 1  # a batch that is given twice in a row is no new epoch
+    cause = OrderBeginsAgain(traced + again[0], who) if is_new_epoch else DifferentBatch(of_jobs=True)
+    return f"{who or 'ranks'} {'is' if are_some and len(odd) == 1 else 'are'}", cause
+
+
+def _in_order(record: GivenRecord, shape: tuple[int, ...]) -> list[int]:
+    """Return the checksums of the rows of a shape that a rank was given."""
+    return [row for size, rows in zip(record.shapes, record.rows, strict=False) if size[1:] == shape for row in rows]
 
 
 def _num_rows(step: Mapping[int, GivenRecord]) -> int:

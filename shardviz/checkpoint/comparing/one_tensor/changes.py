@@ -62,6 +62,9 @@ FLAT = 1e-9
 MOST_DIGITS = 17
 """Digits that tell any two numbers of 64 bits apart."""
 
+LEAST_LOST, SHARE_LOST, NEARLY_ALL = 8, 0.1, 0.9
+"""A cast to float16 is not asked about fewer values that it makes zero, or a smaller share; so many are nearly all."""
+
 NARROWEST = 8
 """Elements of a block: of fewer, any numbers have a common factor within rounding too often."""
 
@@ -241,6 +244,21 @@ def overflown(wide: NDArray[Any], dtype: str, to: str) -> str:
         if narrow is not None:
             count += int((np.isinf(values_of(narrow, to)) & np.isfinite(values_of(block, dtype))).sum())
     return f"{count:,} of {wide.size:,} values are too large for {to} and became infinite" if count else ""
+
+
+def lost_to_zero(wide: NDArray[Any], dtype: str, to: str) -> str:
+    """Say how many of the values that are not zero a cast made zero; empty if it made hardly any so."""
+    lost = count = 0
+    for block in blocks(wide):
+        narrow = cast(block, dtype, to)
+        if narrow is not None:
+            is_there = values_of(block, dtype) != 0
+            count += int(is_there.sum())
+            lost += int((is_there & (values_of(narrow, to) == 0)).sum())
+    if lost < max(LEAST_LOST, SHARE_LOST * count):
+        return ""
+    much = "all" if lost == count else "nearly all" if lost > NEARLY_ALL * count else "many"
+    return f"{much} of the values that are not zero in {dtype} are zero in {to}"
 
 
 def factor_text(factor: float) -> str:

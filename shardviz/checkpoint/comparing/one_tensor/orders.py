@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.check.order.infer.orders import blocks_of, name_order, period_of, transposed_digits, transpositions
+from shardviz.check.order.infer.orders import (
+    as_text,
+    blocks_of,
+    name_order,
+    period_of,
+    transposed_digits,
+    transpositions,
+)
 from shardviz.explain.checkpoints.conversion import ReorderedInConversion
 from shardviz.layout.region import gaps_in, length
 from shardviz.reference.lookup import locate
@@ -407,6 +414,8 @@ def cause_of_order(before: NDArray[np.generic], after: NDArray[np.generic]) -> R
 def _undone(order: Order, dim: int) -> tuple[str, str] | None:
     """Return the kind of an order and the call that undoes it on a tensor w."""
     size = len(order)
+    if as_text(order) is not None:
+        return "text", "join the parts sorted by their numbers"
     if np.array_equal(order, np.arange(size)[::-1]):
         return "flip", f"w.flip({dim})"
     if np.array_equal(order, (np.arange(size) + order[0]) % size):
@@ -418,7 +427,8 @@ def _undone(order: Order, dim: int) -> tuple[str, str] | None:
         view = f"w.unflatten({dim}, ({outer}, {columns}, {rows}, {inner}))"
         return kind, f"{view}.transpose({dim + 1}, {dim + 2}).flatten({dim}, {dim + 3})"
     period = period_of(order)
-    if period < size and (within := _undone(order[:period], dim + 1)) is not None:
+    within = _undone(order[:period], dim + 1) if period < size else None
+    if within is not None and within[0] != "text":
         return within[0], f"w.unflatten({dim}, (-1, {period})){within[1].removeprefix('w')}.flatten({dim}, {dim + 1})"
     _, blocks = blocks_of(order)
     if len(blocks) > MOST_WRITTEN:

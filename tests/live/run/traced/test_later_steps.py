@@ -113,6 +113,11 @@ WRONG = [
         "rows that the other job has, in step 4",
     ),
     ({"STEP": "step if step < 3 else 4 * (WORLD > 1) + 3 * (WORLD == 1)"}, "different-batch", "does not have in it"),
+    (
+        {"STEP": "step - 2 * (step > 1 and RANK == 1)"},
+        "order-begins-again",
+        "in step 3 rank 1 is given the rows of step 1 again",
+    ),
     ({"HALF": "True", "LOSS": "loss / WORLD"}, "ddp-averages-shares", "1/2 of the unsharded model's"),
     ({"WRAP": NARROW, "LOSS": "loss * WORLD"}, "", "2 times the unsharded model's"),
 ]

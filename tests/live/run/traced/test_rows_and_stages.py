@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.lanes import nightly
+from tests.lanes import at_night, nightly
 from tests.live.run.traced.test_traced import diff, run
 
 SHARED = """
@@ -155,4 +155,69 @@ optimizer.step()
 )
 def test_rows_are_those_of_the_module_that_is_called(tmp_path, rows, cause):
     whys = causes(tmp_path, UNCALLED.replace("ROWS", rows))
+    assert [why.startswith(cause) for why in whys] == [True] if cause else whys == []
+
+
+REDIRECTED = """import os
+import torch
+from torch import distributed as dist, nn
+from torch.nn.parallel import DistributedDataParallel
+
+torch.manual_seed(0)
+WORLD = int(os.environ.get("WORLD_SIZE", "1"))
+rank = 0
+
+
+class Trained(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(16, 4), nn.Linear(4, 16)
+
+    def forward(self, x, depth=0):
+        hidden = self.embed(x) if depth == 0 else x
+        hidden = self(hidden.tanh(), depth + 1) if depth < 2 else hidden
+        return self.head(hidden) if depth == 0 else hidden
+
+    def training_step(self, batch):
+        x, weights = batch
+        return {"loss": (self(x).square().mean(-1) * weights).mean(), "weights": weights}
+
+
+def redirected(ddp, batch):
+    own = trained.forward
+
+    def forward(batch):
+        trained.forward = own
+        return trained.training_step(batch)
+
+    trained.forward = forward
+    return ddp(batch)
+
+
+trained = Trained()
+optimizer = torch.optim.SGD(trained.parameters(), 0.5)
+draw = torch.Generator().manual_seed(3)
+x, weights = torch.randint(16, (8, 3), generator=draw), torch.rand(8, 3, generator=draw)
+if WORLD > 1:
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    batch = x[ROWS], weights[ROWS]
+    loss = redirected(DistributedDataParallel(trained), batch)["loss"]
+else:
+    loss = trained.training_step((x, weights))["loss"]
+loss.backward()
+optimizer.step()
+"""
+"""Trains a recursive module by a method that the wrapped module runs as its forward, as Lightning does under DDP."""
+
+
+@pytest.mark.parametrize(
+    ("rows", "cause"),
+    [
+        ("rank::WORLD", None),
+        *at_night([(": 8 // WORLD", "What chooses a rank's rows leaves out its coordinate along")]),
+    ],
+)
+def test_a_method_that_is_run_as_the_forward_of_the_module_is_no_call_of_it(tmp_path, rows, cause):
+    whys = causes(tmp_path, REDIRECTED.replace("ROWS", rows))
     assert [why.startswith(cause) for why in whys] == [True] if cause else whys == []

@@ -1,0 +1,93 @@
+"""Buffers that ranks make different from each other between two steps, and that the model's forward reads.
+
+A trace has those that a forward reads and does not write. Ranks had the same before the step, and one process has
+another one after it, too. What is drawn at random also differs, so that of each rank must be like that of one process.
+DistributedDataParallel sends rank 0's buffers before the next forward.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.check.step.jobs.assembly import are_whole
+from shardviz.check.step.jobs.starts import by_name
+from shardviz.explain.step.buffers import BufferOfParts, OwnBufferRead
+from shardviz.relate.tolerance import UPDATE_OF_JOB
+from shardviz.relate.values import farthest
+from shardviz.text import listed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+    from shardviz.check.step.jobs.whole_job import WholeJob
+    from shardviz.check.step.trace.traces import OfRank, Weight
+    from shardviz.explain.finding import Finding
+
+LIKE = 0.25
+"""The least cosine of what a rank has and what one process has, if that is made of the rank's rows, too."""
+
+
+def own_buffers(reference: WholeJob, job: WholeJob) -> Iterator[Finding]:
+    """Yield the buffers of which ranks have equal copies before the step, and others before the next one."""
+    wrappers = [wrapper for record in job.job.dump.files.ranks.values() for wrapper in record.wrappers or ()]
+    if not reference.is_of_one or any(one.kind not in ("fsdp", "bypassed") for one in wrappers):
+        return
+    before, after = (by_name(job.job.ranks, "buffer", moment) for moment in ("step", "updated"))
+    whole, whole_after = (by_name(reference.job.ranks, "buffer", moment) for moment in ("step", "updated"))
+    for name in (name for name in after if name in before and name in whole and name in whole_after):
+        wanted, wanted_after = (next(iter(each[name].values())) for each in (whole, whole_after))
+        copies = before[name]
+        if not are_whole(wanted, wanted_after, *copies.values(), *after[name].values()) or not _are_equal(
+            wanted, copies
+        ):
+            continue
+        values = {rank: _array(weight) for rank, weight in after[name].items()}
+        expected = _array(wanted_after)
+        moved = max(farthest(own, _array(wanted)) for own in (*values.values(), expected))
+        axes = [axis for axis in job.mesh.long_axes if _differ_along(axis, values, job, UPDATE_OF_JOB * moved)]
+        if axes and all(_is_like(own, expected) for own in values.values()):
+            yield _finding(name, axes, job, tuple(values))
+
+
+def _finding(name: str, axes: list[str], job: WholeJob, ranks: tuple[int, ...]) -> Finding:
+    along = listed(axes)
+    is_of_rows = any(_are_given_other_rows(axis, job.job.ranks, job) for axis in axes)
+    cause = OwnBufferRead(along) if is_of_rows else BufferOfParts(along)
+    sentence = (
+        f"before the step ranks along {along} have the same in this buffer, and before the next one each has its own; "
+        "the forward reads it"
+    )
+    return cause.finding(name, ranks, sentence, held=f"different values along {along}")
+
+
+def _array(weight: Weight) -> NDArray[np.float64]:
+    assert weight.values is not None, "it is whole"
+    return weight.values.values
+
+
+def _are_equal(wanted: Weight, copies: Mapping[int, Weight]) -> bool:
+    """Whether ranks have what one process has, whole."""
+    return all(np.array_equal(_array(wanted), _array(copy)) for copy in copies.values())
+
+
+def _differ_along(axis: str, values: Mapping[int, NDArray[np.float64]], job: WholeJob, allowed: float) -> bool:
+    groups = [[values[rank] for rank in group if rank in values] for group in job.mesh.groups(axis)]
+    return any(farthest(group[0], other) > allowed for group in groups for other in group[1:])
+
+
+def _are_given_other_rows(axis: str, ranks: Mapping[int, OfRank], job: WholeJob) -> bool:
+    batches = {rank: [given.values for given in of_rank.batch] for rank, of_rank in ranks.items()}
+    groups = [[batches[rank] for rank in group if rank in batches] for group in job.mesh.groups(axis)]
+    return any(
+        len(group[0]) != len(other) or not all(map(np.array_equal, group[0], other))
+        for group in groups
+        for other in group[1:]
+    )
+
+
+def _is_like(values: NDArray[np.float64], wanted: NDArray[np.float64]) -> bool:
+    return float(np.vdot(values, wanted)) > LIKE * float(np.linalg.norm(values) * np.linalg.norm(wanted))
