@@ -382,8 +382,9 @@ class Follower:
             )
             gradients = list(library_step.gradients.values()) if library_step else None
             apart = list(apart_from(self._step.root, [*self._optimizers, *self._taken]))
+            optimizers = () if library_step else self._outermost()  # a library's have stepped by now
             self._step = replace(
-                self._step, options=options or {}, apart=apart, gradients=gradients, optimizers=self._outermost()
+                self._step, options=options or {}, apart=apart, gradients=gradients, optimizers=optimizers
             )
             self._step.unknown.update(library_step.unknown if library_step else {})
             self._finish("")
