@@ -1,4 +1,4 @@
-"""Try the installed torch's own sharding and functions of DTensors, and report wrong results.
+"""Try the installed torch on DTensors, and report wrong results.
 
 Exits with 1 if torch and the placements disagree, and prints a script in plain
 torch for each class of disagreement.

@@ -157,7 +157,7 @@ def test_a_right_job_has_the_states_of_one_process(tmp_path, alone, changed, tra
     assert step["has_update"]
 
 
-@pytest.mark.parametrize(("changed", "cause", "words"), [WRONG[0], *at_night(WRONG[1:])], ids=str)
+@pytest.mark.parametrize(("changed", "cause", "words"), [*at_night(WRONG)], ids=str)
 def test_other_states_before_the_step_are_named(tmp_path, alone, changed, cause, words):
     first = compared(tmp_path, alone, changed)["departures"][0]
     assert words in first["sentence"]
