@@ -84,7 +84,7 @@ class ValueRecord(Record, frozen=True):
         left_out: Whether its values were not kept, because too many were kept before or it has too many.
         has_gradient: Whether a gradient came back.
         memory: Which memory it stands in, with its shape; 0 if that is not known. Counted only in a whole step.
-        axes: The axes of a DTensor's mesh; empty if they have no names.
+        axes: Of a DTensor, the axes of its mesh.
     """
 
     number: Count

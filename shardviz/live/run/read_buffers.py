@@ -31,7 +31,7 @@ class ReadBuffers:
     """The buffers of a model that a step reads.
 
     Attributes:
-        before: They as they are before the step.
+        before: Copies of them from before the step.
     """
 
     def __init__(self, root: nn.Module, most: int) -> None:

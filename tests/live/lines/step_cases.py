@@ -6,16 +6,15 @@ The lines were written down before the judge was run for the first time. A case 
 from __future__ import annotations
 
 from tests.live.lines.cases import Case
+from tests.live.lines.loss_programs import BY_ROWS, OF_SHARDS
 from tests.live.lines.step_programs import (
     BUCKETS,
     BY_HAND,
-    BY_ROWS,
     CENTERED,
     CLIPPED,
     DISTILLED,
     MASKED,
     MICRO,
-    OF_SHARDS,
     SCALED,
     TOWERS,
     TRUSTED,

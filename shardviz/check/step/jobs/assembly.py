@@ -214,7 +214,7 @@ class Weights:
         belongings: Where those of the other job's belong that claim nothing.
         order: The order in which the other job's ranks have the batch's rows; None if it is the same.
         ways: How those of the first job were put together.
-        kept: What clipping left of each rank's gradients in the other job, where that is to be undone.
+        kept: Which share of each rank's gradients clipping left in the other job, if they are compared without it.
     """
 
     params: Mapping[str, Weight]

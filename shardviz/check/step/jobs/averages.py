@@ -1,8 +1,8 @@
 """Averages of weights that two jobs keep: what the reference's are made of, and whether ranks' are made of the same.
 
 An average moves toward a weight by a share of its distance to it. What of the other job does so is an average; a
-teacher, a gradient or a copy does not, and is left out. A rank's average is held to what the rank's own weights make of
-it, so that it is right where these were stepped in a slightly different direction.
+teacher, a gradient or a copy does not, and is left out. A rank's average is compared with what the rank's own weights
+make of it, so that it is right if rounding stepped these in a slightly different direction.
 """
 
 from __future__ import annotations

@@ -274,9 +274,9 @@ def _step_of(
         why = "the step, module by module: the two models have no module of one name"
         return Attempt(_not_compared(why), is_complete=False)
     reference_name = "one process" if reference.is_of_one else reference.name
-    evidence, sampled, found = _judged(reference, job, judging, weights)
+    evidence, sampled, judged = _judged(reference, job, judging, weights)
     dump = evidence.dump
-    results = [*found, *trained_in_one_job(weights, job)]
+    results = [*judged, *trained_in_one_job(weights, job)]
     results += frozen_in_one_job(weights, job) if not findings_in(results) else ()
     results += [*held_back_gradients(weights, job), *different_settings(reference, job), *lost_states(reference, job)]
     findings = grouped(findings_in(results), ranks_by_name(dump))

@@ -11,9 +11,11 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from shardviz.check.step.lines.fault import Fault, fault_at, place_of, reached
+from shardviz.errors import LayoutError
 from shardviz.explain.step.line_reductions import WrongLineBackward
 from shardviz.explain.step.lines import DRAWS
 from shardviz.explain.step.operators import WrongOperator
+from shardviz.groups import the_only
 from shardviz.layout.layout import Layout
 from shardviz.layout.placements import Partial, Placement, Replicate, Shard, parse_placements
 from shardviz.relate.factors import REDUCTIONS, over
@@ -100,17 +102,30 @@ def _is_as_claimed(states: States, value: Value, *, with_rows: bool = False) -> 
     Args:
         with_rows: Whether ranks may have different rows along axes that the DTensor doesn't span.
     """
-    axes = {states.lines.records[pair].axes for pair in value}
     whole, held, mesh = states.reference_of(value), states.held(value), states.mesh
-    names = axes.pop()
-    if axes or not names or not set(names) <= set(mesh.axes) or whole is None or len(held) < mesh.size:
+    if whole is None or len(held) < mesh.size:
         return None
-    claimed = dict(zip(names, parse_placements(_label(states, value), whole.ndim), strict=True))
     split = [Shard(dim) for dim in range(whole.ndim)]
     rows: tuple[Placement, ...] = (Replicate(), *split, *OWN_ROWS) if with_rows else (Replicate(),)
     near = ELEMENT.get(states.held_dtype(value), EXACT)
-    ways = product(*((claimed[axis],) if axis in claimed else rows for axis in mesh.axes))
-    return any(_fits(states, held, whole, placements, near) for placements in ways)
+    try:
+        claimed = _claimed(states, value, whole.ndim)
+        ways = product(*((claimed[axis],) if axis in claimed else rows for axis in mesh.axes))
+        return any(_fits(states, held, whole, placements, near) for placements in ways) if claimed else None
+    except LayoutError:
+        return None
+
+
+def _claimed(states: States, value: Value, num_dims: int) -> dict[str, Placement]:
+    """Return the placements of a DTensor by axis; empty if ranks differ, or axes are none of the mesh's.
+
+    Raises:
+        LayoutError: The dump has what no DTensor can have.
+    """
+    axes = the_only({states.lines.records[pair].axes for pair in value}) or ()
+    placements = parse_placements(_label(states, value), num_dims)
+    is_possible = len(placements) == len(axes) and set(axes) <= set(states.mesh.axes)
+    return dict(zip(axes, placements, strict=True)) if is_possible else {}
 
 
 def _fits(
