@@ -67,6 +67,9 @@ UPDATE_OF_JOB = 2e-2
 """How far the updates of two jobs may be apart, relative to the largest element of one: Muon rounds what it makes
 orthogonal to bfloat16. An update of a part by itself is off by tenths; other settings are compared as numbers."""
 
+OPPOSITE = 2.0
+"""No rounding moves an element farther than the largest one in the opposite direction."""
+
 EXPLAINED_UPDATE = 1e-4
 """How far an update may be from what explains it, relative to the largest of both."""
 

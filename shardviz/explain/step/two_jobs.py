@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from shardviz.explain.cause import Cause
+
+Gradients = Literal["", "equal", "other"]
 
 
 class UnexplainedJobStep(Cause):
@@ -41,18 +45,22 @@ class EarlierStepsDiffer(Cause):
     Attributes:
         steps: How many optimizer steps the jobs made before the traced one.
         rate: The learning rate of both at the traced step; empty if it is not known, or differs by parameter.
+        gradients: What the moments that both optimizers keep say of the gradients; empty if nothing certain.
     """
 
     steps: int
     rate: str = ""
+    gradients: Gradients = ""
     why = (
         "{steps:1?The optimizer step|The {steps} optimizer steps} before the traced one moved the weights differently "
-        "in the two jobs: by other gradients, or by another learning rate{rate:? in those steps (in the traced one it "
-        "is {rate} in both)|, for example if each process steps the scheduler}"
+        "in the two jobs: by {gradients:other?other gradients, as the optimizers' moments show|{gradients:equal?"
+        "another learning rate in those steps: the moments that the optimizers keep are equal|other gradients, or by "
+        "another learning rate{rate:? in those steps (in the traced one it is {rate} in both)|, for example if each "
+        "process steps the scheduler}}}"
     )
     how = (
-        "trace the first step (--trace-step 1); if the jobs agree there, compare the learning rates and the other "
-        "settings of their optimizers"
+        "trace the first step (--trace-step 1){gradients:other?|; if the jobs agree there, compare the learning rates "
+        "and the other settings of their optimizers}"
     )
 
 

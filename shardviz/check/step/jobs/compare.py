@@ -18,6 +18,7 @@ from shardviz.check.step.jobs.assembly import JobEvidence, Weights, assembled, f
 from shardviz.check.step.jobs.averages import averages_of
 from shardviz.check.step.jobs.buffers import own_buffers
 from shardviz.check.step.jobs.clips import clips_of, unclipped, with_own_clips
+from shardviz.check.step.jobs.drift import drifts_of, moments_of
 from shardviz.check.step.jobs.later import LaterResult, later_steps_of
 from shardviz.check.step.jobs.optimizers import (
     RATE,
@@ -56,7 +57,7 @@ from shardviz.explain.step.two_jobs import (
     TrainedInOneJob,
 )
 from shardviz.explain.step.whole_step import DifferentBatch, MisplacedWeights, UnexplainedCopies
-from shardviz.groups import the_only
+from shardviz.groups import in_groups, the_only
 from shardviz.layout.mesh import ranks_by
 from shardviz.relate.casts import is_narrower
 from shardviz.relate.tolerance import EPSILON, NEAR_STARTS
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
     from shardviz.dump.records.trace import Place
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
+    from shardviz.explain.step.two_jobs import Gradients
 
 
 MAX_LISTED = 3
@@ -89,6 +91,10 @@ NEW_MODEL = (
 WITHOUT_GRADIENT = "its gradient: only a sample of it was kept, or ranks have different ones"
 UNSHARDED = "the unsharded model"
 WHICH_IS_RIGHT = "Which of the two is right they do not show; one process does: shardviz run --trace -- python train.py"
+DRIFTED = (
+    "{} before the step, up to {:.2g} of their size apart: rounding decides where Adam moves an element whose "
+    "gradient is nearly zero; the gradients before agree, as the optimizers' moments show"
+)
 BEST, PLACED, AGREEING = 3, 2, 1
 WEIGHTS = "the jobs' weights agree"
 BAD = frozenset(("odd", "repeated", "cut", "none"))
@@ -154,9 +160,14 @@ def _compare(reference: WholeJob, job: WholeJob) -> Attempt:
     params = {name: way.weight for name, way in ways.items()}
     parts = by_name(job.job.ranks, "param")
     belongings = belongings_of(params, parts, job.mesh)
+    grads, updated = reference.put_as_weights(ways, "grad"), reference.put_as_weights(ways, "param", "updated")
+    weights = Weights(params, grads, updated, belongings, ways=ways)
+    weights = replace(weights, moments=moments_of(reference, job, weights))
     others, num_weights = other_weights(params, parts, belongings)
+    drifts = drifts_of([other.name for other in others], reference, job, weights, parts)
+    others = [other for other in others if other.name not in drifts]
     if others:
-        departure = _of_weights(others, num_weights, params, parts, (reference, job))
+        departure = _of_weights(others, num_weights, weights, parts, (reference, job))
         farthest, allowed = farthest_weights(params, parts, belongings)
         dtypes = dtypes_of(params, parts) if farthest else ()
         num_equal = num_weights - len(others)
@@ -175,10 +186,11 @@ def _compare(reference: WholeJob, job: WholeJob) -> Attempt:
     left_out = [NotChecked("", why, "step") for why in reasons]
     if rows.not_joined:  # gradients are of the whole batch, however ranks share it
         left_out.append(NotChecked("", f"the step, module by module: {rows.not_joined}", "step"))
-    judging = Judging({}, {}, job.mesh) if rows.not_joined else _judging(reference, job, rows.order)
-    grads, updated = reference.put_as_weights(ways, "grad"), reference.put_as_weights(ways, "param", "updated")
-    weights = Weights(params, grads, updated, belongings, rows.order, ways)
-    attempt = _step_of(reference, job, judging, weights, left_out)
+    left_out += (
+        [NotChecked("", DRIFTED.format(counted(len(drifts), "weight"), max(drifts.values())), "step")] if drifts else []
+    )
+    judging = Judging({}, {}, job.mesh) if rows.not_joined else _judging(reference, job, rows.order, drifts)
+    attempt = _step_of(reference, job, judging, replace(weights, order=rows.order), left_out)
     first = next(iter(attempt.difference.departures), None)
     if first is not None and isinstance(first.explanation, UnexplainedModule):  # a sum of different rows, as a lookup's
         peers = rows_of_peers(reference, job, parts, belongings)
@@ -203,7 +215,7 @@ def _rows_of(reference: WholeJob, job: WholeJob) -> Rows:
 def _of_weights(
     others: Sequence[OtherWeight],
     total: int,
-    params: Mapping[str, Weight],
+    weights: Weights,
     parts: Mapping[str, Mapping[int, Weight]],
     jobs: tuple[WholeJob, WholeJob],
 ) -> Departure:
@@ -212,9 +224,9 @@ def _of_weights(
     names = listed([str(fold) for fold, _ in fold((weight.name, None) for weight in others)])
     what, cause = _relation_of(first)
     steps = jobs[1].steps_before
-    is_near = all(weight.apart <= NEAR_STARTS for weight in others if len(params[weight.name].shape) > 1)
+    is_near = all(weight.apart <= NEAR_STARTS for weight in others if len(weights.params[weight.name].shape) > 1)
     if steps and is_near and isinstance(cause, DifferentWeights):
-        cause = _cause_of_steps(others, params, parts, jobs, steps)
+        cause = _cause_of_steps(others, weights, parts, jobs, steps)
     sentence = (
         f"weights differ already before the step, {len(others)} of {total}: {names}; on rank {first.rank} of "
         f"{jobs[1].name} {first.name} {what}"
@@ -235,7 +247,9 @@ def _relation_of(weight: OtherWeight) -> tuple[str, Cause]:
     return how if np.isfinite(weight.apart) else "fits no part of the other job's", DifferentWeights(of_jobs=True)
 
 
-def _judging(reference: WholeJob, job: WholeJob, order: NDArray[np.int64] | None) -> Judging:
+def _judging(
+    reference: WholeJob, job: WholeJob, order: NDArray[np.int64] | None, drifts: Mapping[str, float]
+) -> Judging:
     counts = counts_per_forward(reference.counts)
     parted = parted_modules(reference.job.ranks) | parted_modules(job.job.ranks)
     counts = {name: count for name, count in counts.items() if name not in parted}
@@ -247,7 +261,9 @@ def _judging(reference: WholeJob, job: WholeJob, order: NDArray[np.int64] | None
             for place, ways in choices.items()
         }
     whole = chosen(choices, of_ranks, job.mesh)
-    return Judging(whole, of_ranks, job.mesh, coarsest=coarsest_of((reference.job, job.job)))
+    of_modules = in_groups((name.rpartition(".")[0], far) for name, far in drifts.items())
+    drifted = {module: max(all_far) for module, all_far in of_modules.items()}
+    return Judging(whole, of_ranks, job.mesh, coarsest=coarsest_of((reference.job, job.job)), drifted=drifted)
 
 
 def _reordered(
@@ -302,7 +318,7 @@ def _step_of(
     num_odd = len({(place.module, place.call) for place, of_ranks in states.items() if of_ranks & BAD})
     sizes = {place: largest_of(judging.whole[place].values) or 1.0 for place in right}
     both = (judging.whole, *list(judging.ranks.values())[:1])
-    dtypes = tuple(filter(None, (" and ".join(_dtypes(points)) for points in both)))
+    dtypes = tuple(dict.fromkeys(dtype for points in both for dtype in _dtypes(points)))
     difference = StepDifference(
         tuple(
             _departure(finding, num_odd, reference, job, look if finding is findings[0] else "") for finding in findings
@@ -426,7 +442,7 @@ def _departure(finding: Finding, num_odd: int, reference: WholeJob, job: WholeJo
 
 def _cause_of_steps(
     others: Sequence[OtherWeight],
-    params: Mapping[str, Weight],
+    weights: Weights,
     parts: Mapping[str, Mapping[int, Weight]],
     jobs: tuple[WholeJob, WholeJob],
     steps: int,
@@ -436,8 +452,10 @@ def _cause_of_steps(
     if different := different_options(options, jobs):
         return DifferentSettings(different)
     rate = the_only({values[RATE] for of_job in options for values in of_job.values() if RATE in values})
-    unknown = EarlierStepsDiffer(steps, rate if rate and all(options) else "")
-    dtypes = _narrow_steps(params, parts, jobs, options)
+    agree = [weights.moments[weight.name].agree for weight in others if weight.name in weights.moments]
+    gradients: Gradients = "equal" if agree and all(agree) else "other" if agree and steps == 1 else ""
+    unknown = EarlierStepsDiffer(steps, rate if rate and all(options) else "", gradients)
+    dtypes = _narrow_steps(weights.params, parts, jobs, options)
     if dtypes is None:
         return unknown
     rounding = (steps + 1) * EPSILON[dtypes[0]] / 2

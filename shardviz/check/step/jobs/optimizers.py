@@ -20,6 +20,7 @@ MAX_LISTED = 3
 
 Options = dict[str, dict[str, str]]
 RATE = "lr"
+RATES = (RATE, "initial_lr")
 OPTIONS = (RATE, "weight_decay", "momentum", "betas", "eps", "dampening", "alpha", "rho")
 """Settings: other numbers in a group may be what the optimizer works out."""
 

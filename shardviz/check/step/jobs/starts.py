@@ -251,9 +251,28 @@ def _other(name: str, whole: Weight, parts: Mapping[int, Weight], belonging: Bel
 def _apart_on(rank: int, whole: Kept, part: Weight, belonging: Belonging | None) -> float:
     """Return how far a rank's part is off, relative to the largest element."""
     assert part.values is not None
-    region = _region_of(rank, part, belonging, whole.shape)
+    return _apart(*_expected_on(rank, whole, part, belonging))
+
+
+def _expected_on(rank: int, whole: Kept, part: Weight, belonging: Belonging | None) -> tuple[Kept, Kept, Region]:
+    """Return a weight, flattened if a rank has a stretch of it, what the rank has, and which region that is."""
+    assert part.values is not None
     is_flat = part.layout is not None and part.layout.flat
-    return _apart(_flat(whole) if is_flat else whole, part.values, region)
+    return _flat(whole) if is_flat else whole, part.values, _region_of(rank, part, belonging, whole.shape)
+
+
+def moves_apart(whole: Weight, parts: Mapping[int, Weight], belonging: Belonging | None) -> NDArray[np.float64] | None:
+    """Return how far each element that ranks have of a weight is off; None if a part's shape is not as expected."""
+    apart = []
+    for rank, part in parts.items():
+        if whole.values is None or part.values is None:
+            continue
+        expected, held, region = _expected_on(rank, whole.values, part, belonging)
+        if region.shape != held.shape or not region.is_within(expected.shape):
+            return None
+        pair = in_both(expected, held, region)
+        apart += [np.abs(pair[1] - pair[0]).ravel()] if pair is not None else []
+    return np.concatenate(apart) if apart else None
 
 
 def _is_permuted(whole: Kept, parts: Iterable[Weight]) -> bool:

@@ -111,12 +111,28 @@ class States:
 
 def states_before(reference: WholeJob, job: WholeJob, weights: Weights) -> Updates:
     """Compare what optimizers keep of elements before the step with the other job's."""
+    kinds, unlike, num_sampled = states_of(reference, job, weights)
+    results: list[Finding | NotChecked] = []
+    for alike in kinds:
+        results += [alike.finding(state, ranks) for state in alike.states if (ranks := alike.wrong(state))]
+    num_right = sum(len(alike.states) for alike in kinds) - len(results)
+    results += [NotChecked(state.name, f"the optimizer's state: {state.incomparable}", "step") for state in unlike]
+    if num_sampled:
+        why = f"{counted(num_sampled, 'state')} of the optimizer: only a sample of each was kept"
+        results.append(NotChecked("", why, "step"))
+    return Updates(tuple(results), num_right)
+
+
+def states_of(reference: WholeJob, job: WholeJob, weights: Weights) -> tuple[list[States], list[Compared], int]:
+    """Return what optimizers keep before the step beside the other job's.
+
+    Returns:
+        The states of each kind, those that cannot be compared, and how many were not kept whole.
+    """
     parts = by_name(job.job.ranks, "optim")
     there = reference.put_as_weights(weights.ways, "optim")
     names = [name for name in there if name in parts]
     whole = [name for name in names if are_whole(there[name], *parts[name].values())]
-    if not whole:
-        return Updates()
     assembling = Assembling(job.job, job.mesh)
     add_gradients(assembling, weights)  # with the places of weights that claim none
     for name in whole:
@@ -127,21 +143,15 @@ def states_before(reference: WholeJob, job: WholeJob, weights: Weights) -> Updat
     dump = assembling.dump()
     states, coarsest = list(compared(dump, ("optim",))), EPSILON[coarsest_of((reference.job, job.job))]
     are_loaded = not reference.steps_before and not job.steps_before
-    results: list[Finding | NotChecked] = []
-    for of_kind in in_groups((_kind(state), state) for state in states if not state.incomparable).values():
+    kinds = []
+    for of_kind in in_groups((kind_of_state(state), state) for state in states if not state.incomparable).values():
         noise = ROUNDINGS_OF_ROLE["grad"] * coarsest * max(magnitude(state.wanted) for state in of_kind)
-        alike = States(of_kind, _epsilon_of(dump, of_kind), noise, are_loaded)
-        results += [alike.finding(state, ranks) for state in of_kind if (ranks := alike.wrong(state))]
-    unlike = [state for state in states if state.incomparable]
-    results += [NotChecked(state.name, f"the optimizer's state: {state.incomparable}", "step") for state in unlike]
-    num_right = len(states) - len(results)
-    if len(whole) < len(names):
-        why = f"{counted(len(names) - len(whole), 'state')} of the optimizer: only a sample of each was kept"
-        results.append(NotChecked("", why, "step"))
-    return Updates(tuple(results), num_right)
+        kinds.append(States(of_kind, _epsilon_of(dump, of_kind), noise, are_loaded))
+    return kinds, [state for state in states if state.incomparable], len(names) - len(whole)
 
 
-def _kind(state: Compared) -> str:
+def kind_of_state(state: Compared) -> str:
+    """Return which kind of state it is, such as `exp_avg`."""
     return state.name.rpartition(".")[2]
 
 

@@ -63,7 +63,7 @@ def compare_steps(before: Dump, after: Dump, reports: tuple[Report, Report]) -> 
         len(agree),
         nearest.apart if nearest is not None else 0.0,
         nearest.allowed if nearest is not None else 0.0,
-        tuple(" and ".join(dtypes) for dtypes in both),
+        tuple(dict.fromkeys(dtype for dtypes in both for dtype in dtypes)),
         tuple(_not_compared(points, begun)),
     )
 

@@ -12,7 +12,7 @@ are right, and a little more.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -105,6 +105,7 @@ class Judging:
         noise: How far rounding alone takes the whole; None if that was not measured.
         coarsest: The coarsest dtype that either step computes in, if rounding to it was not measured: what is wider
             may be computed of it.
+        drifted: By module, how far steps before took its weights by rounding alone, relative to their size.
         drift: How far apart places are that are right, at most, relative to their size.
         num_not_finite: Places at which the whole has NaN or infinity, so that nothing can be judged.
     """
@@ -114,6 +115,7 @@ class Judging:
     mesh: Mesh
     noise: Noise | None = None
     coarsest: str = ""
+    drifted: Mapping[str, float] = field(default_factory=dict)
     drift: float = 0.0
     num_not_finite: int = 0
 
@@ -173,7 +175,8 @@ class Judging:
         if moved is not None and self.noise is not None and not is_double:
             return above_noise(largest_of(moved), self.noise.precision * size, MOST_NOISE * size)
         base = max((max(whole.tolerance, part.tolerance) for part in parts.values()), default=EXACT)
-        base = max(base, ELEMENT.get(self.coarsest, 0.0))
+        of_weights = min(DRIFT * self.drifted.get(place.module, 0.0), MOST_NOISE)
+        base = max(base, ELEMENT.get(self.coarsest, 0.0), of_weights)
         base = max(base, min(DRIFT * drift, MOST_NOISE)) if base >= ELEMENT[TENSOR_FLOAT] else base
         return above_noise(largest_of(moved), base * size)
 
