@@ -18,7 +18,7 @@ from shardviz.check.step.jobs.assembly import JobEvidence, Weights, assembled, f
 from shardviz.check.step.jobs.averages import averages_of
 from shardviz.check.step.jobs.buffers import own_buffers
 from shardviz.check.step.jobs.clips import clips_of, unclipped, with_own_clips
-from shardviz.check.step.jobs.drift import drifts_of, moments_of
+from shardviz.check.step.jobs.drift import drifts_of, histories_of
 from shardviz.check.step.jobs.later import LaterResult, later_steps_of
 from shardviz.check.step.jobs.optimizers import (
     RATE,
@@ -92,8 +92,8 @@ WITHOUT_GRADIENT = "its gradient: only a sample of it was kept, or ranks have di
 UNSHARDED = "the unsharded model"
 WHICH_IS_RIGHT = "Which of the two is right they do not show; one process does: shardviz run --trace -- python train.py"
 DRIFTED = (
-    "{} before the step, up to {:.2g} of their size apart: rounding decides where Adam moves an element whose "
-    "gradient is nearly zero; the gradients before agree, as the optimizers' moments show"
+    "{} before the step, up to {:.2g} of their size apart: rounding decides where an optimizer moves an element "
+    "whose gradient is nearly zero; what the optimizers keep of the gradients before agrees"
 )
 BEST, PLACED, AGREEING = 3, 2, 1
 WEIGHTS = "the jobs' weights agree"
@@ -162,7 +162,7 @@ def _compare(reference: WholeJob, job: WholeJob) -> Attempt:
     belongings = belongings_of(params, parts, job.mesh)
     grads, updated = reference.put_as_weights(ways, "grad"), reference.put_as_weights(ways, "param", "updated")
     weights = Weights(params, grads, updated, belongings, ways=ways)
-    weights = replace(weights, moments=moments_of(reference, job, weights))
+    weights = replace(weights, histories=histories_of(reference, job, weights))
     others, num_weights = other_weights(params, parts, belongings)
     drifts = drifts_of([other.name for other in others], reference, job, weights, parts)
     others = [other for other in others if other.name not in drifts]
@@ -452,7 +452,8 @@ def _cause_of_steps(
     if different := different_options(options, jobs):
         return DifferentSettings(different)
     rate = the_only({values[RATE] for of_job in options for values in of_job.values() if RATE in values})
-    agree = [weights.moments[weight.name].agree for weight in others if weight.name in weights.moments]
+    histories = (weights.histories.get(weight.name) for weight in others)
+    agree = [history.agrees for history in histories if history is not None and history.kinds]
     gradients: Gradients = "equal" if agree and all(agree) else "other" if agree and steps == 1 else ""
     unknown = EarlierStepsDiffer(steps, rate if rate and all(options) else "", gradients)
     dtypes = _narrow_steps(weights.params, parts, jobs, options)

@@ -1,8 +1,8 @@
 """How far apart rounding alone takes the weights of two jobs in optimizer steps.
 
-Adam divides a gradient by its own size, so that rounding decides in which direction it moves an element whose gradient
-is nearly zero: a few of any weight in a narrow dtype, and all of a key's bias, whose gradient is rounding alone. The
-moments that the optimizers keep show whether the gradients of the steps before were the same.
+Optimizers as Adam divide a gradient by its own size, so that rounding decides in which direction they move an element
+whose gradient is nearly zero: a few of any weight in a narrow dtype, and all of a key's bias, whose gradient is
+rounding alone. What the optimizers keep shows whether the gradients of the steps before were the same.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from shardviz.check.step.comparison import weight_of
 from shardviz.check.step.jobs.optimizers import RATES, options_of
 from shardviz.check.step.jobs.starts import moves_apart
 from shardviz.check.step.jobs.states import kind_of_state, states_of
-from shardviz.relate.tolerance import MOST_NOISE, NARROW_TERMS, OPPOSITE, ROUNDINGS_OF_ROLE
+from shardviz.relate.tolerance import DRIFT, MOST_NOISE, NARROW_TERMS, OPPOSITE
 from shardviz.relate.values import magnitude, root_mean_square
 
 if TYPE_CHECKING:
@@ -28,21 +28,23 @@ if TYPE_CHECKING:
     from shardviz.check.step.jobs.whole_job import WholeJob
     from shardviz.check.step.trace.traces import Weight
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
-"""What optimizers keep that divide a gradient by its own size."""
+MOMENTS = frozenset(("exp_avg", "exp_avg_sq"))
+"""What Adam keeps of a weight, and all like it: no step moves an element by much more than the learning rate."""
 
 
 @dataclass(frozen=True, slots=True)
-class Moments:
-    """What the moments that two jobs' optimizers keep of a weight say of its gradients in the steps before.
+class History:
+    """What two jobs' optimizers keep of a weight says of its gradients in the steps before.
 
     Attributes:
-        agree: Whether they were the same but for rounding.
-        are_noise: Whether they were rounding alone.
+        kinds: What is kept, such as `exp_avg`.
+        agrees: Whether all of it is the same but for rounding.
+        is_noise: Whether it is rounding alone.
     """
 
-    agree: bool
-    are_noise: bool
+    kinds: frozenset[str] = frozenset()
+    agrees: bool = True
+    is_noise: bool = False
 
     def allow(self, apart: Iterable[NDArray[np.float64]], moved: float) -> bool:
         """Whether rounding may take elements so far apart.
@@ -52,26 +54,29 @@ class Moments:
             moved: How far steps may have moved an element.
         """
         every = np.concatenate([part.ravel() for part in apart])
-        is_rounding = self.agree and magnitude(every) <= OPPOSITE * moved
-        return is_rounding and (self.are_noise or root_mean_square(every) <= MOST_NOISE * moved)
+        is_rounding = self.agrees and magnitude(every) <= OPPOSITE * moved
+        return is_rounding and (self.is_noise or root_mean_square(every) <= MOST_NOISE * moved)
 
 
-def moments_of(reference: WholeJob, job: WholeJob, weights: Weights) -> dict[str, Moments]:
-    """Return what is known of the gradients of weights that Adam moved in the steps before, by weight."""
-    kinds = {}
-    for states in states_of(reference, job, weights)[0] if job.steps_before else ():
+def histories_of(reference: WholeJob, job: WholeJob, weights: Weights) -> dict[str, History]:
+    """Return what is known of the gradients of weights in the steps before, by weight; nothing if there were none."""
+    histories = dict.fromkeys(weights.params if job.steps_before else (), History())
+    for states in states_of(reference, job, weights)[0] if histories else ():
         # Of a gradient whose terms cancel, rounding leaves less than it may take one from the other.
-        narrowed = replace(states, noise=states.noise * NARROW_TERMS / ROUNDINGS_OF_ROLE["grad"])
-        kinds[kind_of_state(states.states[0])] = narrowed
-    if not kinds.keys() >= set(MOMENTS):
-        return {}
-    first, second = (kinds[kind] for kind in MOMENTS)
-    agreeing = {weight_of("optim", state.name) for state in second.states if not second.wrong(state)}
-    moments = {}
-    for state in first.states:
-        name = weight_of("optim", state.name)
-        moments[name] = Moments(name in agreeing and not first.wrong(state), magnitude(state.wanted) <= first.noise)
-    return moments
+        of_all = max(magnitude(state.wanted) for state in states.states)
+        narrow = NARROW_TERMS * states.narrowest
+        narrowed = replace(states, noise=narrow * of_all)
+        for state in states.states:
+            name = weight_of("optim", state.name)
+            history = histories.get(name, History())
+            is_square = bool(np.all(state.wanted >= 0))
+            is_noise = magnitude(state.wanted) <= (narrow**2 if is_square else narrow) * of_all
+            histories[name] = History(
+                history.kinds | {kind_of_state(state)},
+                history.agrees and not narrowed.wrong(state),
+                is_noise and (history.is_noise or not history.kinds),
+            )
+    return histories
 
 
 def drifts_of(
@@ -89,14 +94,22 @@ def drifts_of(
         parts: What ranks of the job have of each.
     """
     steps = max(reference.steps_before, job.steps_before)
-    moved = steps * max(_largest_rate(reference), _largest_rate(job))
+    rate = max(_largest_rate(reference), _largest_rate(job))
     drifts = {}
-    for name in (name for name in names if name in weights.moments):
-        whole = weights.params[name]
+    for name in (name for name in names if name in weights.histories):
+        whole, history = weights.params[name], weights.histories[name]
         apart = moves_apart(whole, parts[name], weights.belongings.get(name))
-        if apart is not None and whole.values is not None and weights.moments[name].allow([apart], moved):
+        moved = steps * (rate if history.kinds >= MOMENTS else DRIFT * _moved(whole, weights.updated.get(name)))
+        if apart is not None and whole.values is not None and history.allow([apart], moved):
             drifts[name] = root_mean_square(apart) / (root_mean_square(whole.values.values) or 1.0)
     return drifts
+
+
+def _moved(before: Weight, after: Weight | None) -> float:
+    """Return how far a step moves an element of a weight at most; 0 if that is not known."""
+    if after is None or before.values is None or after.values is None:
+        return 0.0
+    return magnitude(after.values.values - before.values.values)
 
 
 def _largest_rate(job: WholeJob) -> float:

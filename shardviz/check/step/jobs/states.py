@@ -59,12 +59,14 @@ class States:
     Attributes:
         states: What ranks have of each, beside the other job's.
         epsilon: The coarsest rounding of any of them.
+        narrowest: The coarsest rounding of them and of what either job computes in.
         noise: What rounding in steps before may leave of a state that cancels.
         are_loaded: Whether no optimizer made a step before: all of it was loaded, and only a cast may round it.
     """
 
     states: Sequence[Compared]
     epsilon: float
+    narrowest: float
     noise: float
     are_loaded: bool
 
@@ -76,7 +78,7 @@ class States:
     def _is_near(self, apart: NDArray[np.float64], whole: NDArray[np.float64]) -> bool:
         if self.are_loaded:
             return magnitude(apart) <= max(STEP, ROUNDINGS_OF_ONE * self.epsilon) * magnitude(whole)
-        most = (ALIKE if self.epsilon <= EPSILON["float32"] else MOST_NOISE) * root_mean_square(whole)
+        most = (ALIKE if self.narrowest <= EPSILON["float32"] else MOST_NOISE) * root_mean_square(whole)
         return root_mean_square(apart) <= most or magnitude(apart) <= self.noise
 
     def why(self, state: Compared, ranks: tuple[int, ...]) -> Reason | None:
@@ -146,7 +148,8 @@ def states_of(reference: WholeJob, job: WholeJob, weights: Weights) -> tuple[lis
     kinds = []
     for of_kind in in_groups((kind_of_state(state), state) for state in states if not state.incomparable).values():
         noise = ROUNDINGS_OF_ROLE["grad"] * coarsest * max(magnitude(state.wanted) for state in of_kind)
-        kinds.append(States(of_kind, _epsilon_of(dump, of_kind), noise, are_loaded))
+        epsilon = _epsilon_of(dump, of_kind)
+        kinds.append(States(of_kind, epsilon, max(epsilon, coarsest), noise, are_loaded))
     return kinds, [state for state in states if state.incomparable], len(names) - len(whole)
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from shardviz.check.step.comparison import Compared
     from shardviz.check.step.jobs.assembly import Weights
-    from shardviz.check.step.jobs.drift import Moments
+    from shardviz.check.step.jobs.drift import History
     from shardviz.check.step.jobs.whole_job import WholeJob
     from shardviz.check.step.trace.traces import Weight
     from shardviz.explain.finding import Finding
@@ -66,7 +66,7 @@ def updates_of(job: WholeJob, weights: Weights) -> Updates:
     evidence = Evidence(dump, tuple(compared(dump)))
     before = by_name(job.job.ranks, "param")
     results = [
-        _result(evidence, weight, before[weight.name], weights.moments.get(weight.name))
+        _result(evidence, weight, before[weight.name], weights.histories.get(weight.name))
         for weight in compared(dump, ("param",), reference="updated")
     ]
     others = [result for result in results if result is not None]
@@ -77,7 +77,7 @@ def updates_of(job: WholeJob, weights: Weights) -> Updates:
 
 
 def _result(
-    evidence: Evidence, weight: Compared, before: Mapping[int, Weight], moments: Moments | None
+    evidence: Evidence, weight: Compared, before: Mapping[int, Weight], history: History | None
 ) -> Finding | NotChecked | None:
     """Return what differs in a weight after the step; None if it is the other job's."""
     if weight.incomparable:
@@ -88,7 +88,7 @@ def _result(
     moves = {rank: _moves(weight, rank, start, before.get(rank)) for rank in weight.reduced}
     moved = max(magnitude(move) for both in moves.values() for move in both)
     offs = {rank: held - wanted for rank, (held, wanted) in moves.items()}
-    if moments is not None and moments.allow(offs.values(), moved):
+    if history is not None and history.allow(offs.values(), moved):
         return None
     far = {rank: _farthest(evidence, weight, rank, off, moved) for rank, off in offs.items()}
     wrong = {rank: element for rank, element in far.items() if element is not None}
