@@ -80,8 +80,8 @@ class CutInModule(Cause):
     through: str
     why = "{module:called} cuts the graph in forward, so nothing flows back to {through}"
     how = (
-        "in {module:called}, remove .detach(), .data and no_grad, and replace collectives of torch.distributed (they "
-        "have no backward) by torch.distributed.nn.functional"
+        "in {module:called}, remove .detach(), .data and no_grad, let each autograd.Function return its gradient, and "
+        "replace collectives of torch.distributed (they have no backward) by torch.distributed.nn.functional"
     )
 
 
@@ -107,8 +107,8 @@ class GraphCutBehind(Cause):
     how = (
         "{is_sent:?send back the gradient of every tensor that was sent forward, and start backward from all outputs: "
         "torch.autograd.backward(outputs, gradients)|where the output is passed on, remove .detach(), .data and "
-        "no_grad, and replace collectives of torch.distributed (they have no backward) by "
-        "torch.distributed.nn.functional}"
+        "no_grad, let each autograd.Function return its gradient, and replace collectives of torch.distributed (they "
+        "have no backward) by torch.distributed.nn.functional}"
     )
 
 

@@ -123,7 +123,7 @@ class JobTrace(Trace):
 
         return _without_errors(end_all)
 
-    def came_back(self, seen: Seen, gradient: torch.Tensor) -> None:
+    def came_back(self, seen: Seen, gradient: torch.Tensor | None) -> None:
         """Keep the gradient of a tensor."""
         quietly(WHAT, super().came_back, seen, gradient)
 

@@ -87,17 +87,19 @@ class Running:
             self._forward.pop()
             on_gradient(output, begin_backward)
 
-        def on_gradient(output: Any, hook: Callable[[torch.Tensor], None]) -> None:
+        def on_gradient(output: Any, hook: Callable[[torch.Tensor | None], None]) -> None:
             for tensor in tensors_in(output):
                 if tensor.requires_grad:
                     tensor.register_hook(hook)  # type: ignore[no-untyped-call]
 
-        def prepare_backward(gradient: torch.Tensor) -> None:
+        def prepare_backward(gradient: torch.Tensor | None) -> None:
+            if gradient is None:  # a Function sent nothing back
+                return
             if self._gradient is None or tensor_behind(self._gradient) is not gradient:
                 self._gradient, self._innermost = weakref.ref(gradient), name
             self._backward = name
 
-        def begin_backward(_gradient: torch.Tensor) -> None:
+        def begin_backward(_gradient: torch.Tensor | None) -> None:
             self._backward = self._innermost
 
         # FSDP's hook before a module's backward is on the output too, and runs between these two. A module and its last

@@ -75,6 +75,41 @@ def parallelize(model, mesh):
 
 """
 
+HALTED = """
+class Halt(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient if ctx.group is None else None, None
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.side, self.last, self.group = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4), None
+
+    def forward(self, x):
+        x = self.first(x)
+        return self.last(x.relu() + Halt.apply(self.side(x), self.group))
+
+
+def build():
+    return Model()
+
+
+def batch():
+    return torch.randn(8, 8)
+
+
+def parallelize(model, mesh):
+    model.group = mesh.get_group("tp")
+
+"""
+
 
 def test_a_sum_that_is_taken_again_in_backward_is_found_where_it_is(tmp_path):
     report = report_of(HEAD + TWICE, "tp=2", tmp_path)
@@ -113,3 +148,10 @@ def test_a_layer_that_no_rank_calls_is_named(tmp_path):
     (finding,) = report_of(HEAD + wrong, "dp=2", tmp_path).findings
     assert finding.cause == "No rank calls layers.2, so head is given the input of layers.2"
     assert not report_of(HEAD + SKIPPED, "dp=2").findings
+
+
+def test_a_function_that_sends_nothing_back_is_followed_and_named(tmp_path):
+    (finding,) = report_of(HEAD + HALTED, "tp=2", tmp_path).findings
+    assert finding.cause == "The code between the output of side and what reads it cuts the graph"
+    in_both = HALTED.replace("gradient if ctx.group is None else None", "None")
+    assert not report_of(HEAD + in_both, "tp=2").findings

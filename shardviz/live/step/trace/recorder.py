@@ -186,8 +186,10 @@ class Trace:
         if tensor.requires_grad:
             tensor.register_hook(partial(self.came_back, seen))  # type: ignore[no-untyped-call]
 
-    def came_back(self, tensor_seen: Seen, gradient: torch.Tensor) -> None:
-        """Keep the gradient of a tensor, or add it to what came back before."""
+    def came_back(self, tensor_seen: Seen, gradient: torch.Tensor | None) -> None:
+        """Keep the gradient of a tensor, or add it to what came back before; a Function may send back None."""
+        if gradient is None:
+            return
         if self.is_full:
             self.num_left_out += 1
             return
