@@ -72,6 +72,7 @@ from shardviz.live.compat.tensors import has_storage as has_storage
 from shardviz.live.compat.tensors import id_without_memory as id_without_memory
 from shardviz.live.compat.tensors import in_backward as in_backward
 from shardviz.live.compat.tensors import inner_tensors as inner_tensors
+from shardviz.live.compat.tensors import is_transformed as is_transformed
 from shardviz.live.compat.tensors import plain_tensors as plain_tensors
 from shardviz.live.compat.tensors import real_tensors as real_tensors
 from shardviz.live.compat.tensors import storages_resized as storages_resized

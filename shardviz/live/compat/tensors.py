@@ -27,6 +27,14 @@ def has_storage(tensor: torch.Tensor) -> bool:
     return True
 
 
+def is_transformed(tensor: torch.Tensor) -> bool:
+    """Whether a tensor stands for others in a transform of `torch.func`, such as `vmap`: it can't be read.
+
+    By `torch._C._functorch`, tried on torch 2.6.0, 2.13.0 and 2.15.0.
+    """
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
 def in_backward() -> bool:
     """Whether this thread is running a backward pass.
 

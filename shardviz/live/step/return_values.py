@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 
 from shardviz.live.capture.locals import of_tensor
+from shardviz.live.compat import is_transformed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -116,8 +117,9 @@ def _items(value: Any) -> list[tuple[str, Any]] | None:
 
 
 def is_array(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is an array of real numbers with dims."""
-    return bool(tensor.ndim) and tensor.layout is torch.strided and not (tensor.is_complex() or tensor.is_nested)
+    """Whether a tensor is an array of real numbers with dims, which can be read."""
+    is_dense = bool(tensor.ndim) and tensor.layout is torch.strided and not tensor.is_nested
+    return is_dense and not (tensor.is_complex() or is_transformed(tensor))
 
 
 def named_calls(calls: Sequence[Returned], runs: int) -> dict[str, list[torch.Tensor]]:

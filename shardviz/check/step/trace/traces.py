@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from shardviz.dump.dump import Dump, Shard
     from shardviz.dump.records.base import Moment
+    from shardviz.dump.records.tensors import Body
     from shardviz.dump.records.trace import KeptRecord
     from shardviz.layout.layout import Layout
     from shardviz.layout.region import Ranges, Region
@@ -321,9 +322,11 @@ class OfRank:
 
     def _numbers(self, shard: Shard, name: str) -> NDArray[np.float64]:
         body = shard.body
-        if not body.dense:
+        if not body.dense and not _is_complex(body):
             return self.dump.values(shard, name)
-        return np.asarray(self._arrays[f"{body.moment}/{body.role}/{name}"], np.float64)
+        raw = self._arrays[f"{body.moment}/{body.role}/{name}"] if body.dense else body.values
+        values = np.asarray(raw)
+        return np.asarray(np.stack([values.real, values.imag], -1) if np.iscomplexobj(values) else values, np.float64)
 
     def weights(self, role: str, moment: Moment = "step") -> Iterator[tuple[str, Weight]]:
         """Yield its parts of the weights before the step, "updated" ones, or gradients, by name."""
@@ -336,10 +339,19 @@ class OfRank:
         layout, body = shard.layout, shard.body
         if layout is None and (0 in body.local_shape or len(body.local_shape) != len(body.shape)):
             return Weight(body.shape, None, None)  # a stretch of a flat parameter, which may be empty here
+        if layout is not None and _is_complex(body):
+            return Weight(body.shape, layout, None)
         shape = body.local_shape if layout is None else layout.region_of_rank(self.rank).shape
+        shape = (*shape, 2) if _is_complex(body) else shape
         kept = Kept.of(shape, self._numbers(shard, name), body.dtype, body.device)
         is_stepped = self.dump.files.ranks[self.rank].steps_before > 0
-        return Weight(body.shape, layout, None if kept is None else replace(kept, is_stepped=is_stepped))
+        whole = (*body.shape, 2) if _is_complex(body) else body.shape
+        return Weight(whole, layout, None if kept is None else replace(kept, is_stepped=is_stepped))
+
+
+def _is_complex(body: Body) -> bool:
+    """Whether a tensor has complex numbers: without a layout, they are compared as pairs."""
+    return body.dtype.startswith("complex")
 
 
 def _name(record: KeptRecord) -> str:
