@@ -111,7 +111,7 @@ def groups_of(model: nn.Module) -> dict[str, Any]:
 
 def grid_of(model: nn.Module) -> Any:
     """Return what says where a pipeline's stage is; None if a model is no `PipelineModule`, or has one stage."""
-    grid = getattr(model, "_grid", None)
+    grid: Any = getattr(model, "_grid", None)
     return grid if hasattr(grid, "get_pipe_parallel_group") and grid.get_pipe_parallel_world_size() > 1 else None
 
 

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.check.step.jobs.clips import Clips
+    from shardviz.check.step.jobs.earlier import Drift
     from shardviz.check.step.jobs.starts import Belonging, Way
     from shardviz.check.step.trace.calls import Call
     from shardviz.check.step.trace.divergence import Divergence
@@ -215,6 +216,7 @@ class Weights:
         order: The order in which the other job's ranks have the batch's rows; None if it is the same.
         ways: How those of the first job were put together.
         kept: Which share of each rank's gradients clipping left in the other job, if they are compared without it.
+        drift: How far rounding in earlier steps moved them apart; None if they agree.
     """
 
     params: Mapping[str, Weight]
@@ -224,6 +226,7 @@ class Weights:
     order: NDArray[np.int64] | None = None
     ways: Mapping[str, Way] = field(default_factory=dict)
     kept: Mapping[int, float] = field(default_factory=dict)
+    drift: Drift | None = None
 
 
 def assembled(job: JobTrace, judging: Judging, weights: Weights, reference: JobTrace) -> tuple[Dump, tuple[str, ...]]:

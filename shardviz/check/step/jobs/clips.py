@@ -17,8 +17,8 @@ from shardviz.check.step.jobs.starts import by_name
 from shardviz.check.step.rules.all_gradients import CLIP_EPSILON, multiplied, of_factor, own_norm
 from shardviz.dump.records.step import ClipRecord
 from shardviz.explain.step.scales import ClippedByOwnNorms, ClippedByParts
-from shardviz.explain.step.whole_step import UnexplainedBackward
 from shardviz.explain.step.two_jobs import DifferentSettings
+from shardviz.explain.step.whole_step import UnexplainedBackward
 from shardviz.explain.templates import number
 from shardviz.relate.tolerance import EPSILON, STEP, least_factor
 from shardviz.text import named_ranks
@@ -113,7 +113,7 @@ def of_size_before(evidence: Evidence, clips: Clips | None) -> Finding | None:
 
 
 def by_another_norm(evidence: Evidence, clips: Clips | None) -> Finding | None:
-    """Return the finding of all gradients if what clipping made of them is their only factor: they were equal before it."""
+    """Return the finding of all gradients if clipping alone made their factor: they were equal before it."""
     all_alike = multiplied(evidence)
     if clips is None or all_alike is None or math.isclose(clips.after, 1, rel_tol=STEP):
         return None

@@ -18,15 +18,12 @@ from shardviz.check.step.jobs.assembly import JobEvidence, Weights, assembled, f
 from shardviz.check.step.jobs.averages import averages_of
 from shardviz.check.step.jobs.buffers import own_buffers
 from shardviz.check.step.jobs.clips import clips_of, unclipped, with_own_clips
+from shardviz.check.step.jobs.earlier import cause_of_steps, drift_of_steps
 from shardviz.check.step.jobs.later import LaterResult, later_steps_of
 from shardviz.check.step.jobs.optimizers import (
-    RATE,
-    Options,
-    different_options,
     different_settings,
     is_one_resumed,
     lost_states,
-    options_of,
 )
 from shardviz.check.step.jobs.padding import rows_without_padding
 from shardviz.check.step.jobs.peers import rows_of_peers
@@ -49,17 +46,12 @@ from shardviz.explain.checkpoints.conversion import NarrowedOnTheWay
 from shardviz.explain.step.gradients import ReductionSwitchedOff
 from shardviz.explain.step.modules import UnexplainedModule
 from shardviz.explain.step.two_jobs import (
-    DifferentSettings,
     DifferentWeights,
-    EarlierStepsDiffer,
-    StepsInNarrowDtype,
     TrainedInOneJob,
 )
 from shardviz.explain.step.whole_step import DifferentBatch, MisplacedWeights, UnexplainedCopies
-from shardviz.groups import the_only
 from shardviz.layout.mesh import ranks_by
-from shardviz.relate.casts import is_narrower
-from shardviz.relate.tolerance import EPSILON, NEAR_STARTS
+from shardviz.relate.tolerance import NEAR_STARTS
 from shardviz.relate.values import magnitude
 from shardviz.text import counted, fold, listed, named_ranks
 
@@ -155,7 +147,8 @@ def _compare(reference: WholeJob, job: WholeJob) -> Attempt:
     parts = by_name(job.job.ranks, "param")
     belongings = belongings_of(params, parts, job.mesh)
     others, num_weights = other_weights(params, parts, belongings)
-    if others:
+    drift = drift_of_steps(others, reference, job, ways, belongings) if others else None
+    if others and drift is None:
         departure = _of_weights(others, num_weights, params, parts, (reference, job))
         farthest, allowed = farthest_weights(params, parts, belongings)
         dtypes = dtypes_of(params, parts) if farthest else ()
@@ -177,8 +170,13 @@ def _compare(reference: WholeJob, job: WholeJob) -> Attempt:
         left_out.append(NotChecked("", f"the step, module by module: {rows.not_joined}", "step"))
     judging = Judging({}, {}, job.mesh) if rows.not_joined else _judging(reference, job, rows.order)
     grads, updated = reference.put_as_weights(ways, "grad"), reference.put_as_weights(ways, "param", "updated")
-    weights = Weights(params, grads, updated, belongings, rows.order, ways)
+    weights = Weights(params, grads, {} if drift else updated, belongings, rows.order, ways, drift=drift)
     attempt = _step_of(reference, job, judging, weights, left_out)
+    if drift is not None and attempt.difference.departures and not attempt.is_explained:
+        why = (
+            f"the step, module by module: it differs, as it may if it begins with weights that are apart; {drift.look}"
+        )
+        attempt = Attempt(_not_compared(why), is_complete=False)
     first = next(iter(attempt.difference.departures), None)
     if first is not None and isinstance(first.explanation, UnexplainedModule):  # a sum of different rows, as a lookup's
         peers = rows_of_peers(reference, job, parts, belongings)
@@ -214,7 +212,7 @@ def _of_weights(
     steps = jobs[1].steps_before
     is_near = all(weight.apart <= NEAR_STARTS for weight in others if len(params[weight.name].shape) > 1)
     if steps and is_near and isinstance(cause, DifferentWeights):
-        cause = _cause_of_steps(others, params, parts, jobs, steps)
+        cause = cause_of_steps(others, params, parts, jobs, steps)
     sentence = (
         f"weights differ already before the step, {len(others)} of {total}: {names}; on rank {first.rank} of "
         f"{jobs[1].name} {first.name} {what}"
@@ -283,11 +281,11 @@ def _step_of(
     placed = sorted(findings_in(with_lines(dump, findings)), key=lambda finding: not finding.module)
     findings = with_own_clips(placed, job)
     look = _look_at_lines(findings, dump, reference, job)
-    kept = Updates() if findings else states_before(reference, job, weights)
+    kept = Updates() if findings or weights.drift else states_before(reference, job, weights)
     findings += grouped(findings_in(kept.results), ranks_by_name(dump))
     updates = Updates() if findings else updates_of(job, weights)
     findings += grouped(findings_in(updates.results), ranks_by_name(dump))
-    averages = Updates() if findings else averages_of(reference, job, weights)
+    averages = Updates() if findings or weights.drift else averages_of(reference, job, weights)
     findings += grouped(findings_in(averages.results), ranks_by_name(dump))
     buffers = [*(() if findings or updates.results else own_buffers(reference, job))]
     findings += grouped(findings_in(buffers), ranks_by_name(dump))
@@ -296,6 +294,8 @@ def _step_of(
     not_compared = [result for result in results if isinstance(result, NotChecked)]
     not_compared += [NotChecked("", NEW_MODEL.format(later.new_at), "step")] if later.new_at else []
     not_compared += [NotChecked(name, WITHOUT_GRADIENT, "step") for name in sampled]
+    not_compared += [NotChecked("", weights.drift.text, "step")] if weights.drift else []
+    num_apart = weights.drift.num_weights if weights.drift else 0
     not_compared += [*_without_numbers(judging, reference), *_apart(judging, reference), *left_out]
     states = {place: set(judgment.state.values()) for place, judgment in judging.judgments.items()}
     right = [place for place, of_ranks in states.items() if not of_ranks & BAD]
@@ -308,7 +308,7 @@ def _step_of(
             _departure(finding, num_odd, reference, job, look if finding is findings[0] else "") for finding in findings
         )
         + ((later.departure,) if later.departure is not None else ()),
-        len(weights.params) + len(right) + kept.num_right + updates.num_right + averages.num_right,
+        len(weights.params) - num_apart + len(right) + kept.num_right + updates.num_right + averages.num_right,
         max(judging.drift, _farthest_gradient(evidence)),
         max((judging.judgments[place].near / sizes[place] for place in right), default=0.0),
         dtypes,
@@ -424,52 +424,9 @@ def _departure(finding: Finding, num_odd: int, reference: WholeJob, job: WholeJo
     return Departure("sharded", module, "", first, why, max(following, 0), finding.explanation, finding.line, look)
 
 
-def _cause_of_steps(
-    others: Sequence[OtherWeight],
-    params: Mapping[str, Weight],
-    parts: Mapping[str, Mapping[int, Weight]],
-    jobs: tuple[WholeJob, WholeJob],
-    steps: int,
-) -> Cause:
-    """Return why so many steps before the traced one moved weights differently."""
-    options = options_of(jobs[0]), options_of(jobs[1])
-    if different := different_options(options, jobs):
-        return DifferentSettings(different)
-    rate = the_only({values[RATE] for of_job in options for values in of_job.values() if RATE in values})
-    unknown = EarlierStepsDiffer(steps, rate if rate and all(options) else "")
-    dtypes = _narrow_steps(params, parts, jobs, options)
-    if dtypes is None:
-        return unknown
-    rounding = (steps + 1) * EPSILON[dtypes[0]] / 2
-    is_rounding = all(weight.apart <= rounding for weight in others)
-    return StepsInNarrowDtype(*dtypes, steps, None if is_rounding else unknown)
-
-
 def dtypes_of(params: Mapping[str, Weight], parts: Mapping[str, Mapping[int, Weight]]) -> tuple[str, ...]:
     """Return the dtypes of both jobs' weights."""
     first = {weight.values.dtype: None for weight in params.values() if weight.values is not None}
     of_ranks = (part for of_name in parts.values() for part in of_name.values())
     second = {part.values.dtype: None for part in of_ranks if part.values is not None}
     return tuple(first | second)
-
-
-def _narrow_steps(
-    params: Mapping[str, Weight],
-    parts: Mapping[str, Mapping[int, Weight]],
-    jobs: tuple[WholeJob, WholeJob],
-    options: tuple[Options, Options],
-) -> tuple[str, str, str] | None:
-    """Return the dtypes of weights that one job's optimizer steps in fewer bits, and that job's name; else None.
-
-    What an optimizer steps is in its groups: a copy in more bits has another name there.
-    """
-    for name, weight in params.items():
-        shard = next(iter(parts.get(name, {}).values()), None)
-        if shard is None or shard.values is None or weight.values is None:
-            continue
-        dtypes = weight.values.dtype, shard.values.dtype
-        for at in (0, 1):
-            narrow, wide = dtypes[at], dtypes[1 - at]
-            if narrow != wide and is_narrower(narrow, wide) and name in options[at]:
-                return narrow, wide, jobs[at].name
-    return None

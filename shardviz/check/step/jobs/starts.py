@@ -60,6 +60,11 @@ class OtherWeight:
     order: str = ""
     rounded: str = ""
 
+    @property
+    def has_relation(self) -> bool:
+        """Whether it is known what it is of the first job's weights."""
+        return bool(self.holds or self.is_permuted or self.rounded)
+
 
 @dataclass(frozen=True, slots=True)
 class Belonging:
@@ -269,6 +274,18 @@ def _flat(whole: Kept) -> Kept:
         return whole
     flat = whole.values.ravel()
     return replace(whole, shape=flat.shape, at=(np.arange(len(flat)),), values=flat)
+
+
+def in_region(
+    rank: int, whole: Weight, part: Weight, belonging: Belonging | None
+) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+    """Return the elements of a weight that are kept of the whole and of a rank's part; None if there are none."""
+    region = _region_of(rank, part, belonging, whole.shape)
+    if whole.values is None or part.values is None or region.shape != part.values.shape:
+        return None
+    is_flat = part.layout is not None and part.layout.flat
+    pair = in_both(_flat(whole.values) if is_flat else whole.values, part.values, region)
+    return pair if pair is not None and pair[0].size else None
 
 
 def _apart(whole: Kept, shard: Kept, region: Region) -> float:
