@@ -70,9 +70,13 @@ orthogonal to bfloat16. An update of a part by itself is off by tenths; other se
 EXPLAINED_UPDATE = 1e-4
 """How far an update may be from what explains it, relative to the largest of both."""
 
-ELEMENT = {"float8_e4m3fn": 0.125, "bfloat16": 3e-2, "float16": 5e-3, "float32": 1e-4}
+ELEMENT = {"bfloat16": 3e-2, "float16": 5e-3, "float32": 1e-4}
 """How far one element of a right step may be off, relative to the largest, if nothing was measured; else `EXACT`. About
-four roundings of a narrow dtype, and one of eight bits; in float32, what sums of some thousand terms lose."""
+four roundings of a narrow dtype; in float32, what sums of some thousand terms lose."""
+
+ELEMENT_OF_STEP = {**ELEMENT, "float8_e5m2": 0.125}
+"""The same by the coarsest dtype of a step whose values are wider. Training in eight bits rounds gradients to e5m2, and
+what each rank multiplies to e4m3 by a scale of its own rows: one rounding of that."""
 
 TENSOR_FLOAT = "float16"
 """What float32 on a GPU is taken for, which may multiply in TF32: that has float16's ten digits."""

@@ -112,7 +112,8 @@ def rounded_to(model: nn.Module) -> set[torch.dtype]:
     """Return the dtypes of eight bits to which torchao's linear modules round what they multiply."""
     kind: Any = getattr(sys.modules.get("torchao.float8.float8_linear"), "Float8Linear", None)
     configs = [module.config for module in model.modules() if kind is not None and isinstance(module, kind)]
-    return {config.cast_config_input.target_dtype for config in configs}
+    casts = (cast for config in configs for cast in (config.cast_config_input, config.cast_config_grad_output))
+    return {cast.target_dtype for cast in casts}
 
 
 def approximated_by(model: nn.Module) -> str:
