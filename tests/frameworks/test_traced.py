@@ -8,7 +8,9 @@ import pytest
 
 from tests.live.run.traced.test_traced import diff, run
 
-ZERO, MEGATRON = (Path(__file__).with_name(name) for name in ("deepspeed_steps.py", "megatron_steps.py"))
+ZERO, STAGES, MEGATRON = (
+    Path(__file__).with_name(f"{name}.py") for name in ("deepspeed_steps", "deepspeed_stages", "megatron_steps")
+)
 
 
 def on(num_ranks, script, *words):
@@ -76,3 +78,14 @@ def test_gradients_that_megatron_does_not_finish_are_named(megatron):
 def test_tensor_parallel_ranks_that_read_different_rows_are_named(megatron):
     _, text = departure(megatron, run(megatron.parent, "by_rank", *on(2, MEGATRON, "2", "1", "unclipped", "by_rank")))
     assert "ranks along tp were given different rows" in text
+
+
+def test_deepspeeds_pipeline_clips_by_the_norm_of_its_first_stage(tmp_path):
+    """Only the first of the ranks that share a model counts parameters that are not tensor-parallel (0.19.8)."""
+    pytest.importorskip("deepspeed", reason="needs deepspeed: pip install -e '.[frameworks]'")
+    for words in ((), ("clipped",)):
+        one, two = (run(tmp_path, f"{num}{words}", *on(num, STAGES, str(num), *words)) for num in (1, 2))
+        if words:
+            assert "the norm of the gradients of rank 0 alone" in departure(one, two)[1]
+        else:
+            assert agrees(one, two) > 20

@@ -385,15 +385,21 @@ class AdaptersPiledUp(Cause):
 class RenumberedLayers(Cause, kind="foreign"):
     """Layers or experts have different numbers in the second checkpoint than in the first.
 
-    All layers have the same shapes, so any order of them loads.
+    All layers have the same shapes, so any order of them loads. In an interleaved pipeline each stage has several
+    chunks of layers, and the stages take turns: stage 0's second chunk comes behind the first ones of all stages.
 
     Attributes:
         what: What is numbered: `layers`, `experts`.
+        chunks: Which stages' chunks were put one behind the other; empty if that is not how they are renumbered.
     """
 
     what: str
-    why = "The conversion renumbers the {what}"
-    how = "number {what} as the first checkpoint does"
+    chunks: str = ""
+    why = "The conversion {chunks:?puts {chunks} one behind the other, as if they were neighbors|renumbers the {what}}"
+    how = (
+        "{chunks:?take the first chunk of every stage, then the second of every stage|number {what} as the first "
+        "checkpoint does}"
+    )
 
 
 class ReorderedInConversion(Cause, kind="misordered"):

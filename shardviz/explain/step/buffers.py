@@ -106,17 +106,18 @@ class OtherAverage(Cause):
     """A buffer averages a weight over steps, and not as the unsharded model's does.
 
     It has another decay, takes the weights before the optimizer's step in place of those after it, is updated more than
-    once in a step, or not at all on some ranks. Averages are read in evaluation only, so training shows nothing.
+    once in a step, or not at all on some ranks, or begins with weights that a rank drew before it was given all ranks'.
+    Averages are read in evaluation only, so training shows nothing.
 
     Attributes:
-        what: What differs: its `decay`, the `moment`, the `times` that it is updated, `none`: it is not updated, or
-            `part`: only some of its elements are.
+        what: What differs: its `decay`, the `moment`, the `times` that it is updated, `none`: it is not updated,
+            `part`: only some of its elements are, or `start`: it is updated as it should, from other numbers.
         held: What ranks have: the share that is kept, `before` or `after` the step, how many times; `before` if it is
             not updated, or from the weights that it began with.
         wanted: What the unsharded model has.
     """
 
-    what: Literal["decay", "moment", "times", "none", "part"]
+    what: Literal["decay", "moment", "times", "none", "part", "start"]
     held: str = ""
     wanted: str = ""
     why = (
@@ -124,14 +125,17 @@ class OtherAverage(Cause):
         "|{what:moment?The average takes the weight as it is {held} the optimizer's step, and in the "
         "unsharded model {wanted} it|{what:times?The average is updated {held} times in a step"
         "|{what:part?The average is of whole weights, and each rank updates only the elements that it has of them"
+        "|{what:start?The average began with other numbers than the weights, which are equal: it was copied before "
+        "DistributedDataParallel, a broadcast or a load replaced the weights that the rank had drawn"
         "|{held:?Nothing updates the average, or it takes the weights before the step, with which it began"
-        "|Nothing updates the average}}}}}"
+        "|Nothing updates the average}}}}}}"
     )
     how = (
         "{what:decay?use one decay, that depends neither on the rank nor on how many there are"
         "|{what:moment?update the average {wanted} optimizer.step()|{what:times?update the average once in a step, not "
         "in each micro-batch or for each rank|{what:part?average shards with shards, or whole weights with "
-        "full_tensor()|update the average on every rank, from the rank's own part{held:?, after optimizer.step()|}}}}}"
+        "full_tensor()|{what:start?copy the average after the model was wrapped or loaded, or seed all ranks alike"
+        "|update the average on every rank, from the rank's own part{held:?, after optimizer.step()|}}}}}}"
     )
 
 

@@ -103,21 +103,25 @@ class LostStates(Cause):
         other: The job that has some.
         states: What it has: `exp_avg, exp_avg_sq`.
         steps: After how many steps both have states, in words; empty if one of them has none.
+        is_of_ranks: Whether some ranks of one job have none, and another rank has all.
     """
 
     without: str
     other: str
     states: str = ""
     steps: str = ""
+    is_of_ranks: bool = False
     kinds = ("wrong-value",)
     why = (
         "{steps:?The optimizers of the two jobs have made different numbers of steps: {steps}|The optimizer of "
-        "{without} begins the step without {states}, which that of {other} has: the checkpoint that it goes on from "
-        "has no states, or the job loads only the weights}"
+        "{without} begins the step without {states}, which that of {other} has: {is_of_ranks:?it did not load the "
+        "optimizer's state, nor its settings|the checkpoint that it goes on from has no states, or the job loads only "
+        "the weights}}"
     )
     how = (
-        "{steps:?save and load the optimizer's state_dict() with the weights, at the same step|save the optimizer's "
-        "state_dict() with the weights, and load it after the optimizer was made}; trace the same step of both"
+        "{is_of_ranks:?load the optimizer's state_dict() on every rank|{steps:?save and load the optimizer's "
+        "state_dict() with the weights, at the same step|save the optimizer's state_dict() with the weights, and load "
+        "it after the optimizer was made}; trace the same step of both}"
     )
 
 

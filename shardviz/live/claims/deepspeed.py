@@ -101,9 +101,18 @@ def marks(tensor: torch.Tensor) -> bool:
 
 
 def groups_of(model: nn.Module) -> dict[str, Any]:
-    """Return the group that most parameters are split over: experts have smaller ones."""
+    """Return the groups of a pipeline, or that which most parameters are split over: experts have smaller ones."""
+    if (grid := grid_of(model)) is not None and grid.get_slice_parallel_world_size() == 1:
+        of_grid = {"pp": grid.get_pipe_parallel_group(), "dp": grid.get_data_parallel_group()}
+        return {axis: group for axis, group in of_grid.items() if group.size() > 1}
     groups = [param.ds_process_group for param in model.parameters() if hasattr(param, "ds_process_group")]
     return {"dp": max(groups, key=lambda group: group.size())} if groups else {}
+
+
+def grid_of(model: nn.Module) -> Any:
+    """Return what says where a pipeline's stage is; None if a model is no `PipelineModule`, or has one stage."""
+    grid: Any = getattr(model, "_grid", None)
+    return grid if hasattr(grid, "get_pipe_parallel_group") and grid.get_pipe_parallel_world_size() > 1 else None
 
 
 def fragments(engine: nn.Module, model: nn.Module) -> list[Fragment]:

@@ -108,6 +108,14 @@ def reduced_in(model: nn.Module) -> set[torch.dtype]:
     return reduce_dtypes(model) | of_hooks
 
 
+def rounded_to(model: nn.Module) -> set[torch.dtype]:
+    """Return the dtypes of eight bits to which torchao's linear modules round what they multiply."""
+    kind: Any = getattr(sys.modules.get("torchao.float8.float8_linear"), "Float8Linear", None)
+    configs = [module.config for module in model.modules() if kind is not None and isinstance(module, kind)]
+    casts = (cast for config in configs for cast in (config.cast_config_input, config.cast_config_grad_output))
+    return {cast.target_dtype for cast in casts}
+
+
 def approximated_by(model: nn.Module) -> str:
     """Return the name of a hook by which DDP sends an approximation of gradients; empty if there is none."""
     return next((name for name in comm_hooks(model) if any(part in name for part in APPROXIMATE)), "")

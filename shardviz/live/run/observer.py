@@ -12,7 +12,7 @@ from torch import distributed, nn
 
 from shardviz.dump.write import TRACE_FOLDER
 from shardviz.live.capture.locals import name_of
-from shardviz.live.claims import megatron, registry
+from shardviz.live.claims import deepspeed, megatron, registry
 from shardviz.live.compat import stages_of
 from shardviz.live.run.hooks.arming import arm, disarm
 from shardviz.live.run.hooks.observing import nested, quietly
@@ -177,6 +177,11 @@ class Observer:
         """Capture Megatron-core's stages before its schedule runs: each waits for the one before it."""
         group = megatron.group("get_pipeline_model_parallel_group")
         self.staged([(chunk, group) for chunk in (model if isinstance(model, list) else [model])])
+
+    def scheduled_by_deepspeed(self, model: nn.Module) -> None:
+        """Capture a stage of DeepSpeed's pipeline before its schedule runs: it waits for the one before it."""
+        if (grid := deepspeed.grid_of(model)) is not None:
+            self.staged([(model, grid.get_pipe_parallel_group())])
 
     def staged(self, stages: Iterable[tuple[nn.Module, Any]]) -> None:
         """Capture this rank's stages of a pipeline, each with the group of the ranks that have the others."""

@@ -18,7 +18,7 @@ from shardviz.dump.write import write_rank, write_run
 from shardviz.layout.mesh import AXIS_NAME
 from shardviz.live.capture.capture import Capture
 from shardviz.live.capture.locals import Local, held_back_names, local_tensors, unwrapped
-from shardviz.live.claims.wrappers import approximated_by, reduced_in, reducing
+from shardviz.live.claims.wrappers import approximated_by, reduced_in, reducing, rounded_to
 from shardviz.live.compat import default_store, groups_here, is_compiled
 from shardviz.live.run.hooks.observing import quietly
 from shardviz.live.run.references.writing import is_first_here, rank_here
@@ -130,7 +130,7 @@ def write_step(step: Step, folder: Path, command: tuple[str, ...], problem: str 
             structs.replace(wrapper, kind="bypassed") if wrapper.kind != "fsdp" else wrapper
             for wrapper in capture.wrappers
         ]
-    capture.narrowed_to |= reduced_in(step.root)
+    capture.narrowed_to |= reduced_in(step.root) | rounded_to(step.root)
     hook = approximated_by(step.root)
     for local in (*step.weights, *step.buffers.before, *(() if step.broke_off or hook else _all_gradients(step))):
         capture.add_values(local, "step")

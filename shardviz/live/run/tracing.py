@@ -395,7 +395,7 @@ class Follower:
         for optimizer in self._outermost():
             more = [function(optimizer, unwrapped(root)) for function in others]
             for name, values in options_of(optimizer, unwrapped(root)).items():
-                options[name] = dict(values)
+                options[name] = options.get(name, {}) | values  # torchtitan's container of optimizers has none itself
                 for of_names in more:
                     options[name] |= of_names.get(name, {})
         return options

@@ -17,7 +17,7 @@ from msgspec import structs
 from shardviz.check.report import NotChecked, findings_in
 from shardviz.check.step.contradictions import check_no_gradient
 from shardviz.check.step.evidence import Evidence
-from shardviz.check.step.jobs.clips import divided, of_size_before
+from shardviz.check.step.jobs.clips import by_another_norm, divided, of_size_before
 from shardviz.check.step.jobs.starts import by_name
 from shardviz.check.step.jobs.ties import broken_ties
 from shardviz.check.step.jobs.unequal_losses import of_unequal_losses
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.check.step.jobs.clips import Clips
-    from shardviz.check.step.jobs.drift import History
+    from shardviz.check.step.jobs.earlier import History
     from shardviz.check.step.jobs.starts import Belonging, Way
     from shardviz.check.step.trace.calls import Call
     from shardviz.check.step.trace.divergence import Divergence
@@ -382,7 +382,8 @@ def findings_on(evidence: JobEvidence, judging: Judging, reference_name: str) ->
     pairs, of_all = of_all_gradients(
         evidence, [(result, finding) for result, finding in results if isinstance(finding, Finding)]
     )
-    if (clipped := of_size_before(evidence, evidence.clips)) is not None:
+    clipped = of_size_before(evidence, evidence.clips) or by_another_norm(evidence, evidence.clips)
+    if clipped is not None:
         pairs, of_all = [(result, finding) for result, finding in pairs if result.role != "grad"], [clipped]
     ties = list(broken_ties(evidence.gradients))
     yield from ties

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     Values = NDArray[np.float64]
     Why = OtherAverage | UnexplainedBuffer
+    Wanted = tuple[float, str, Values]  # the share, the moment of the weight, and the average before the step
     OfRank = Sequence[tuple[str, str, "Average"]]
 
 MAX_LISTED = 3
@@ -116,7 +117,7 @@ def averages_of(reference: WholeJob, job: WholeJob, weights: Weights) -> Updates
     return Updates(tuple(results), num_right)
 
 
-def _best(of_rank: OfRank, wanted: Mapping[str, tuple[float, str]]) -> dict[str, Why | None]:
+def _best(of_rank: OfRank, wanted: Mapping[str, Wanted]) -> dict[str, Why | None]:
     """Return why each weight's average is wrong, None if it is right, of what the rank keeps that is nearest.
 
     What nothing moves, as a teacher, is farther than what moves.
@@ -149,15 +150,15 @@ def _result(name: str, of_ranks: Mapping[int, Why | None], of_all: Why, *, is_co
     return cause.finding(name, ranks, text, kind="wrong-value")
 
 
-def _shares(reference: WholeJob, weights: Weights) -> Iterator[tuple[str, tuple[str, tuple[float, str]]]]:
-    """Yield each average that moved in the step: which, of which weight, by which share, and to which moment's."""
+def _shares(reference: WholeJob, weights: Weights) -> Iterator[tuple[str, tuple[str, Wanted]]]:
+    """Yield each average that moved in the step: which, of which weight, and how."""
     before = reference.put_as_weights(weights.ways, "buffer")
     for name, after in reference.put_as_weights(weights.ways, "buffer", "updated").items():
         weight = weight_of("buffer", name)
         average = _average(before.get(name), after, weights.params.get(weight), weights.updated.get(weight))
         for moment in MOMENTS if average is not None and average.is_moved else ():
             if average is not None and (share := average.share(moment)) is not None:
-                yield name.partition(" of ")[0], (weight, (share, moment))
+                yield name.partition(" of ")[0], (weight, (share, moment, average.before))
                 break
 
 
@@ -187,12 +188,14 @@ def _average(*sides: Weight | None, of_other_job: bool = False) -> Average | Non
     return Average(before, after, {"after": new, "before": old}, near, of_other_job)
 
 
-def _why(average: Average, wanted: tuple[float, str]) -> OtherAverage | UnexplainedBuffer | None:
+def _why(average: Average, wanted: Wanted) -> OtherAverage | UnexplainedBuffer | None:
     """Return why a rank's average is not what the other job's share of the weight makes; None if it is."""
-    taken, moment = wanted
+    taken, moment, before = wanted
     due = average.made_by(taken, moment)
     if average.is_near(due):
-        return None
+        is_other = average.is_moved and before.shape == average.before.shape
+        apart = root_mean_square(average.before - before) if is_other else 0.0
+        return OtherAverage("start") if apart > ALIKE * root_mean_square(before) else None
     if not average.is_moved:
         return OtherAverage("none", "before" if not magnitude(average.weights["before"] - average.before) else "")
     shares = {at: share for at in MOMENTS if (share := average.share(at)) is not None}

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.jobs.starts import by_name
-from shardviz.check.step.rules.all_gradients import CLIP_EPSILON, multiplied, of_factor
+from shardviz.check.step.rules.all_gradients import CLIP_EPSILON, multiplied, of_factor, own_norm
 from shardviz.dump.records.step import ClipRecord
 from shardviz.explain.step.scales import ClippedByOwnNorms, ClippedByParts
+from shardviz.explain.step.two_jobs import DifferentSettings
 from shardviz.explain.step.whole_step import UnexplainedBackward
 from shardviz.explain.templates import number
 from shardviz.relate.tolerance import EPSILON, STEP, least_factor
+from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,7 +30,11 @@ if TYPE_CHECKING:
     from shardviz.check.step.jobs.assembly import Weights
     from shardviz.check.step.jobs.whole_job import WholeJob
     from shardviz.check.step.trace.traces import Weight
+    from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
+
+MOST_RANKS = 4
+"""Ranks that are listed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +110,28 @@ def of_size_before(evidence: Evidence, clips: Clips | None) -> Finding | None:
         clips.before,
         f"the factor is that from before clipping to a norm of {number(clips.job.limit)}",
     )
+
+
+def by_another_norm(evidence: Evidence, clips: Clips | None) -> Finding | None:
+    """Return the finding of all gradients if clipping alone made their factor: they were equal before it."""
+    all_alike = multiplied(evidence)
+    if clips is None or all_alike is None or math.isclose(clips.after, 1, rel_tol=STEP):
+        return None
+    gradients = all_alike.gradients
+    epsilon = gradients[0].rounding.epsilon
+    near = STEP if epsilon <= EPSILON["float32"] else least_factor(epsilon)
+    if not math.isclose(all_alike.factor, clips.after, rel_tol=near):
+        return None
+    if clips.job.limit != clips.reference.limit:
+        limits = f"{clips.reference.limit:g} in one job, {clips.job.limit:g} in the other"
+        cause: Cause = DifferentSettings((f"the largest norm of all gradients ({limits})",))
+    else:
+        norms = {rank: own_norm(gradients, rank) / _kept(clips.job) for rank in evidence.dump.files.ranks}
+        alike = [rank for rank, norm in norms.items() if math.isclose(norm, clips.job.norm, rel_tol=near)]
+        whose = f"the norm of the gradients of {named_ranks(alike, MOST_RANKS)} alone"
+        text = whose if alike else f"which is {number(clips.reference.norm)} in the other job"
+        cause = ClippedByParts(f"a norm of {number(clips.job.norm)}, {text}", clips.job.limit)
+    return of_factor(evidence, gradients, all_alike.factor).because(cause)
 
 
 def with_own_clips(findings: Sequence[Finding], job: WholeJob) -> list[Finding]:

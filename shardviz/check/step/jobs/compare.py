@@ -18,16 +18,12 @@ from shardviz.check.step.jobs.assembly import JobEvidence, Weights, assembled, f
 from shardviz.check.step.jobs.averages import averages_of
 from shardviz.check.step.jobs.buffers import own_buffers
 from shardviz.check.step.jobs.clips import clips_of, unclipped, with_own_clips
-from shardviz.check.step.jobs.drift import drifts_of, histories_of
+from shardviz.check.step.jobs.earlier import cause_of_steps, drifts_of, histories_of
 from shardviz.check.step.jobs.later import LaterResult, later_steps_of
 from shardviz.check.step.jobs.optimizers import (
-    RATE,
-    Options,
-    different_options,
     different_settings,
     is_one_resumed,
     lost_states,
-    options_of,
 )
 from shardviz.check.step.jobs.padding import rows_without_padding
 from shardviz.check.step.jobs.peers import rows_of_peers
@@ -50,17 +46,13 @@ from shardviz.explain.checkpoints.conversion import NarrowedOnTheWay
 from shardviz.explain.step.gradients import ReductionSwitchedOff
 from shardviz.explain.step.modules import UnexplainedModule
 from shardviz.explain.step.two_jobs import (
-    DifferentSettings,
     DifferentWeights,
-    EarlierStepsDiffer,
-    StepsInNarrowDtype,
     TrainedInOneJob,
 )
 from shardviz.explain.step.whole_step import DifferentBatch, MisplacedWeights, UnexplainedCopies
-from shardviz.groups import in_groups, the_only
+from shardviz.groups import in_groups
 from shardviz.layout.mesh import ranks_by
-from shardviz.relate.casts import is_narrower
-from shardviz.relate.tolerance import EPSILON, NEAR_STARTS
+from shardviz.relate.tolerance import NEAR_STARTS
 from shardviz.relate.values import magnitude
 from shardviz.text import counted, fold, listed, named_ranks
 
@@ -75,7 +67,6 @@ if TYPE_CHECKING:
     from shardviz.dump.records.trace import Place
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
-    from shardviz.explain.step.two_jobs import Gradients
 
 
 MAX_LISTED = 3
@@ -94,6 +85,10 @@ WHICH_IS_RIGHT = "Which of the two is right they do not show; one process does: 
 DRIFTED = (
     "{} before the step, up to {:.2g} of their size apart: rounding decides where an optimizer moves an element "
     "whose gradient is nearly zero; what the optimizers keep of the gradients before agrees"
+)
+DIFFERS_AFTER_DRIFT = (
+    "the step, module by module: it differs, as it may if it begins with weights that rounding took apart; trace the "
+    "first step too (--trace-step 1)"
 )
 BEST, PLACED, AGREEING = 3, 2, 1
 WEIGHTS = "the jobs' weights agree"
@@ -164,7 +159,7 @@ def _compare(reference: WholeJob, job: WholeJob) -> Attempt:
     weights = Weights(params, grads, updated, belongings, ways=ways)
     weights = replace(weights, histories=histories_of(reference, job, weights))
     others, num_weights = other_weights(params, parts, belongings)
-    drifts = drifts_of([other.name for other in others], reference, job, weights, parts)
+    drifts = drifts_of([other.name for other in others if not other.has_relation], reference, job, weights, parts)
     others = [other for other in others if other.name not in drifts]
     if others:
         departure = _of_weights(others, num_weights, weights, parts, (reference, job))
@@ -191,6 +186,8 @@ def _compare(reference: WholeJob, job: WholeJob) -> Attempt:
     )
     judging = Judging({}, {}, job.mesh) if rows.not_joined else _judging(reference, job, rows.order, drifts)
     attempt = _step_of(reference, job, judging, replace(weights, order=rows.order), left_out)
+    if drifts and attempt.difference.departures and not attempt.is_explained:
+        return Attempt(_not_compared(DIFFERS_AFTER_DRIFT), is_complete=False)
     first = next(iter(attempt.difference.departures), None)
     if first is not None and isinstance(first.explanation, UnexplainedModule):  # a sum of different rows, as a lookup's
         peers = rows_of_peers(reference, job, parts, belongings)
@@ -226,7 +223,7 @@ def _of_weights(
     steps = jobs[1].steps_before
     is_near = all(weight.apart <= NEAR_STARTS for weight in others if len(weights.params[weight.name].shape) > 1)
     if steps and is_near and isinstance(cause, DifferentWeights):
-        cause = _cause_of_steps(others, weights, parts, jobs, steps)
+        cause = cause_of_steps(others, weights, parts, jobs, steps)
     sentence = (
         f"weights differ already before the step, {len(others)} of {total}: {names}; on rank {first.rank} of "
         f"{jobs[1].name} {first.name} {what}"
@@ -440,55 +437,9 @@ def _departure(finding: Finding, num_odd: int, reference: WholeJob, job: WholeJo
     return Departure("sharded", module, "", first, why, max(following, 0), finding.explanation, finding.line, look)
 
 
-def _cause_of_steps(
-    others: Sequence[OtherWeight],
-    weights: Weights,
-    parts: Mapping[str, Mapping[int, Weight]],
-    jobs: tuple[WholeJob, WholeJob],
-    steps: int,
-) -> Cause:
-    """Return why so many steps before the traced one moved weights differently."""
-    options = options_of(jobs[0]), options_of(jobs[1])
-    if different := different_options(options, jobs):
-        return DifferentSettings(different)
-    rate = the_only({values[RATE] for of_job in options for values in of_job.values() if RATE in values})
-    histories = (weights.histories.get(weight.name) for weight in others)
-    agree = [history.agrees for history in histories if history is not None and history.kinds]
-    gradients: Gradients = "equal" if agree and all(agree) else "other" if agree and steps == 1 else ""
-    unknown = EarlierStepsDiffer(steps, rate if rate and all(options) else "", gradients)
-    dtypes = _narrow_steps(weights.params, parts, jobs, options)
-    if dtypes is None:
-        return unknown
-    rounding = (steps + 1) * EPSILON[dtypes[0]] / 2
-    is_rounding = all(weight.apart <= rounding for weight in others)
-    return StepsInNarrowDtype(*dtypes, steps, None if is_rounding else unknown)
-
-
 def dtypes_of(params: Mapping[str, Weight], parts: Mapping[str, Mapping[int, Weight]]) -> tuple[str, ...]:
     """Return the dtypes of both jobs' weights."""
     first = {weight.values.dtype: None for weight in params.values() if weight.values is not None}
     of_ranks = (part for of_name in parts.values() for part in of_name.values())
     second = {part.values.dtype: None for part in of_ranks if part.values is not None}
     return tuple(first | second)
-
-
-def _narrow_steps(
-    params: Mapping[str, Weight],
-    parts: Mapping[str, Mapping[int, Weight]],
-    jobs: tuple[WholeJob, WholeJob],
-    options: tuple[Options, Options],
-) -> tuple[str, str, str] | None:
-    """Return the dtypes of weights that one job's optimizer steps in fewer bits, and that job's name; else None.
-
-    What an optimizer steps is in its groups: a copy in more bits has another name there.
-    """
-    for name, weight in params.items():
-        shard = next(iter(parts.get(name, {}).values()), None)
-        if shard is None or shard.values is None or weight.values is None:
-            continue
-        dtypes = weight.values.dtype, shard.values.dtype
-        for at in (0, 1):
-            narrow, wide = dtypes[at], dtypes[1 - at]
-            if narrow != wide and is_narrower(narrow, wide) and name in options[at]:
-                return narrow, wide, jobs[at].name
-    return None

@@ -65,8 +65,11 @@ def _different(options: tuple[Options, Options]) -> Iterator[tuple[str, tuple[st
 
 
 def different_settings(reference: WholeJob, job: WholeJob) -> Iterator[Finding]:
-    """Yield weights that the optimizers of two jobs step with other settings."""
-    for name, different in in_groups(_different((options_of(reference), options_of(job)))).items():
+    """Yield weights that the optimizers of two jobs step with other settings, but for ranks that loaded no states."""
+    records = {rank: options_in(record.options) for rank, record in job.job.dump.files.ranks.items()}
+    without = {rank for finding in states_on_some_ranks(job) for rank in finding.ranks}
+    options = {name: own for rank, of_rank in records.items() if rank not in without for name, own in of_rank.items()}
+    for name, different in in_groups(_different((options_of(reference), options))).items():
         cause = DifferentSettings(_texts(different, (reference, job)), is_resumed=is_one_resumed(reference, job))
         text = "the optimizers of the two jobs step it with different settings"
         yield cause.finding(name, tuple(job.job.ranks), text)
@@ -88,7 +91,7 @@ def states_on_some_ranks(job: WholeJob) -> Iterator[Finding]:
         kinds = listed(dict.fromkeys(values[STATES] for values in options[full].values()), MAX_LISTED)
         who = f"{named_ranks(without, MAX_LISTED)} of {job.name}"
         text = f"the optimizer of rank {full} begins the step with {kinds}, and that of {who} with none"
-        yield LostStates(who, f"rank {full}", kinds).finding("optimizer", tuple(without), text)
+        yield LostStates(who, f"rank {full}", kinds, is_of_ranks=True).finding("optimizer", tuple(without), text)
 
 
 def lost_states(reference: WholeJob, job: WholeJob) -> Iterator[Finding]:

@@ -60,6 +60,11 @@ class OtherWeight:
     order: str = ""
     rounded: str = ""
 
+    @property
+    def has_relation(self) -> bool:
+        """Whether it is known what it is of the first job's weights."""
+        return bool(self.holds or self.is_permuted or self.rounded)
+
 
 @dataclass(frozen=True, slots=True)
 class Belonging:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from shardviz.check.step.comparison import Compared
     from shardviz.check.step.jobs.assembly import Weights
-    from shardviz.check.step.jobs.drift import History
+    from shardviz.check.step.jobs.earlier import History
     from shardviz.check.step.jobs.whole_job import WholeJob
     from shardviz.check.step.trace.traces import Weight
     from shardviz.explain.finding import Finding

@@ -436,10 +436,15 @@ def _counted_again(gradients: Sequence[Compared], axes: Sequence[str]) -> str:
     return f"a norm in which the {what} copied along {axis} {verb} {mesh.axis_size(axis)} times"
 
 
-def _square(gradients: list[Compared], rank: int) -> NDArray[np.float64]:
+def _square(gradients: Sequence[Compared], rank: int) -> NDArray[np.float64]:
     """Return the sum of the squares of what a rank has."""
     squares = [float(np.sum(gradient.reduced[rank] ** 2)) for gradient in gradients if rank in gradient.reduced]
     return np.array(sum(squares))
+
+
+def own_norm(gradients: Sequence[Compared], rank: int) -> float:
+    """Return the norm of what a rank has of all gradients."""
+    return float(np.sqrt(_square(gradients, rank)))
 
 
 def _names(gradients: list[Compared], axis: str, *, split: bool = True) -> Iterator[str]:

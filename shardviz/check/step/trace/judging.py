@@ -32,6 +32,7 @@ from shardviz.relate.orders import Slices
 from shardviz.relate.tolerance import (
     DRIFT,
     ELEMENT,
+    ELEMENT_OF_STEP,
     EPSILON,
     EXACT,
     FEW,
@@ -176,7 +177,7 @@ class Judging:
             return above_noise(largest_of(moved), self.noise.precision * size, MOST_NOISE * size)
         base = max((max(whole.tolerance, part.tolerance) for part in parts.values()), default=EXACT)
         of_weights = min(DRIFT * self.drifted.get(place.module, 0.0), MOST_NOISE)
-        base = max(base, ELEMENT.get(self.coarsest, 0.0), of_weights)
+        base = max(base, ELEMENT_OF_STEP.get(self.coarsest, 0.0), of_weights)
         base = max(base, min(DRIFT * drift, MOST_NOISE)) if base >= ELEMENT[TENSOR_FLOAT] else base
         return above_noise(largest_of(moved), base * size)
 
@@ -407,7 +408,9 @@ class _Place:
 
     def _apart_but_for_kinks(self, off: NDArray[np.float64], expected: NDArray[np.float64]) -> float | None:
         """Return how far a gradient in narrow numbers is off on the whole, if few elements are too far; else None."""
-        is_narrow = self.judging.noise is None and ELEMENT.get(self.judging.coarsest, 0.0) >= ELEMENT[TENSOR_FLOAT]
+        is_narrow = (
+            self.judging.noise is None and ELEMENT_OF_STEP.get(self.judging.coarsest, 0.0) >= ELEMENT[TENSOR_FLOAT]
+        )
         if not (is_narrow and self.place.is_gradient and is_near_but_for_kinks(off, self.near, expected)):
             return None
         return root_mean_square(off) / (root_mean_square(expected) or 1.0) * largest_of(self.whole)

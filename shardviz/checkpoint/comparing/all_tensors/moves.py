@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.checkpoint.comparing.equality import ContentIndex
+from shardviz.checkpoint.comparing.equality import ContentIndex, readable_bits
 from shardviz.checkpoint.comparing.one_tensor.orders import cause_of_order, name_change
 from shardviz.checkpoint.comparing.outcome import KEPT, SIDES, with_replaced
 from shardviz.checkpoint.findings import are_embeddings
@@ -89,16 +89,25 @@ def with_moved(outcomes: Outcomes) -> Outcomes:
 
 def _with_numbers(outcomes: Outcomes, sources: Mapping[str, str]) -> Outcomes:
     """Explain renumbered layers: all tensors of a number have those of a different number."""
-    kept_names = {outcome.name for outcome, _ in outcomes if outcome.verdict in KEPT}
     moved = {name: source for name, source in sources.items() if source != name}
-    words = {name: _explain_renumbering(one) for one in find_renumberings(moved, kept_names) for name in one.names}
+    kept = [pair for outcome, pair in outcomes if moved and outcome.verdict in KEPT]
+    # Norms that are all ones are equal in every layer, wherever it is now.
+    kept_names = {pair.name for pair in kept if pair.first is None or not _is_constant(pair.first)}
+    renumberings = list(find_renumberings(moved, kept_names))
+    words = {name: _explain_renumbering(one, outcomes) for one in renumberings for name in one.names}
     return [
         (outcome.became("moved", *words[outcome.name]) if outcome.name in words else outcome, pair)
         for outcome, pair in outcomes
     ]
 
 
-def _explain_renumbering(renumbering: Renumbering) -> tuple[str, Cause | None]:
+def _is_constant(tensor: Tensor) -> bool:
+    """Whether all elements of a tensor are the same number."""
+    bits = readable_bits(tensor)
+    return bits is not None and is_alike(bits)
+
+
+def _explain_renumbering(renumbering: Renumbering, outcomes: Outcomes) -> tuple[str, Cause | None]:
     """Return what became of layers or experts, and why."""
     what, few = renumbering.what, [*renumbering.numbers.items()][:MAX_NUMBERS]
     more = ", ..." if len(renumbering.numbers) > len(few) else ""
@@ -110,7 +119,22 @@ def _explain_renumbering(renumbering: Renumbering) -> tuple[str, Cause | None]:
         is_local = len({second - first for first, second in renumbering.numbers.items()}) == 1 and len(few) > 1
         cause = LocalNumbering(what, is_saved=True) if is_local else None
         return f"{why}, which it has elsewhere, too", cause
-    return why, RenumberedLayers(what)
+    every = re.compile(rf"(?:^|\.){re.escape(what)}\.([0-9]+)\.")
+    numbers = [int(match[1]) for outcome, _ in outcomes if (match := every.search(outcome.name))]
+    return why, RenumberedLayers(what, _chunks_of_stages(renumbering.numbers, max(numbers, default=0) + 1))
+
+
+def _chunks_of_stages(numbers: Mapping[int, int], total: int) -> str:
+    """Say which stages' chunks were put one behind the other, if that renumbers layers so; empty if it does not."""
+    order = [numbers.get(number, number) for number in range(total)]
+    for size in (size for size in range(1, total // 4 + 1) if not total % size):
+        layers = np.arange(total).reshape(-1, size)
+        for stages in (stages for stages in range(2, len(layers) // 2 + 1) if not len(layers) % stages):
+            by_stage = layers.reshape(-1, stages, size).swapaxes(0, 1).ravel()
+            chunks = f"{len(layers) // stages} chunks of {counted(size, 'layer')}"
+            if order == by_stage.tolist():
+                return f"the {chunks} of each of {stages} stages"
+    return ""
 
 
 def _tensors_and_parts(tensors: Iterable[Tensor | None]) -> Iterator[Tensor]:

@@ -133,6 +133,19 @@ HOOKS: dict[str, tuple[Hook, ...]] = {
             hides=False,
         ),
     ),
+    "deepspeed.runtime.pipe.engine": (
+        Hook(
+            "PipelineEngine.train_batch", lambda seen, call: seen.scheduled_by_deepspeed(call[0][0].module), hides=False
+        ),
+    ),
+    "deepspeed.runtime.utils": (
+        Hook(
+            "clip_grad_norm_",
+            None,
+            lambda seen, call, result: seen.clipped(result, argument(call, 1, "max_norm")),
+            hides=False,
+        ),
+    ),
     "megatron.core.pipeline_parallel.schedules": tuple(
         Hook(
             f"forward_backward_pipelining_{how}_interleaving",

@@ -92,6 +92,8 @@ OWN_ROWS = (
     "for name, weight in model.named_parameters()]"
 )
 NEVER = {"MAKE": "average", "UPDATE": "pass"}
+DRAW = "lambda part: part.reset_parameters() if isinstance(part, nn.Linear) else None"
+DRAWN_ALONE = {"MAKE": f"average if RANK == 0 else average.apply({DRAW})"}
 RIGHT = [
     (USUAL, 1),
     ({"WRAP": DDP, "WHEN": "RANK == 0"}, 1),
@@ -109,6 +111,7 @@ WRONG = [
     ({"WHEN": "False", "EARLY": "True"}, 2, "it is another average", "takes the weight as it is before"),
     (OF_WHOLES | {"AGAIN": OWN_ROWS}, 1, "it is another average", "each rank updates only the elements"),
     (IN_MODEL | {"AGAIN": "0.99 ** WORLD"}, 2, "it is another average", "updated 2 times in a step"),
+    (DRAWN_ALONE, 1, "on rank 1 it is another average", "copied before DistributedDataParallel"),
     (IN_MODEL | {"AGAIN": "0.9"}, 2, "it is another average", "keeps 0.9 of what it was"),
 ]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract import recording
-from tests.lanes import nightly
+from tests.lanes import at_night, nightly
 from tests.live.run.jobs import environment
 
 SCRIPT = Path(__file__).with_name("train.py")
@@ -200,6 +200,17 @@ def test_a_compiled_job_is_compared_by_its_gradients(alone, tmp_path, does):
 def run_on_ranks(folder, name, job, step=1):
     ranks = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(job.num_ranks))
     return run(folder, name, *ranks, str(SCRIPT), job.mesh, job.way, job.does, step=step)
+
+
+@pytest.mark.parametrize("does", ["autocast", *at_night(["autocast+other_rows"])])
+def test_rounding_in_the_step_before_the_traced_one_moves_weights_apart_by_little(tmp_path, does):
+    one = run(tmp_path, "one", sys.executable, str(SCRIPT), "", "one", "autocast", step=2)
+    step, _ = diff(one, run_on_ranks(tmp_path, "many", Job("dp=2", "ddp", does), step=2))
+    if does == "autocast":
+        assert step["departures"] == []
+        assert any("rounding decides where an optimizer moves" in each["why"] for each in step["not_compared"])
+    else:
+        assert "before the traced one moved" in step["departures"][0]["why"]
 
 
 @nightly

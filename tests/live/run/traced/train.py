@@ -212,7 +212,8 @@ def batch_of(at, size):
 def loss_of(model, tokens, labels, size):
     if is_at("in_model"):
         return model(tokens, labels)
-    logits = model(tokens).flatten(0, 1)
+    with torch.autocast("cpu", torch.bfloat16, enabled=is_at("autocast")):
+        logits = model(tokens).flatten(0, 1)
     if is_at("weighted"):
         count = (labels != -100).sum()
         if size > 1:

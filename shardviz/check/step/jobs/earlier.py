@@ -1,4 +1,4 @@
-"""How far apart rounding alone takes the weights of two jobs in optimizer steps.
+"""What optimizer steps before the traced one make of two jobs' weights: rounding alone, or why they differ.
 
 Optimizers as Adam divide a gradient by its own size, so that rounding decides in which direction they move an element
 whose gradient is nearly zero: a few of any weight in a narrow dtype, and all of a key's bias, whose gradient is
@@ -13,20 +13,27 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.comparison import weight_of
-from shardviz.check.step.jobs.optimizers import RATES, options_of
+from shardviz.check.step.jobs.optimizers import RATE, RATES, Options, different_options, options_of
 from shardviz.check.step.jobs.starts import moves_apart
 from shardviz.check.step.jobs.states import kind_of_state, states_of
-from shardviz.relate.tolerance import DRIFT, MOST_NOISE, NARROW_TERMS, OPPOSITE
+from shardviz.check.step.trace.traces import coarsest_of
+from shardviz.explain.step.two_jobs import DifferentSettings, EarlierStepsDiffer, StepsInNarrowDtype
+from shardviz.groups import the_only
+from shardviz.relate.casts import is_narrower
+from shardviz.relate.tolerance import DRIFT, DRIFT_OF_STEPS, EPSILON, MOST_NOISE, NARROW_TERMS, OPPOSITE
 from shardviz.relate.values import magnitude, root_mean_square
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from shardviz.check.step.jobs.assembly import Weights
+    from shardviz.check.step.jobs.starts import OtherWeight
     from shardviz.check.step.jobs.whole_job import WholeJob
     from shardviz.check.step.trace.traces import Weight
+    from shardviz.explain.cause import Cause
+    from shardviz.explain.step.two_jobs import Gradients
 
 MOMENTS = frozenset(("exp_avg", "exp_avg_sq"))
 """What Adam keeps of a weight, and all like it: no step moves an element by much more than the learning rate."""
@@ -37,11 +44,13 @@ class History:
     """What two jobs' optimizers keep of a weight says of its gradients in the steps before.
 
     Attributes:
+        part: How far rounding may take an element, relative to how far steps move it, as norms.
         kinds: What is kept, such as `exp_avg`.
         agrees: Whether all of it is the same but for rounding.
         is_noise: Whether it is rounding alone.
     """
 
+    part: float
     kinds: frozenset[str] = frozenset()
     agrees: bool = True
     is_noise: bool = False
@@ -55,12 +64,13 @@ class History:
         """
         every = np.concatenate([part.ravel() for part in apart])
         is_rounding = self.agrees and magnitude(every) <= OPPOSITE * moved
-        return is_rounding and (self.is_noise or root_mean_square(every) <= MOST_NOISE * moved)
+        return is_rounding and (self.is_noise or root_mean_square(every) <= self.part * moved)
 
 
 def histories_of(reference: WholeJob, job: WholeJob, weights: Weights) -> dict[str, History]:
     """Return what is known of the gradients of weights in the steps before, by weight; nothing if there were none."""
-    histories = dict.fromkeys(weights.params if job.steps_before else (), History())
+    unknown = History(DRIFT_OF_STEPS.get(coarsest_of((reference.job, job.job)), MOST_NOISE))
+    histories = dict.fromkeys(weights.params if job.steps_before else (), unknown)
     for states in states_of(reference, job, weights)[0] if histories else ():
         # Of a gradient whose terms cancel, rounding leaves less than it may take one from the other.
         of_all = max(magnitude(state.wanted) for state in states.states)
@@ -68,10 +78,11 @@ def histories_of(reference: WholeJob, job: WholeJob, weights: Weights) -> dict[s
         narrowed = replace(states, noise=narrow * of_all)
         for state in states.states:
             name = weight_of("optim", state.name)
-            history = histories.get(name, History())
+            history = histories.get(name, unknown)
             is_square = bool(np.all(state.wanted >= 0))
             is_noise = magnitude(state.wanted) <= (narrow**2 if is_square else narrow) * of_all
             histories[name] = History(
+                history.part,
                 history.kinds | {kind_of_state(state)},
                 history.agrees and not narrowed.wrong(state),
                 is_noise and (history.is_noise or not history.kinds),
@@ -116,3 +127,49 @@ def _largest_rate(job: WholeJob) -> float:
     """Return the largest learning rate with which a job is known to have stepped a weight; 0 if none is."""
     rates = (values[rate] for values in options_of(job).values() for rate in RATES if rate in values)
     return max(map(float, rates), default=0.0)
+
+
+def cause_of_steps(
+    others: Sequence[OtherWeight],
+    weights: Weights,
+    parts: Mapping[str, Mapping[int, Weight]],
+    jobs: tuple[WholeJob, WholeJob],
+    steps: int,
+) -> Cause:
+    """Return why so many steps before the traced one moved weights differently."""
+    options = options_of(jobs[0]), options_of(jobs[1])
+    if different := different_options(options, jobs):
+        return DifferentSettings(different)
+    rate = the_only({values[RATE] for of_job in options for values in of_job.values() if RATE in values})
+    histories = (weights.histories.get(weight.name) for weight in others)
+    agree = [history.agrees for history in histories if history is not None and history.kinds]
+    gradients: Gradients = "equal" if agree and all(agree) else "other" if agree and steps == 1 else ""
+    unknown = EarlierStepsDiffer(steps, rate if rate and all(options) else "", gradients)
+    dtypes = _narrow_steps(weights.params, parts, jobs, options)
+    if dtypes is None:
+        return unknown
+    rounding = (steps + 1) * EPSILON[dtypes[0]] / 2
+    is_rounding = all(weight.apart <= rounding for weight in others)
+    return StepsInNarrowDtype(*dtypes, steps, None if is_rounding else unknown)
+
+
+def _narrow_steps(
+    params: Mapping[str, Weight],
+    parts: Mapping[str, Mapping[int, Weight]],
+    jobs: tuple[WholeJob, WholeJob],
+    options: tuple[Options, Options],
+) -> tuple[str, str, str] | None:
+    """Return the dtypes of weights that one job's optimizer steps in fewer bits, and that job's name; else None.
+
+    What an optimizer steps is in its groups: a copy in more bits has another name there.
+    """
+    for name, weight in params.items():
+        shard = next(iter(parts.get(name, {}).values()), None)
+        if shard is None or shard.values is None or weight.values is None:
+            continue
+        dtypes = weight.values.dtype, shard.values.dtype
+        for at in (0, 1):
+            narrow, wide = dtypes[at], dtypes[1 - at]
+            if narrow != wide and is_narrower(narrow, wide) and name in options[at]:
+                return narrow, wide, jobs[at].name
+    return None
