@@ -197,7 +197,7 @@ def _given_wrong(finding: Finding, lines: Lines, fault: Fault) -> Finding:
     details = finding.details if is_of_gradients else (finding.sentence,)
     placed = replace(finding, sentence=fault.sentence, details=details, module=around)
     is_open = isinstance(finding.explanation, (*OPEN, UngatheredKeys))
-    cause = fault.cause if is_of_gradients else UnexplainedInput(lines.module or "the model")
+    cause = fault.cause if is_of_gradients else UnexplainedInput(lines.module or "the model", fault.argument)
     return placed.because(cause) if is_open else finding
 
 

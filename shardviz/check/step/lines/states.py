@@ -124,7 +124,7 @@ class States:
     """Relates the tensors of a module's lines, each once."""
 
     def __init__(self, dump: Dump, lines: Lines) -> None:
-        self.dump, self.lines, self.mesh = dump, lines, dump.files.mesh
+        self.dump, self.lines, self.mesh = dump, lines, lines.mesh_in(dump)
         self._placed: dict[tuple[Value, bool], State] = {}
         self._refined_states: dict[tuple[Value, bool], State] = {}
         self.mean_axes: frozenset[str] = frozenset()
