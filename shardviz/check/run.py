@@ -41,7 +41,7 @@ from shardviz.check.ranks import check_completeness, check_missing_ranks, check_
 from shardviz.check.report import NotChecked, Report, findings_in, grouped, is_of_places, ranks_by_name, unhidden
 from shardviz.check.step.collectives import check_collectives, check_gathered
 from shardviz.check.step.contradictions import check_zero_gradients
-from shardviz.check.step.lines.naming import module_to_open, with_lines, with_unread
+from shardviz.check.step.lines.naming import module_to_open, returns_loss, with_lines, with_unread
 from shardviz.check.step.run import check_step, without_consequences_of_update
 from shardviz.check.step.update.compare import check_unsharded_update
 from shardviz.check.step.update.copies import check_update
@@ -104,11 +104,14 @@ def modules_to_open(folder: Path) -> list[str]:
     That is the first wrong one, the model itself only without another, or the step around the model.
     """
     try:
-        findings = check_dump(folder).findings
+        dump = dump_of(read_files(folder, strict=False))
+        findings = report_on(dump).findings
     except ShardvizError:  # the command that reads the dump says so
         return []
     modules = [module for module in map(module_to_open, findings) if module is not None]
     inside = [module for module in modules if module != STEP]
+    if modules and not inside and not any(finding.line for finding in findings) and returns_loss(dump):
+        return [STEP, ""]
     return [next(filter(None, inside), "")] if inside else modules[:1]
 
 

@@ -103,6 +103,12 @@ class Around:
         return self.states.dump.find("step", "scalar", "loss") is not None
 
     @property
+    def is_loss_of_model(self) -> bool:
+        """Whether the model itself returns the loss: its lines are those of the loss."""
+        value = self.lines.results.get("loss", (None, 0))[0]
+        return value is not None and self._is_output(value)
+
+    @property
     def is_given_the_batch(self) -> bool:
         """Whether the model is known to be called with the unsharded model's batch, whole or in parts."""
         of_model = [call for call in self.lines.calls if any(map(self._is_output, call.outputs))]
