@@ -374,7 +374,134 @@ def parallelize(model, mesh):
         weight.register_post_accumulate_grad_hook(average)
 """
 
+GUIDED = """
+BATCH_AXES = ()
+
+
+class Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        x = x.clone()
+        distributed.all_reduce(x, group=group)
+        return x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, None
+
+
+class Copy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        gradient = gradient.clone()
+        distributed.all_reduce(gradient, group=ctx.group)
+        return gradient, None
+
+
+class Guided(nn.Module):
+    group = None
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.gate = nn.Linear(6, 8, bias=False), nn.Linear(5, 8, bias=False)
+        self.down = nn.Linear(8, 6, bias=False)
+
+    def forward(self, x, guide):
+        inner = x if self.group is None else Copy.apply(x, self.group)
+        if self.group is not None:
+            guide = Copy.apply(guide, self.group)
+        y = self.down(torch.tanh(self.up(inner)) * torch.sigmoid(self.gate(guide)))
+        return x + (y if self.group is None else Sum.apply(y, self.group))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Linear(4, 5)
+        self.layers = nn.ModuleList(Guided() for _ in range(2))
+
+    def forward(self, x):
+        guide = self.embed(x[:, :4])
+        for layer in self.layers:
+            x = layer(x, guide)
+        return x
+
+
+def build():
+    return Net()
+
+
+def batch():
+    return torch.randn(5, 6)
+
+
+def parallelize(model, mesh):
+    for layer in model.layers:
+        layer.group = mesh.get_group()
+        for name, dim in (("up", 0), ("gate", 0), ("down", 1)):
+            weight = getattr(layer, name).weight
+            part = weight.detach().chunk(mesh.size(), dim)[mesh.get_local_rank()].clone()
+            getattr(layer, name).weight = nn.Parameter(part)
+"""
+
+RETURNED = """
+BATCH_AXES = ()
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 8), nn.Linear(8, 6)
+
+    def forward(self, x, due):
+        y = self.up(x)
+        if isinstance(y, DTensor):
+            due = distribute_tensor(due, y.device_mesh, [Shard(1)])
+        loss = functional.mse_loss(torch.tanh(y), due, reduction="sum") / due.numel()
+        return loss.full_tensor() if isinstance(loss, DTensor) else loss
+
+
+def build():
+    return Net()
+
+
+def batch():
+    return torch.randn(4, 6), torch.randn(4, 8)
+
+
+def loss(model, batch):
+    return model(*batch)
+
+
+def parallelize(model, mesh):
+    parallelize_module(model, mesh, {"up": ColwiseParallel(use_local_output=False)})
+"""
+
 CASES = (
+    Bug(
+        "a guide that two layers read for their own columns",
+        "tp=2",
+        GUIDED,
+        (("            guide = Copy.apply(guide, self.group)\n", "            guide = guide.clone()\n"),),
+        ("unreduced-gradient",),
+        ("input 1 (counted from 0)", "layers.0", "layers.1", "once, behind embed"),
+        with_lines=True,
+    ),
+    Bug(
+        "a mean over a shard in a loss that the model returns",
+        "tp=2",
+        RETURNED,
+        (('due, reduction="sum") / due.numel()', "due)"),),
+        ("wrong-scale",),
+        ("mse_loss", "torch's rule", "reduction='sum'"),
+        ("nn.functional.all_reduce", "register_hook"),
+        with_lines=True,
+    ),
     Bug(
         "decays of a count that is the rank's own",
         "tp=2",
