@@ -138,6 +138,12 @@ class Around:
         is_one = len({(fault.line, type(fault.cause)) for fault in known}) == 1 and len(known) == len(faults)
         return known[0] if is_one and not isinstance(known[0].cause, WrongLines) else None
 
+    @property
+    def fault_of_loss(self) -> Fault | None:
+        """The line at which the loss goes wrong; None if it is right, or it is one of several lines."""
+        fault = self._of_result("loss")
+        return None if fault is None or isinstance(fault.cause, WrongLines) else fault
+
     def _passed_by(self, cause: Cause | None, name: str) -> Fault | None:
         """Return the line of the step that reduces or divides other gradients, or this one too often."""
         if isinstance(cause, GradientNotReduced):

@@ -17,7 +17,7 @@ from shardviz.check.step.lines.fault import place_of
 from shardviz.check.step.lines.faults import fault_in
 from shardviz.check.step.lines.states import States
 from shardviz.check.step.rules.losses import mean_of_means
-from shardviz.dump.records.lines import STEP
+from shardviz.dump.records.lines import COMPARED_OVER_PARTS, NO_MEAN, STEP
 from shardviz.explain.checkpoints.states import UnexplainedState
 from shardviz.explain.finding import Finding
 from shardviz.explain.step.forward import MisplacedOperand, ShiftedPart, UngatheredKeys
@@ -150,9 +150,21 @@ def returns_loss(dump: Dump) -> bool:
     return around is not None and around.is_loss_of_model
 
 
+def is_of_parts(dump: Dump, what: str = COMPARED_OVER_PARTS) -> bool:
+    """Whether a step was compared over parts of the batch: lines are compared with the whole batch's all the same."""
+    return any(what in why for record in dump.files.ranks.values() for _, why in record.not_checked)
+
+
+def line_of_own_rows(dump: Dump) -> str:
+    """Return the sentence on the line at which a loss of a rank's own rows becomes another one than the batch's."""
+    around = Around.of(dump) if is_of_parts(dump, NO_MEAN) else None
+    fault = around.fault_of_loss if around is not None else None
+    return f"; if the loss of the whole batch is meant, {fault.sentence}" if fault is not None else ""
+
+
 def with_lines(dump: Dump, results: Iterable[Finding | NotChecked]) -> Iterator[Finding | NotChecked]:
     """Yield the results of a step's checks, those about the module that ranks looked into with its first wrong line."""
-    opened, around = _opened(dump), Around.of(dump)
+    opened, around = _opened(dump), Around.of(dump) if not is_of_parts(dump) else None
     faults = [(lines, fault) for lines in opened if (fault := fault_in(States(dump, lines))) is not None]
     of_loss = [fault for lines, fault in faults if not lines.module and isinstance(fault.cause, WrongOperator)]
     of_model = of_loss[0] if of_loss and around is not None and around.is_loss_of_model else None
