@@ -526,7 +526,7 @@ CASES = (
         "columns that are gathered behind the rows",
         "tp=2",
         GATHERED,
-        ((".permute(1, 2, 0, 3).flatten(2)", ".permute(1, 0, 2, 3).flatten(1, 2).reshape(*y.shape[:2], -1)"),),
+        ((".permute(1, 2, 0, 3).flatten(2)", ".transpose(0, 1).reshape(*y.shape[:2], -1)"),),
         ("wrong-value",),
         ("merges dims in a wrong order", "permute("),
         with_lines=True,

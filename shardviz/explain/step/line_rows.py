@@ -207,17 +207,15 @@ class StrangeRows(AtLine):
     """A line turns exchanged rows into rows that the unsharded model doesn't have.
 
     Tokens went to a rank that does not hold their expert, or two operands have their rows in different orders. Each
-    row then meets a wrong weight or factor. Shapes are right.
+    row then meets a wrong weight or factor. Or the line mixes rows, of which a rank has others. Shapes are right.
 
     Attributes:
         with_weight: Whether that multiplies rows with a weight.
         came: The line of the exchange, if the rows are only viewed in another shape since; else empty.
-        unlike: Whether it combines two tensors whose rows are known to be in different orders.
     """
 
-    with_weight: bool = False
+    with_weight: bool
     came: str = ""
-    unlike: bool = False
     kinds = WRONG
     why = (
         (
@@ -225,15 +223,14 @@ class StrangeRows(AtLine):
             "reads them in the order of the weights without a transpose}"
         ),
         "{with_weight:?In {place}, rows meet a different weight than in the unsharded model: the code sends or sorts "
-        "them by a different numbering of experts than the one that splits the weights|{unlike:?In {place}, the "
-        "operands of {function} hold their rows in different orders: one is in the order of arrival, the other "
-        "isn't|In {place}, {function} makes other rows than in the unsharded model of rows that it has}}",
+        "them by a different numbering of experts than the one that splits the weights|In {place}, {function} makes "
+        "other rows than in the unsharded model of rows that it has}",
     )
     how = (
         "{came:?view what {came} brings as [ranks, own experts, ...], and transpose before you merge dims}",
         "{with_weight:?choose each row's rank, and its place there, by the split of the weights: block by block or in "
-        "turns|{unlike:?index both operands of {function} in {place} with the same order|check what {function} gets in "
-        "{place} beside the rows: a factor, an index or a second tensor in the order of the rows}}",
+        "turns|check what {function} gets in {place} beside the rows: a factor, an index or a second tensor, which "
+        "must be in the order of the rows, or a sum over rows}",
     )
 
 
@@ -245,20 +242,16 @@ class DimsMerged(AtLine):
     are right.
 
     Attributes:
-        maker: The line of the function at which the order would have to be another.
-        moves: That function.
         order: The order of dims that makes the result right on all ranks.
     """
 
-    maker: str
-    moves: str
     order: str
     kinds = WRONG
     why = (
         "{function} in {place} merges dims in a wrong order: the dim of the ranks doesn't stand next to the dim that "
         "they split"
     )
-    how = "call permute{order} on what {moves} in {maker} gets, and merge dims then: the result is right on all ranks"
+    how = "call permute{order} on what {function} in {place} gets: its result is then right on all ranks"
 
 
 class RowsOfOtherExperts(Cause):

@@ -7,22 +7,17 @@ from contextlib import suppress
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from shardviz.check.step.lines.calls import SELECTS
-from shardviz.check.step.lines.exchanges import MOVES, ROOM
 from shardviz.check.step.lines.states import MAX_RATIO
 from shardviz.relate.tolerance import EXACT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shardviz.check.step.lines.calls import Call, Lines, Value
+    from shardviz.check.step.lines.calls import Call
     from shardviz.check.step.lines.states import States
 
 ARITHMETIC = ("add", "sub", "rsub", "mul", "div", "truediv", "rtruediv", "pow", "rpow", "remainder", "clamp")
 """Functions of a tensor and a number that is no size of their result."""
-
-COUNTING = ("arange", "linspace", "full", "tensor", "eye", "repeat", "repeat_interleave", "expand", "broadcast_to")
-"""Functions that are given sizes: a part has others."""
 
 
 def other_number(call: Call) -> tuple[float, float] | None:
@@ -42,26 +37,17 @@ def other_arguments(states: States, call: Call) -> tuple[str, str]:
 
     Whole numbers may be sizes or indices, of which a part has others if anything is split.
     """
-    function = call.first.function
-    if function in MOVES or function in SELECTS or function in ROOM or function in COUNTING:
-        return "", ""
     is_split = bool(states.mesh.long_axes)
     pairs = [pair for pair in _other_arguments(call) if not (is_split and all(map(_is_size, pair)))]
     return ", ".join(given for given, _ in pairs), ", ".join(wanted for _, wanted in pairs)
 
 
-def counts_of_part(lines: Lines, made: Value, spoiler: Call) -> str:
-    """Say which counts of their own ranks use from the call that makes a tensor to another: `arange gets 3 for 5`."""
-    maker = lines.producer(made)
-    between = [call for call in lines.calls if maker is not None and maker.order <= call.order <= spoiler.order]
-    calls = [call for call in between if call is maker or call in [*lines.following(maker)]] if maker else []
-    said = []
-    for call in calls:
-        pairs = list(_other_arguments(call))
-        if pairs:
-            given, wanted = (", ".join(pair[side] for pair in pairs) for side in (0, 1))
-            said.append(f"{call.first.function} gets {given} for {wanted}")
-    return " and ".join(said)
+def counts_of_part(*calls: Call) -> str:
+    """Say which numbers ranks give calls in place of which: `arange gets 3 for 5 and div gets 2 for 4`."""
+    pairs_of = {call: list(_other_arguments(call)) for call in calls}
+    return " and ".join(
+        f"{call.first.function} gets {', '.join(map(' for '.join, pairs))}" for call, pairs in pairs_of.items() if pairs
+    )
 
 
 def is_of_sizes(call: Call) -> bool:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.lines.fault import Fault, at, fault_at, given_fault, place_of, reached
-from shardviz.check.step.lines.meetings import PRODUCTS, are_unlike, meetings_of, places_of
+from shardviz.check.step.lines.meetings import PRODUCTS, meetings_of, places_of
 from shardviz.explain.step.forward import MisplacedOperand, MisplacedWeight
 from shardviz.explain.step.line_rows import ExchangeNotReversed, RowsNotRestored, RowsOfOtherExperts, StrangeRows
 from shardviz.explain.step.lines import INDEXING, MisplacedLine
@@ -239,7 +239,7 @@ def _fault_of_strange(rows: Rows, call: Call) -> Fault:
     states, function, viewed = rows.states, call.first.function, _exchange_viewed(rows.states.lines, call)
     sentence = f"{at(call.line)} makes rows that the unsharded model doesn't have; {function} gets rows that it has"
     if function not in PRODUCTS:
-        return fault_at(call, sentence, StrangeRows(place_of(call.line), function, unlike=are_unlike(states, call)))
+        return fault_at(call, sentence, StrangeRows(place_of(call.line), function, with_weight=False))
     meetings = meetings_of(states, call)
     if meetings is None or not meetings.is_on_rank:
         came = place_of(viewed) if viewed is not None else ""

@@ -1,7 +1,6 @@
-"""What routed rows meet on a rank: weights of experts, or rows of a second tensor, compared with the unsharded model.
+"""The weights of experts that routed rows meet on a rank, compared with the unsharded model.
 
-Each row that ranks exchange is a row of the unsharded model's, which says what it must meet there: the weight of the
-expert that it is sent to, or the row at its own place of another tensor.
+Each row that ranks exchange is a row of the unsharded model's, which says the weight that it must meet.
 """
 
 from __future__ import annotations
@@ -121,26 +120,6 @@ def meetings_of(states: States, call: Call) -> Meetings | None:
                     return None
                 meetings.append((known, places))
     return Meetings(pool, due, of_ranks)
-
-
-def are_unlike(states: States, call: Call) -> bool:
-    """Whether two tensors that a call combines have their rows in different orders on some rank."""
-    sides = [(states.held(value), states.reference_of(value)) for value in call.inputs]
-    for rank in states.lines.sharded if len(sides) == 2 else ():
-        places = []
-        for held, whole in sides:
-            rows = held.get(rank)
-            if whole is None or rows is None or rows.ndim < 1 or rows.shape[1:] != whole.shape[1:]:
-                return False
-            flat = whole.reshape(len(whole), -1)
-            if len({*places_of(flat, flat).tolist()}) < len(flat):
-                return False
-            places.append(places_of(rows.reshape(len(rows), -1), flat).tolist())
-        if len(places[0]) != len(places[1]) or -1 in places[0] or -1 in places[1]:
-            return False
-        if places[0] != places[1]:
-            return True
-    return False
 
 
 def _line(call: Call) -> FrameRecord:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from itertools import permutations
 from typing import TYPE_CHECKING
 
-from shardviz.check.step.lines.exchanges import MOVES
 from shardviz.check.step.lines.fault import Fault, fault_at, place_of, reached
 from shardviz.check.step.lines.operands import splits
 from shardviz.explain.step.line_rows import DimsMerged
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from shardviz.check.step.lines.calls import Call, Value
     from shardviz.check.step.lines.states import States
 
     Arrays = Mapping[int, NDArray[np.float64]]
@@ -35,41 +33,19 @@ MAX_DIMS = 6
 def merged_fault(states: States) -> Fault | None:
     """Return the line that merges dims in a wrong order; None if no order of them makes its result right."""
     for call in states.lines.calls:
-        made = call.outputs[0] if call.first.function in MERGES and call.outputs else None
+        made = call.outputs[0] if call.first.function in MERGES and call.outputs and call.inputs else None
         if made is None or states.forward(made).moved != "order":
             continue
-        fault = _fault_of(states, call, made)
-        if fault is not None:
-            return fault
-    return None
-
-
-def _fault_of(states: States, call: Call, made: Value) -> Fault | None:
-    """Return the fault of a call that merges dims, found at what it is given, or at what that is moved from."""
-    whole, held = states.reference_of(made), states.held(made)
-    near, source = ELEMENT.get(states.held_dtype(made), EXACT), call.inputs[0] if call.inputs else None
-    parts = list(splits(states.mesh, whole, held)) if whole is not None and held else []
-    maker: Call | None = call
-    while parts and source is not None and maker is not None and maker.first.function in MOVES:
-        order = _right_order(states.held(source), parts, near)
-        if order:
+        whole, held = states.reference_of(made), states.held(made)
+        near = ELEMENT.get(states.held_dtype(made), EXACT)
+        parts = list(splits(states.mesh, whole, held)) if whole is not None and held else []
+        if order := _right_order(states.held(call.inputs[0]), parts, near):
+            function, place = call.first.function, place_of(call.first.frames[-1])
+            makes = f"{function} returns {states.forward(made).text}"
             sentence = (
-                f"{reached(call)} is the first wrong line: {call.first.function} returns "
-                f"{states.forward(made).text}; with permute{order} on what {maker.first.function} gets, it returns the "
-                "rank's part"
+                f"{reached(call)} is the first wrong line: {makes}, and with permute{order} before, the rank's part"
             )
-            place = place_of(maker.first.frames[-1])
-            return fault_at(
-                call,
-                sentence,
-                DimsMerged(
-                    place_of(call.first.frames[-1]), call.first.function, place, maker.first.function, str(order)
-                ),
-            )
-        if maker is not call:
-            return None
-        maker, source = states.lines.producer(source), None
-        source = maker.inputs[0] if maker is not None and len(maker.inputs) == 1 else None
+            return fault_at(call, sentence, DimsMerged(place, function, str(order)))
     return None
 
 

@@ -254,7 +254,7 @@ class ForwardSearch:
                 return wrong_argument(act, *arguments)
             segments = segments_of(self.lines, call, given)
         if state.moved == "rank" and not reads and (spoiler := self._spoils_alone(call)) is not None:
-            return wrong_count(act, spoiler, counts_of_part(self.lines, call.outputs[0], spoiler))
+            return wrong_count(act, spoiler, counts_of_part(call, spoiler))
         fault = wrong_result(act, axes, times, reads, unlike, self._split_by(given, times), segments)
         is_alone = not any(one.first.ranks for one in between)
         return replace(fault, is_of_sizes=bool(times) and is_of_sizes(call), is_scaled=fault.is_scaled and is_alone)
