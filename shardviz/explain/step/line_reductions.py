@@ -207,7 +207,7 @@ class WrongLineBackward(AtLine):
 
 
 class HaloNotSentBack(AtLine):
-    """A rank uses elements of another rank's part, and their gradient isn't sent back to that rank.
+    """A rank uses elements of another rank's part, and doesn't send their gradient back.
 
     A convolution or a shift over a split sequence needs the last elements of the rank before. The function that
     fetches them returns them in front of the rank's own part. Its backward must send the gradient of what it fetched
