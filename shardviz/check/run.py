@@ -41,7 +41,14 @@ from shardviz.check.ranks import check_completeness, check_missing_ranks, check_
 from shardviz.check.report import NotChecked, Report, findings_in, grouped, is_of_places, ranks_by_name, unhidden
 from shardviz.check.step.collectives import check_collectives, check_gathered
 from shardviz.check.step.contradictions import check_zero_gradients
-from shardviz.check.step.lines.naming import module_to_open, with_lines, with_unread
+from shardviz.check.step.lines.naming import (
+    is_of_parts,
+    line_of_own_rows,
+    module_to_open,
+    returns_loss,
+    with_lines,
+    with_unread,
+)
 from shardviz.check.step.run import check_step, without_consequences_of_update
 from shardviz.check.step.update.compare import check_unsharded_update
 from shardviz.check.step.update.copies import check_update
@@ -51,7 +58,7 @@ from shardviz.check.verdicts import num_of_model
 from shardviz.dump.dump import dump_of
 from shardviz.dump.pause import collector_paused
 from shardviz.dump.read import read_files
-from shardviz.dump.records.lines import STEP
+from shardviz.dump.records.lines import NO_MEAN, STEP
 from shardviz.errors import ShardvizError
 from shardviz.explain.finding import Finding
 from shardviz.explain.placement.order import OrderNotApplied
@@ -104,11 +111,16 @@ def modules_to_open(folder: Path) -> list[str]:
     That is the first wrong one, the model itself only without another, or the step around the model.
     """
     try:
-        findings = check_dump(folder).findings
+        dump = dump_of(read_files(folder, strict=False))
+        findings = report_on(dump).findings
     except ShardvizError:  # the command that reads the dump says so
         return []
     modules = [module for module in map(module_to_open, findings) if module is not None]
     inside = [module for module in modules if module != STEP]
+    if not findings and is_of_parts(dump, NO_MEAN):
+        return [STEP]
+    if modules and not inside and not any(finding.line for finding in findings) and returns_loss(dump):
+        return [STEP, ""]
     return [next(filter(None, inside), "")] if inside else modules[:1]
 
 
@@ -193,7 +205,8 @@ def _not_checked_by_ranks(dump: Dump) -> Iterator[NotChecked]:
     num_ranks = dump.files.run.num_ranks
     for (name, why), ranks in ranks_by(reasons).items():
         where = "" if len(ranks) == num_ranks else f" (on {len(ranks):,} of {num_ranks:,} ranks)"
-        yield NotChecked(name, why + where, _about(dump, name, ranks))
+        line = line_of_own_rows(dump) if NO_MEAN in why else ""
+        yield NotChecked(name, why + where + line, _about(dump, name, ranks))
 
 
 def _about(dump: Dump, name: str, ranks: list[int]) -> About:

@@ -193,6 +193,19 @@ class Mesh:
         places = zip(*map(self.coord_of, ranks), strict=True)
         return tuple(axis for axis, own in zip(self.axes, places, strict=False) if len({*own}) > 1)
 
+    def within(self, ranks: Sequence[int]) -> Mesh:
+        """Return the part of the mesh that some ranks are, such as a stage of a pipeline; all of it if they are none.
+
+        Example:
+            >>> Mesh(("pp", "tp"), (2, 2)).within((2, 3)).shape
+            (1, 2)
+        """
+        axes = self.axes_within(ranks)
+        if not ranks or len(ranks) == self.size or self.size_over(axes) != len(ranks):
+            return self
+        shape = tuple(size if axis in axes else 1 for axis, size in zip(self.axes, self.shape, strict=True))
+        return Mesh(self.axes, shape, self.group_of(ranks[0], *axes))
+
     def label(self, rank: int) -> str:
         """Return a rank's coordinate in words: `fsdp=0, tp=3`."""
         return ", ".join(f"{axis}={position}" for axis, position in zip(self.axes, self.coord_of(rank), strict=True))

@@ -101,3 +101,30 @@ def test_activations_without_a_reference_are_reported_as_unchecked(tmp_path):
     )
     report = report_of(source, "fsdp=2", tmp_path)
     assert report.findings != () or report.not_checked != ()
+
+
+OWN_ROWS = """
+BATCH_AXES = ("dp",)
+def build(): return nn.Linear(6, 5)
+def parallelize(model, mesh): fully_shard(model, mesh=mesh)
+def batch(): return torch.randn(8, 6), torch.randn(8, 5)
+def loss(model, batch):
+    made, due = model(batch[0]), batch[1]
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("return (made - due / due.abs().amax()).square().mean()", "amax gets its part of [8/dp, 5]"),
+        ("return functional.cross_entropy(made @ due.T, torch.arange(len(due)))", "made @ due.T"),
+        ("return (made - due).square().sum()", "one term of a sum over dp"),
+    ],
+    ids=["the largest", "negatives", "a sum"],
+)
+def test_the_line_that_makes_a_loss_of_a_ranks_own_rows_is_named_in_the_note(code, says):
+    report = report_of(HEAD + OWN_ROWS + f"    {code}\n", "dp=2", with_lines=True)
+    assert report.findings == ()
+    (note,) = report.not_checked
+    assert "if the loss of the whole batch is meant, case.py:" in note.why
+    assert says in note.why, note.why

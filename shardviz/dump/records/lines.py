@@ -10,6 +10,12 @@ import msgspec
 
 from shardviz.dump.records.base import Count, Record, Shape
 
+COMPARED_OVER_PARTS = "the step on the whole batch"
+"""How ranks begin a note that a step is compared with the unsharded model's on parts of the batch, not on all of it."""
+
+NO_MEAN = "the loss is not a mean over rows"
+"""What such a note says if it is the loss that differs."""
+
 STEP = "step()"
 """What stands for a module's name if the lines are those of the step around the model."""
 

@@ -137,17 +137,25 @@ class UnsummedInputGradient(Cause, kind="unreduced-gradient"):
     Attributes:
         module: The module that reads the input.
         inner: The module within it whose output is read; empty if it is the module's own input.
+        argument: Which input it is, as `input 1`, counted from 0, if the module has several; else empty.
+        others: Other modules that read the same tensor, and send back a part of its gradient, too.
+        maker: What makes the tensor, if all that read it send back parts; else empty.
     """
 
     module: str
     axis: str
     inner: str = ""
+    argument: str = ""
+    others: tuple[str, ...] = ()
+    maker: str = ""
     why = (
-        "Every rank along {axis} uses the {inner:?output of {inner:called}|input of {module:called}} for its own part "
-        "of {module:called}. Nothing sums the ranks' parts of the gradient in backward"
+        "Every rank along {axis} uses {inner:?the output of {inner:called}|{argument:?{argument} (counted from "
+        "0)|the input} of {module:called}} for its own part of {module:called}{others:?, and the same tensor for its "
+        "own part of {others}|}. Nothing sums the ranks' parts of the gradient in backward"
     )
     how = (
-        "sum the gradient over {axis} {inner:?behind {inner:called}|where {module:called} begins}: PrepareModuleInput, "
+        "sum the gradient {argument:?of {argument} |}over {axis} {inner:?behind {inner:called}|{maker:?once, behind "
+        "{maker:called}|where {module:called} begins{others:?, and {others}|}}}: PrepareModuleInput, "
         "to_local(grad_placements=[Partial()]) of a DTensor, or a torch.autograd.Function that returns its input in "
         "forward and all_reduces in backward (ColwiseParallel)"
     )

@@ -206,6 +206,41 @@ class WrongLineBackward(AtLine):
     )
 
 
+class HaloNotSentBack(AtLine):
+    """A rank uses elements of another rank's part, and doesn't send their gradient back.
+
+    A convolution or a shift over a split sequence needs the last elements of the rank before. The function that
+    fetches them returns them in front of the rank's own part. Its backward must send the gradient of what it fetched
+    to where that came from. Without this the loss is right, and gradients are off by what comes back from the border.
+
+    Attributes:
+        dim: The dim that is split.
+        first: The first of the elements on `rank` that another rank uses, too.
+        last: The last of them.
+        other: The rank that uses them.
+    """
+
+    dim: int
+    first: int
+    last: int
+    rank: int
+    other: int
+    kinds = WRONG
+    why = (
+        "Through {place}, rank {other} uses {elements} of dim {dim} of rank {rank}'s part, too. Its backward doesn't "
+        "send back the gradient of what came from another rank"
+    )
+    how = (
+        "in the backward of {place}, send the gradient of what came from another rank back to that rank, and add it to "
+        "the gradient of the elements that it has"
+    )
+
+    @property
+    def elements(self) -> str:
+        """The elements in words."""
+        return f"elements {self.first} to {self.last}" if self.last > self.first else f"element {self.first}"
+
+
 class UnreducedGather(Cause):
     """A gather's backward keeps a rank's part of its own gradient, and drops what others send.
 

@@ -207,7 +207,7 @@ class StrangeRows(AtLine):
     """A line turns exchanged rows into rows that the unsharded model doesn't have.
 
     Tokens went to a rank that does not hold their expert, or two operands have their rows in different orders. Each
-    row then meets a wrong weight or factor. Shapes are right.
+    row then meets a wrong weight or factor. Or the line mixes rows, of which a rank has others. Shapes are right.
 
     Attributes:
         with_weight: Whether that multiplies rows with a weight.
@@ -223,13 +223,63 @@ class StrangeRows(AtLine):
             "reads them in the order of the weights without a transpose}"
         ),
         "{with_weight:?In {place}, rows meet a different weight than in the unsharded model: the code sends or sorts "
-        "them by a different numbering of experts than the one that splits the weights|In {place}, the operands of "
-        "{function} hold their rows in different orders: one is in the order of arrival, the other isn't}",
+        "them by a different numbering of experts than the one that splits the weights|In {place}, {function} makes "
+        "other rows than in the unsharded model of rows that it has}",
     )
     how = (
         "{came:?view what {came} brings as [ranks, own experts, ...], and transpose before you merge dims}",
         "{with_weight:?choose each row's rank, and its place there, by the split of the weights: block by block or in "
-        "turns|index both operands of {function} in {place} with the same order}",
+        "turns|check what {function} gets in {place} beside the rows: a factor, an index or a second tensor, which "
+        "must be in the order of the rows, or a sum over rows}",
+    )
+
+
+class DimsMerged(AtLine):
+    """A line merges dims in a wrong order, so right numbers stand in the wrong places.
+
+    An all-to-all or an all-gather puts ranks' parts along a dim of their own. That dim must stand just before the dim
+    that was split when the two are merged. Anywhere else, parts of different rows, heads or tables are mixed. Shapes
+    are right.
+
+    Attributes:
+        order: The order of dims that makes the result right on all ranks.
+    """
+
+    order: str
+    kinds = WRONG
+    why = (
+        "{function} in {place} merges dims in a wrong order: the dim of the ranks doesn't stand next to the dim that "
+        "they split"
+    )
+    how = "call permute{order} on what {function} in {place} gets: its result is then right on all ranks"
+
+
+class RowsOfOtherExperts(Cause):
+    """Rows are on the rank of their expert, and each meets another of the rank's experts.
+
+    Rows come rank by rank, and from each rank sorted by expert. To give each expert its rows they are sorted again, by
+    the number of the expert of each row as it came. Labels that are made as if the rows were sorted already, or a
+    split without a sort, give rows to another expert of the same rank. Shapes and counts are right.
+
+    Attributes:
+        place: The line that makes the numbers, or that gives rows to an expert, as `moe.py:65`.
+        reader: The line at which rows meet weights.
+        are_labels: Whether it is the line that makes the numbers.
+    """
+
+    place: str
+    reader: str
+    are_labels: bool
+    kinds = WRONG
+    why = (
+        "{are_labels:?{place} gives received rows the numbers of other experts than they were sent to, so in {reader} "
+        "they meet another of the rank's experts. Rows come rank by rank, and from each rank sorted by expert|In "
+        "{place}, rows meet another of the rank's experts than in the unsharded model. They are on the right rank, and "
+        "come rank by rank, not sorted by expert}"
+    )
+    how = (
+        "{are_labels:?in {place}, number the rows in the order in which they come: repeat the rank's experts once for "
+        "each rank, as often as that rank sent rows to each|sort the received rows by expert before {place}}"
     )
 
 

@@ -124,6 +124,43 @@ class OtherNumber(AtLine):
     how = "make the number for {place} of the whole tensor's size: multiply by the number of parts, or all_reduce it"
 
 
+class OtherArgument(AtLine):
+    """A line gets the right tensors, and a flag or a number that is not the unsharded model's.
+
+    A layer's number decides on its window, a flag on its mask, a mode on dropout. In a pipeline, a counter over a
+    stage's own layers begins at 0 again. No tensor shows it.
+
+    Attributes:
+        given: What ranks give it.
+        wanted: What the unsharded model gives it.
+    """
+
+    given: str
+    wanted: str
+    kinds = WRONG
+    why = "{function} in {place} gets the argument {given}, and in the unsharded model {wanted}. Its tensors are right"
+    how = "look at what chooses {given} for {place}: a flag, a setting of the module, or a layer's number"
+
+
+class CountOfPart(AtLine):
+    """A line computes with a count of the rank's own part, and gets what a smaller model has.
+
+    Slopes, frequencies or schedules that are made for some heads or channels are not the first of those that are made
+    for more: the count itself is in the formula. An offset alone would not make them right.
+
+    Attributes:
+        counts: Which functions are given which numbers, `arange gets 3 for 5 and div gets 2 for 4`.
+    """
+
+    counts: str
+    kinds = WRONG
+    why = (
+        "From {place} on, ranks compute with counts of their own part instead of the whole's: {counts}. The result is "
+        "that of a smaller model, and no part of the unsharded model's"
+    )
+    how = "compute it from {place} on with the whole's counts, and take the rank's own part of the result"
+
+
 class OtherOperand(AtLine):
     """A line reads another tensor than the one that its result needs, which the rank has, too.
 

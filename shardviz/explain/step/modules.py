@@ -97,11 +97,21 @@ class UnexplainedInput(Cause):
 
     Everything before it is right or was not compared, so what differs is the code that calls it: rows in a different
     order, other micro-batches, or a stage that gets another stage's output.
+
+    Attributes:
+        argument: The only input that is wrong, as `input 1`, counted from 0; empty if that isn't known.
     """
 
     module: str
-    why = "{module:called} is given another input than in the unsharded model. No rule explains how"
-    how = "look at the code that calls {module:called}: at the order of rows, micro-batches and stages"
+    argument: str = ""
+    why = (
+        "{module:called} is given {argument:?a different {argument} (counted from 0)|another input} than in the "
+        "unsharded model{argument:?|. No rule explains how}"
+    )
+    how = (
+        "look at the code that calls {module:called}: at {argument:?what chooses its {argument}, such as the number of "
+        "a layer, which a stage of a pipeline may count from 0 again|the order of rows, micro-batches and stages}"
+    )
 
 
 class SkippedModule(Cause):

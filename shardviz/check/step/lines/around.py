@@ -103,6 +103,12 @@ class Around:
         return self.states.dump.find("step", "scalar", "loss") is not None
 
     @property
+    def is_loss_of_model(self) -> bool:
+        """Whether the model itself returns the loss: its lines are those of the loss."""
+        value = self.lines.results.get("loss", (None, 0))[0]
+        return value is not None and self._is_output(value)
+
+    @property
     def is_given_the_batch(self) -> bool:
         """Whether the model is known to be called with the unsharded model's batch, whole or in parts."""
         of_model = [call for call in self.lines.calls if any(map(self._is_output, call.outputs))]
@@ -131,6 +137,12 @@ class Around:
         known = [fault for fault in faults if fault is not None]
         is_one = len({(fault.line, type(fault.cause)) for fault in known}) == 1 and len(known) == len(faults)
         return known[0] if is_one and not isinstance(known[0].cause, WrongLines) else None
+
+    @property
+    def fault_of_loss(self) -> Fault | None:
+        """The line at which the loss goes wrong; None if it is right, or it is one of several lines."""
+        fault = self._of_result("loss")
+        return None if fault is None or isinstance(fault.cause, WrongLines) else fault
 
     def _passed_by(self, cause: Cause | None, name: str) -> Fault | None:
         """Return the line of the step that reduces or divides other gradients, or this one too often."""

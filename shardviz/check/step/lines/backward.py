@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.step.lines.calls import CONVERSIONS, SELECTS
 from shardviz.check.step.lines.fault import Fault, after, at, fault_at, place_of, reached
+from shardviz.check.step.lines.halo import halo_not_sent_back
 from shardviz.check.step.lines.states import MAX_BESIDE, State, words_of
 from shardviz.explain.step.line_reductions import (
     GradientsOfOtherMicroBatches,
@@ -200,7 +201,7 @@ class _Backward:
 
     def blame(self, value: Value) -> Fault | None:
         """Return the line that hands back the wrong gradient of a tensor."""
-        readers = self.lines.readers(value)
+        readers = [call for call in self.lines.readers(value) if self._gets_gradient(call)]
         if (branch := self._unsummed_branch(value, readers)) is not None:
             return branch
         if len({call.place for call in readers}) > 1:
@@ -221,7 +222,17 @@ class _Backward:
         held = self.states.gradient(value)
         if held.kind == "none" and held.axes:
             return self._wrong(value, call, words, held.axes[0])
+        if (halo := halo_not_sent_back(self.states, value, call)) is not None:
+            place = f"{halo.elements} of dim {halo.dim} on rank {halo.rank}"
+            lacks = f"; at {place} it lacks what rank {halo.other} hands back there"
+            return self._hands_back(call, value, words, halo, held, lacks)
         return self._summed_again(value, call, words) or self._wrong(value, call, words)
+
+    def _gets_gradient(self, call: Call) -> bool:
+        """Whether anything may come back through a call: nothing does if the unsharded model's gets no gradient."""
+        wholes = [self.lines.wholes[number] for number in call.whole.outputs] if call.whole is not None else []
+        pairs = (self.lines.records[pair] for made in call.outputs for pair in made)
+        return not wholes or any(whole.has_gradient for whole in wholes) or any(pair.has_gradient for pair in pairs)
 
     def _terms(self, call: Call, value: Value, axis: str) -> Fault:
         """Return that a call hands back terms of a tensor's gradient beside what another hands back whole."""
@@ -235,10 +246,10 @@ class _Backward:
         cause = WrongLineBackward(place_of(call.line), function, axis, operand)
         return self._hands_back(call, value, given, cause, self.states.gradient(value))
 
-    def _hands_back(self, call: Call, value: Value, given: str, cause: Cause, held: State) -> Fault:
+    def _hands_back(self, call: Call, value: Value, given: str, cause: Cause, held: State, more: str = "") -> Fault:
         gets = f"gets {given} of its gradient, and " if given else ""
         place = f"in backward {reached(call)} is the first wrong line{after(self.lines.line_of(value), call.line)}"
-        return fault_at(call, f"{place}: it {gets}sends back {held.text}", cause)
+        return fault_at(call, f"{place}: it {gets}sends back {held.text}{more}", cause)
 
     def _unsummed_part(self, value: Value, call: Call) -> Fault | None:
         """Return the fault of a part whose gradient needs a sum before it joins the gradients of other parts."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from shardviz.dump.dump import Dump
     from shardviz.dump.records.lines import FrameRecord, LineRecord, LinesRecord, ValueRecord
+    from shardviz.layout.mesh import Mesh
 
 Value = tuple[tuple[int, int], ...]
 """A tensor of the sharded module: its number on each rank, by rank."""
@@ -141,6 +142,20 @@ class Lines:
     def is_step(self) -> bool:
         """Whether these are the lines of the step around the model."""
         return self.module == STEP
+
+    def mesh_in(self, dump: Dump) -> Mesh:
+        """Return the part of a dump's mesh whose ranks have the stage of a pipeline that has the module; else all."""
+        stages = {rank: set(record.stages) for rank, record in dump.files.ranks.items()}
+        here = {stage for rank in self.sharded for stage in stages[rank]}
+        others = [own for rank, own in stages.items() if rank not in self.sharded]
+        is_stage = all(own and not own & here for own in others)
+        return dump.files.mesh.within(tuple(self.sharded)) if is_stage else dump.files.mesh
+
+    @cached_property
+    def is_cut(self) -> bool:
+        """Whether ranks read different weights: a later stage of a pipeline is given what an earlier one makes."""
+        wholes = {value.origin for value in self.unsharded.values if value.origin.startswith("weight ")}
+        return any(not wholes <= {value.origin for value in lines.values} for lines in self.sharded.values())
 
     @cached_property
     def results(self) -> Mapping[str, tuple[Value, int]]:

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.lines.fault import Fault, at, fault_at, given_fault, place_of, reached
+from shardviz.check.step.lines.meetings import PRODUCTS, meetings_of, places_of
 from shardviz.explain.step.forward import MisplacedOperand, MisplacedWeight
-from shardviz.explain.step.line_rows import ExchangeNotReversed, RowsNotRestored, StrangeRows
+from shardviz.explain.step.line_rows import ExchangeNotReversed, RowsNotRestored, RowsOfOtherExperts, StrangeRows
 from shardviz.explain.step.lines import INDEXING, MisplacedLine
 from shardviz.layout.layout import Layout
 from shardviz.relate.tolerance import ELEMENT, EXACT, SINGLE
-from shardviz.relate.values import error_of, magnitude, part_of
+from shardviz.relate.values import error_of, part_of
 from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.check.step.lines.calls import Call, Lines, Value
+    from shardviz.check.step.lines.meetings import Meetings
     from shardviz.check.step.lines.states import States
     from shardviz.dump.records.lines import FrameRecord
 
@@ -54,9 +56,6 @@ VIEWS = ("view", "reshape")
 
 ROOM = frozenset(("new_empty", "empty_like", "empty", "zeros", "zeros_like", "new_zeros"))
 """Functions that make room for numbers."""
-
-PRODUCTS = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "_grouped_mm")
-"""Functions by which rows meet a weight."""
 
 
 def exchange_fault(states: States) -> Fault | None:
@@ -150,25 +149,6 @@ class Rows:
         return {size: np.concatenate(arrays) for size, arrays in by_size.items()}
 
 
-def places_of(rows: NDArray[np.float64], pool: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the first place of each row among others; -1 for one that is not among them."""
-    if not len(pool) or not len(rows):
-        return np.full(len(rows), -1)
-    along = np.random.default_rng(0).standard_normal(pool.shape[1])
-    order = np.argsort(pool @ along, kind="stable")
-    keys, projections = (pool @ along)[order], rows @ along
-    near = EXACT * max(magnitude(pool), 1e-30)
-    slack = near * float(np.abs(along).sum())
-    places = np.full(len(rows), -1)
-    for row, (low, high) in enumerate(
-        zip(*(np.searchsorted(keys, projections + by) for by in (-slack, slack)), strict=True)
-    ):
-        at = order[low:high]
-        at = at[np.max(np.abs(pool[at] - rows[row]), axis=1, initial=0.0) <= near]
-        places[row] = at.min(initial=len(pool)) if len(at) else -1
-    return places
-
-
 def _not_restored(rows: Rows) -> Fault | None:
     """Return the line that leaves rows in another order than an exchange brought them, before they are sent back."""
     lines = rows.states.lines
@@ -238,6 +218,9 @@ def _first_strange(rows: Rows) -> Fault | None:
         origin = next((strange[value] for value in call.inputs if value in strange), None)
         for value in call.outputs:
             are_known = rows.are_known(value)
+            is_known = rows.states.placed(value).is_known  # of a table that is split by columns, rows are parts
+            if is_known:
+                continue
             if are_known is False and origin is None and call.first.function not in MOVES and not _is_exchange(call):
                 strange[value] = call
             elif origin is not None and are_known:
@@ -248,11 +231,38 @@ def _first_strange(rows: Rows) -> Fault | None:
     guilty = [call for call in returned if call.order not in innocent]
     if not guilty:
         return None
-    first, function, viewed = guilty[0], guilty[0].first.function, _exchange_viewed(lines, guilty[0])
-    sentence = f"{at(first.line)} makes rows that the unsharded model doesn't have; {function} gets rows that it has"
-    is_product = function in PRODUCTS
-    came = place_of(viewed) if viewed is not None and is_product else ""
-    return fault_at(first, sentence, StrangeRows(place_of(first.line), function, is_product, came))
+    return _fault_of_strange(rows, guilty[0])
+
+
+def _fault_of_strange(rows: Rows, call: Call) -> Fault:
+    """Return the fault of a call that makes unknown rows: what its rows meet says why, as far as they are known."""
+    states, function, viewed = rows.states, call.first.function, _exchange_viewed(rows.states.lines, call)
+    sentence = f"{at(call.line)} makes rows that the unsharded model doesn't have; {function} gets rows that it has"
+    if function not in PRODUCTS:
+        return fault_at(call, sentence, StrangeRows(place_of(call.line), function, with_weight=False))
+    meetings = meetings_of(states, call)
+    if meetings is None or not meetings.is_on_rank:
+        came = place_of(viewed) if viewed is not None else ""
+        return fault_at(call, sentence, StrangeRows(place_of(call.line), function, with_weight=True, came=came))
+    labeled = _mislabeled(rows, call, meetings)
+    if labeled is not None:
+        sentence = f"{reached(labeled)} numbers rows by other experts than they were sent to; {sentence}"
+    labels = place_of(labeled.first.frames[-1]) if labeled is not None else ""
+    cause = RowsOfOtherExperts(labels or place_of(call.first.frames[-1]), place_of(call.line), bool(labels))
+    return fault_at(labeled or call, sentence, cause)
+
+
+def _mislabeled(rows: Rows, call: Call, meetings: Meetings) -> Call | None:
+    """Return the call that gives the rows of an exchange numbers of experts, of which some are wrong."""
+    lines = rows.states.lines
+    makers = sorted((maker for value in call.inputs for maker in lines.makers(value)), key=lambda maker: maker.order)
+    for exchange in (maker for maker in makers if _is_exchange(maker)):
+        came = rows.of(exchange.outputs[0])
+        for maker in (maker for maker in makers if maker.order > exchange.order and len(maker.outputs) == 1):
+            numbers = rows.states.held(maker.outputs[0]) if rows.states.is_index(maker.outputs[0]) else {}
+            if came and numbers and meetings.are_mislabeled(numbers, came):
+                return maker
+    return None
 
 
 def _exchange_viewed(lines: Lines, call: Call) -> FrameRecord | None:
@@ -327,7 +337,8 @@ def misplaced_fault(states: States) -> Fault | None:
                 begin = earlier[0]
                 maker = lines.producer(begin)
             if maker is None:
-                return _misplaced_weight(lines, begin, call, ranks) or given_fault(call)
+                weight = _misplaced_weight(lines, begin, call, ranks)
+                return given_fault(call) if weight is None and not lines.is_cut else weight
             gives = f"{reached(maker)} gives {named_ranks(ranks)} another rank's part"
             cause = MisplacedOperand(place_of(maker.line), maker.first.function, place_of(call.line), ranks)
             return fault_at(maker, f"{gives}; {at(call.line, maker.line)} combines it with the rank's own part", cause)

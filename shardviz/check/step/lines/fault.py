@@ -19,8 +19,10 @@ from shardviz.explain.step.line_reductions import (
     WrongReductionLine,
 )
 from shardviz.explain.step.lines import (
+    CountOfPart,
     MislabeledPlacement,
     MisplacedLine,
+    OtherArgument,
     OtherNumber,
     RolledPart,
     ScaledLine,
@@ -56,6 +58,7 @@ class Fault:
         summed: The collective that sums what it makes; empty if nothing does.
         reads: The function that gets what is right, if `function` is given what that makes of it.
         is_given: Whether it reads what its module is given, and that is no part of the unsharded model's.
+        argument: The only wrong one of these inputs, as `input 1`; empty if that isn't known.
         by_terms: Whether it divides by one term of a sum.
         is_of_sizes: Whether it multiplies by a number that is made of sizes, and not of what tensors hold.
     """
@@ -69,6 +72,7 @@ class Fault:
     summed: str = ""
     reads: str = ""
     is_given: bool = False
+    argument: str = ""
     by_terms: bool = False
     is_of_sizes: bool = False
 
@@ -88,10 +92,18 @@ def fault_at(call: Call, sentence: str, cause: Cause) -> Fault:
     return Fault(call.line, call.first.function, sentence, cause)
 
 
-def given_fault(call: Call) -> Fault:
-    """Return the fault of a call that reads what its module is given wrong."""
-    sentence = f"{at(call.line)} reads what its module is given and what is no part of the unsharded model's"
-    return replace(fault_at(call, sentence, WrongLine(place_of(call.line), call.first.function)), is_given=True)
+def given_fault(call: Call, argument: str = "", differs: str = "") -> Fault:
+    """Return the fault of a call that reads what its module is given wrong.
+
+    Args:
+        call: The call.
+        argument: The input that alone is wrong, as `input 1`; empty if that isn't known.
+        differs: Where its numbers differ.
+    """
+    gives = f"gives {call.first.function} {argument} of its module" if argument else "reads what its module is given"
+    sentence = f"{at(call.line)} {gives}, which is no part of the unsharded model's{f' ({differs})' if differs else ''}"
+    cause = WrongLine(place_of(call.line), call.first.function)
+    return replace(fault_at(call, sentence, cause), is_given=True, argument=argument)
 
 
 def place_of(line: FrameRecord) -> str:
@@ -177,6 +189,22 @@ def wrong_number(act: Act, held: float, wanted: float) -> Fault:
     """Return the fault of a call that is given another plain number than the unsharded model's."""
     clause = f"{act.function} gets the number {number(held)}, in the unsharded model {number(wanted)}, and returns"
     return act.fault(OtherNumber(act.inner, act.function, held, wanted), clause)
+
+
+def wrong_argument(act: Act, held: str, wanted: str) -> Fault:
+    """Return the fault of a call that is given another flag, word or number than the unsharded model's."""
+    gets = f"{act.function} gets {act.given} and " if act.given else f"{act.function} gets "
+    clause = f"{gets}the argument {held}, in the unsharded model {wanted}, and returns"
+    return act.fault(OtherArgument(act.inner, act.function, held, wanted), clause)
+
+
+def wrong_count(act: Act, spoiler: Call, counts: str) -> Fault:
+    """Return the fault of a call that counts a rank's own part, if what is made of the count is no rank's part."""
+    fault = act.fault(CountOfPart(act.inner, act.function, counts) if counts else WrongLine(act.place, act.function))
+    line = spoiler.first.frames[-1]
+    where = "" if line == act.call.first.frames[-1] else f" in {at(line, act.call.line)}"
+    made = f"; of that, {spoiler.first.function}{where} makes no rank's part of the unsharded model's"
+    return replace(fault, sentence=fault.sentence + made)
 
 
 def wrong_result(

@@ -21,6 +21,7 @@ from shardviz.check.step.lines.exchanges import (
 )
 from shardviz.check.step.lines.fault import Fault, called, fault_at, with_label
 from shardviz.check.step.lines.foreign import foreign_fault, loop_fault, own_rows_fault, padding_fault, unwritten_fault
+from shardviz.check.step.lines.merging import merged_fault
 from shardviz.check.step.lines.offsets import other_axis_fault, same_slices_fault, shifted_fault, unequal_fault
 from shardviz.check.step.lines.operands import operand_fault
 from shardviz.check.step.lines.operators import operator_fault, with_operator
@@ -95,6 +96,9 @@ def _narrowed(states: States, fault: Fault | None) -> Fault | None:
     """Return the line that a fault comes from, if what its calls read or exchange tells that."""
     if fault is not None and (cut := unequal_fault(states) or other_axis_fault(states)) is not None:
         return cut
+    is_open = fault is not None and isinstance(fault.cause, WrongLines | MisplacedLine)
+    if is_open and (merged := merged_fault(states)) is not None:
+        return merged
     if fault is not None and fault.reads and not isinstance(fault.cause, MisplacedLine):
         return unwritten_fault(states.lines) or moved_fault(states) or fault
     if fault is not None and _may_be_shifted(fault):

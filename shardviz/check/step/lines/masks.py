@@ -130,7 +130,7 @@ def _fault_of(states: States, call: Call, *, in_ring: bool = False) -> Fault | N
     if not in_ring and not maker.counts_by_rank:  # what it is made of first is made of may be wrong, too
         makers, given = _makers_of_unlike(states, call, places)
         if given is not None:
-            return given_fault(given)
+            return given_fault(given) if not states.lines.is_cut else None
         maker = min([maker, *makers], key=lambda earlier: earlier.order)
     rank, first = unlike[0], maker.first.frames[-1]
     of, taken = _counted(states, mask, maker, rank, places) or _taken(states, mask, rank, places[rank])

@@ -17,7 +17,7 @@ from shardviz.check.step.lines.fault import place_of
 from shardviz.check.step.lines.faults import fault_in
 from shardviz.check.step.lines.states import States
 from shardviz.check.step.rules.losses import mean_of_means
-from shardviz.dump.records.lines import STEP
+from shardviz.dump.records.lines import COMPARED_OVER_PARTS, NO_MEAN, STEP
 from shardviz.explain.checkpoints.states import UnexplainedState
 from shardviz.explain.finding import Finding
 from shardviz.explain.step.forward import MisplacedOperand, ShiftedPart, UngatheredKeys
@@ -28,6 +28,7 @@ from shardviz.explain.step.line_reductions import (
     RepeatedReductionLine,
     UnaveragedLine,
     UnreducedGather,
+    WrongLineBackward,
     WrongReductionLine,
 )
 from shardviz.explain.step.line_rows import CausalMaskOfPart, CutByAnotherAxis, MisplacedMask, SameSlices
@@ -62,6 +63,7 @@ from shardviz.explain.step.modules import (
     UngatheredInput,
     UnsummedModule,
 )
+from shardviz.explain.step.operators import WrongOperator
 from shardviz.explain.step.scales import ClippedByParts, NormOverWrongAxes
 from shardviz.explain.step.step_lines import LeftOutOfReduction, LocalWeight, NarrowReduction, ReductionNotStored
 from shardviz.explain.step.sums import (
@@ -142,10 +144,30 @@ def module_to_open(finding: Finding) -> str | None:
     return STEP if is_around(finding) else None
 
 
+def returns_loss(dump: Dump) -> bool:
+    """Whether ranks looked around the model and only saw it return the loss, so that its own lines are the loss's."""
+    around = Around.of(dump)
+    return around is not None and around.is_loss_of_model
+
+
+def is_of_parts(dump: Dump, what: str = COMPARED_OVER_PARTS) -> bool:
+    """Whether a step was compared over parts of the batch: lines are compared with the whole batch's all the same."""
+    return any(what in why for record in dump.files.ranks.values() for _, why in record.not_checked)
+
+
+def line_of_own_rows(dump: Dump) -> str:
+    """Return the sentence on the line at which a loss of a rank's own rows becomes another one than the batch's."""
+    around = Around.of(dump) if is_of_parts(dump, NO_MEAN) else None
+    fault = around.fault_of_loss if around is not None else None
+    return f"; if the loss of the whole batch is meant, {fault.sentence}" if fault is not None else ""
+
+
 def with_lines(dump: Dump, results: Iterable[Finding | NotChecked]) -> Iterator[Finding | NotChecked]:
     """Yield the results of a step's checks, those about the module that ranks looked into with its first wrong line."""
-    opened, around = _opened(dump), Around.of(dump)
+    opened, around = _opened(dump), Around.of(dump) if not is_of_parts(dump) else None
     faults = [(lines, fault) for lines in opened if (fault := fault_in(States(dump, lines))) is not None]
+    of_loss = [fault for lines, fault in faults if not lines.module and isinstance(fault.cause, WrongOperator)]
+    of_model = of_loss[0] if of_loss and around is not None and around.is_loss_of_model else None
     for outcome in results:
         if not isinstance(outcome, Finding):
             yield outcome
@@ -158,8 +180,8 @@ def with_lines(dump: Dump, results: Iterable[Finding | NotChecked]) -> Iterator[
             named = _with_line_of_term(dump, named, opened)
         if named is not outcome:
             yield named
-        elif around is not None and module == STEP and (fault_around := around.fault_of(outcome)) is not None:
-            yield with_line_around(dump, outcome, fault_around, are_gradients_wrong=around.has_wrong_gradient)
+        elif around is not None and module == STEP and (fault := around.fault_of(outcome) or of_model) is not None:
+            yield with_line_around(dump, outcome, fault, are_gradients_wrong=around.has_wrong_gradient)
         else:
             cause = outcome.explanation
             place = cause.place if isinstance(cause, UnexplainedBackward) and cause.moved else ""
@@ -197,7 +219,7 @@ def _given_wrong(finding: Finding, lines: Lines, fault: Fault) -> Finding:
     details = finding.details if is_of_gradients else (finding.sentence,)
     placed = replace(finding, sentence=fault.sentence, details=details, module=around)
     is_open = isinstance(finding.explanation, (*OPEN, UngatheredKeys))
-    cause = fault.cause if is_of_gradients else UnexplainedInput(lines.module or "the model")
+    cause = fault.cause if is_of_gradients else UnexplainedInput(lines.module or "the model", fault.argument)
     return placed.because(cause) if is_open else finding
 
 
@@ -221,6 +243,7 @@ def with_line(finding: Finding, fault: Fault) -> Finding:
     is_open |= fault.is_scaled and isinstance(finding.explanation, OF_FACTORS)
     is_open |= isinstance(fault.cause, UnaveragedLine) and isinstance(finding.explanation, OutputNotReduced)
     is_open |= isinstance(fault.cause, CutByAnotherAxis)
+    is_open |= isinstance(finding.explanation, UnsummedInputGradient) and _is_before_readers(fault)
     is_open |= isinstance(fault.cause, OtherOperand | UnsummedLine) and isinstance(
         finding.explanation, RankDependentCode
     )
@@ -269,6 +292,11 @@ def _of_ratio(dump: Dump, fault: Fault) -> Cause:
 def _is_no_mean(fault: Fault) -> bool:
     """Whether a line is a sum over the wrong ranks, or one that is missing and no mean's."""
     return isinstance(fault.cause, OF_REDUCTIONS) or (isinstance(fault.cause, UnsummedLine) and not fault.cause.mean)
+
+
+def _is_before_readers(fault: Fault) -> bool:
+    """Whether the gradient of what a line makes lacks a sum: there it is summed once for all that read it."""
+    return isinstance(fault.cause, WrongLineBackward) and bool(fault.cause.axis) and not fault.cause.part
 
 
 def _is_of_result(fault: Fault) -> bool:

@@ -94,7 +94,7 @@ def _stretch(states: States, value: Value, layout: Layout) -> Stretch | None:
     dims = [dim for dim in range(whole.ndim) if first.ndim == whole.ndim and first.shape[dim] < whole.shape[dim]]
     if len(dims) != 1 or any(array.shape != first.shape for array in held.values()):
         return None
-    starts = {rank: _starts(array, whole, dims[0]) for rank, array in held.items()}
+    starts = {rank: starts_of(array, whole, dims[0]) for rank, array in held.items()}
     due = _due(states, layout, whole.shape[dims[0]])
     if due is None or any(len(own) != 1 for own in starts.values()):
         return None
@@ -102,7 +102,7 @@ def _stretch(states: States, value: Value, layout: Layout) -> Stretch | None:
     return None if off is None else Stretch(off, dims[0], starts[off][0], due[off], first.shape[dims[0]])
 
 
-def _starts(held: NDArray[np.float64], whole: NDArray[np.float64], dim: int) -> list[int]:
+def starts_of(held: NDArray[np.float64], whole: NDArray[np.float64], dim: int) -> list[int]:
     """Return where in a dim of the whole a rank's stretch begins, for every place that fits."""
     whole, held = np.moveaxis(whole, dim, 0), np.moveaxis(held, dim, 0)
     if len(whole) > MAX_LENGTH or held.shape[1:] != whole.shape[1:] or not held.size:

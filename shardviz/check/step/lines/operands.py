@@ -84,7 +84,7 @@ def operand_fault(states: States) -> Fault | None:
     of_ranks = {rank: _Rank(states, rank) for rank in lines.sharded}
     for value in islice(wrong, MAX_RESULTS):
         whole, held = states.whole(lines.wanted[value]), states.held(value)
-        for parts in _splits(states.mesh, whole, held) if whole is not None else ():
+        for parts in splits(states.mesh, whole, held) if whole is not None else ():
             numbers = {rank: number for rank, number in value if not _is_near(held[rank], parts[rank])}
             lacking = [list(of_ranks[rank].lacking(number, parts[rank])) for rank, number in numbers.items()]
             shared = [each for each in next(iter(lacking), []) if all(each in of_rank for of_rank in lacking[1:])]
@@ -104,7 +104,7 @@ def _fault(lacking: Lacking, ranks: Sequence[int]) -> Fault:
     return Fault(lacking.line, lacking.function, sentence, cause)
 
 
-def _splits(mesh: Mesh, whole: Array, held: Mapping[int, Array]) -> Iterator[dict[int, Array]]:
+def splits(mesh: Mesh, whole: Array, held: Mapping[int, Array]) -> Iterator[dict[int, Array]]:
     """Yield each rank's part of a tensor, for each split that gives them these shapes."""
     regions = {rank: dict(placements_of(whole.shape, array.shape, mesh, rank)) for rank, array in held.items()}
     for placements in next(iter(regions.values()), {}):

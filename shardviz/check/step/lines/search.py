@@ -10,14 +10,13 @@ indices into its part, and what it makes of those. It is passed over until somet
 from __future__ import annotations
 
 import math
-from contextlib import suppress
 from dataclasses import replace
-from fractions import Fraction
 from itertools import combinations
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardviz.check.step.lines.arguments import counts_of_part, is_of_sizes, other_arguments, other_number
 from shardviz.check.step.lines.calls import SELECTS
 from shardviz.check.step.lines.exchanges import COPIES, MOVES, SUMS
 from shardviz.check.step.lines.fault import (
@@ -32,16 +31,21 @@ from shardviz.check.step.lines.fault import (
     scaled_term,
     segments_of,
     unsummed,
+    wrong_argument,
+    wrong_count,
     wrong_number,
     wrong_reduction,
     wrong_result,
 )
-from shardviz.check.step.lines.states import MAX_RATIO, words_of
+from shardviz.check.step.lines.offsets import starts_of
+from shardviz.check.step.lines.states import words_of
 from shardviz.explain.step.lines import DRAWS, ELEMENTWISE, CarriedLine, WrongLines
+from shardviz.explain.templates import number as written
 from shardviz.layout.splits import axes_in
 from shardviz.relate.factors import over
 from shardviz.relate.tolerance import EXACT, SINGLE
 from shardviz.relate.values import error_of, is_alike
+from shardviz.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,9 +60,6 @@ EXTREMES = ("max", "amax", "min", "amin", "aminmax", "any", "all", "topk", "norm
 
 DIVISIONS = ("div", "div_", "truediv", "itruediv", "true_divide", "true_divide_", "divide", "divide_")
 """Functions that divide: a rank may divide its own term of a sum, but by the whole number."""
-
-ARITHMETIC = ("add", "sub", "rsub", "mul", "div", "truediv", "rtruediv", "pow", "rpow", "remainder", "clamp")
-"""Functions of a tensor and a number that is no size of their result."""
 
 
 class ForwardSearch:
@@ -105,6 +106,24 @@ class ForwardSearch:
         """Whether a tensor that the module is given holds numbers or a mask, and no indices."""
         return not self.states.is_index(value) and self.lines.origin(value).startswith("input")
 
+    def _unlike_input(self, unlike: Sequence[Value]) -> tuple[str, str]:
+        """Return which of a module's inputs alone is wrong, and where it differs; empty if that isn't known."""
+        (first, *more), origin = unlike, self.lines.origin
+        inputs = [value for value in self.lines.values if origin(value).startswith("input") and value != first]
+        whole = self.states.reference_of(first)
+        if more or whole is None or not any(self.states.placed(value).is_known for value in inputs):
+            return "", ""
+        for rank, held in self.states.held(first).items():
+            if held.shape != whole.shape or not (places := np.argwhere(held != whole)).size:
+                continue
+            at, is_mask = tuple(int(index) for index in places[0]), self.states.held_dtype(first) == "bool"
+            has, wanted = ((bool(array[at]) if is_mask else float(array[at])) for array in (held, whole))
+            differ = f"{len(places):,} of {counted(whole.size, 'element')} differ"
+            return origin(
+                first
+            ), f"on rank {rank} {differ}, the first at [{', '.join(map(str, at))}]: {has} for {wanted}"
+        return origin(first), ""
+
     def _is_micro_batch(self, call: Call) -> bool:
         """Whether a step takes parts of its batch one after the other: each has other rows than the whole's part."""
         if not self.lines.is_step or call.first.function not in SELECTS or not call.inputs:
@@ -131,12 +150,16 @@ class ForwardSearch:
             unlike = [leaf for leaf in self._leaves if self.lines.is_input(leaf)]
             unlike = [leaf for leaf in unlike if not self.states.placed(leaf).is_known]
             if unlike:  # it arrives wrong, or is each rank's own
+                if self.lines.is_cut:
+                    return None
                 is_wrong = all(self._is_no_index(leaf) and self.states.placed(leaf).is_wrong for leaf in unlike)
-                return given_fault(call) if is_wrong else None
+                readers = [reader for leaf in unlike for reader in self.lines.readers(leaf)]
+                reader = min(readers, key=lambda reader: reader.order)
+                return given_fault(reader, *self._unlike_input(unlike)) if is_wrong else None
             bad = [tensor for tensor in inputs if self.is_bad(tensor)]
             if not bad:
                 return self._reads_another(call) or self._fault_of(value, call, inputs, through)
-            value = min(bad, key=self.lines.order)
+            value = min(bad, key=lambda tensor: (self.lines.is_of_positions(tensor), self.lines.order(tensor)))
         return None
 
     def _fault_of(self, value: Value, call: Call, inputs: Sequence[Value], through: Sequence[Call]) -> Fault:
@@ -221,14 +244,51 @@ class ForwardSearch:
         act = Act(call, words, held, self._before(inputs), self._sum_behind(call))
         if not reads and (fault := self._fault_of_extreme(act)) is not None:
             return fault
-        segments = None
+        segments, number = None, other_number(call)
+        if number is not None and not (axes or reads or self.states.mesh.long_axes):  # a stage's: nothing is a part
+            return wrong_argument(act, *map(written, number))
         if not (times or state.moved or reads):
-            if not unlike and (numbers := _other_number(call)) is not None:
-                return wrong_number(act, *numbers)
+            if not unlike and number is not None and self._is_of_axis(*number):
+                return wrong_number(act, *number)
+            if not unlike and all(arguments := other_arguments(self.states, call)):
+                return wrong_argument(act, *arguments)
             segments = segments_of(self.lines, call, given)
+        if state.moved == "rank" and not reads and (spoiler := self._spoils_alone(call)) is not None:
+            return wrong_count(act, spoiler, counts_of_part(call, spoiler))
         fault = wrong_result(act, axes, times, reads, unlike, self._split_by(given, times), segments)
         is_alone = not any(one.first.ranks for one in between)
-        return replace(fault, is_of_sizes=bool(times) and _is_of_sizes(call), is_scaled=fault.is_scaled and is_alone)
+        return replace(fault, is_of_sizes=bool(times) and is_of_sizes(call), is_scaled=fault.is_scaled and is_alone)
+
+    def _is_of_axis(self, number: float, wanted: float) -> bool:
+        """Whether a number is another one times an axis's size or its root: it may be made of the size of a part."""
+        small, large = sorted((abs(number), abs(wanted)))
+        large = large / small if small else 0.0
+        sizes = [self.states.mesh.axis_size(axis) for axis in self.states.mesh.long_axes]
+        return any(math.isclose(power, size, rel_tol=SINGLE) for size in sizes for power in (large, large**2))
+
+    def _spoils_alone(self, call: Call) -> Call | None:
+        """Return the first call that makes of a different rank's part, and of nothing else, what is no rank's part.
+
+        With a rank's own part it would make no part of the unsharded model's, either.
+        """
+        moved = set(call.outputs)
+        for later in self.lines.following(call):
+            if not {*later.inputs} <= moved or later.whole is None or not later.outputs:
+                continue
+            if later.first.function in MOVES or all(self._is_stretch(value) is not False for value in later.outputs):
+                moved |= {*later.outputs}
+            else:
+                return later
+        return None
+
+    def _is_stretch(self, value: Value) -> bool | None:
+        """Whether each rank has some stretch of a dim of the whole; None if that isn't known."""
+        whole, held = self.states.reference_of(value), self.states.held(value)
+        if whole is None or not held or any(array.ndim != whole.ndim for array in held.values()):
+            return None
+        sizes = {tuple(array.shape) for array in held.values()}
+        dims = [dim for dim, size in enumerate(whole.shape) if {shape[dim] for shape in sizes} != {size}]
+        return all(starts_of(array, whole, dims[0]) for array in held.values()) if len(dims) == 1 else None
 
     def _fault_of_extreme(self, act: Act) -> Fault | None:
         """Return the fault of a call that takes a maximum of a rank's part, unless ranks reduce what it gives them."""
@@ -414,31 +474,3 @@ def _between(before: FrameRecord, last: Call, *, is_own: bool = False) -> Fault:
     """Return that one of the lines from one to another is wrong."""
     sentence = f"it goes wrong between {at(before)} and {at(last.line, before)}"
     return fault_at(last, sentence, WrongLines(place_of(before), place_of(last.line), is_own))
-
-
-def _other_number(call: Call) -> tuple[float, float] | None:
-    """Return the one number that all ranks give a call and the unsharded model does not, and the unsharded model's."""
-    if call.whole is None or call.counts_by_rank:
-        return None
-    given, wanted = call.first.numbers.split(), call.whole.numbers.split()
-    pairs = [pair for pair in zip(given, wanted, strict=False) if pair[0] != pair[1]]
-    if len(pairs) != 1 or len(given) != len(wanted):
-        return None
-    is_whole = not any("." in number for number in pairs[0])  # a size, maybe, as parts have others
-    if is_whole and call.first.function not in ARITHMETIC:
-        return None
-    with suppress(ValueError):  # `True` is no number, nor is what a damaged file has
-        return float(pairs[0][0]), float(pairs[0][1])
-    return None
-
-
-def _is_of_sizes(call: Call) -> bool:
-    """Whether both sides multiply by different numbers that are small ratios, or roots of such, as no norm is."""
-    pairs = zip(call.first.numbers.split(), call.whole.numbers.split() if call.whole is not None else (), strict=False)
-    different = [number for pair in pairs if pair[0] != pair[1] for number in pair]
-    with suppress(ValueError, OverflowError):
-        squares = [float(number) ** 2 for number in different]
-        return bool(squares) and all(
-            math.isclose(square, Fraction(square).limit_denominator(MAX_RATIO), rel_tol=EXACT) for square in squares
-        )
-    return False

@@ -16,7 +16,7 @@ from shardviz.dump.records.lines import of_value
 from shardviz.errors import ShardvizError
 from shardviz.layout.layout import Layout
 from shardviz.layout.notation import write
-from shardviz.layout.splits import MAX_SEGMENTS
+from shardviz.layout.splits import segment_numbers
 from shardviz.relate.factors import over
 from shardviz.relate.relations import Filled, Located, Pair, Pending, Permuted, Reassigned, Rounded, Scaled
 from shardviz.relate.search import relation_of
@@ -124,7 +124,7 @@ class States:
     """Relates the tensors of a module's lines, each once."""
 
     def __init__(self, dump: Dump, lines: Lines) -> None:
-        self.dump, self.lines, self.mesh = dump, lines, dump.files.mesh
+        self.dump, self.lines, self.mesh = dump, lines, lines.mesh_in(dump)
         self._placed: dict[tuple[Value, bool], State] = {}
         self._refined_states: dict[tuple[Value, bool], State] = {}
         self.mean_axes: frozenset[str] = frozenset()
@@ -132,7 +132,15 @@ class States:
             rank: next((point.scale for point in record.trace if point.what.startswith("gradient")), 1.0)
             for rank, record in dump.files.ranks.items()
         }
+        if any(self._is_loss(value, number) for value, number in lines.returned):
+            self._scales = dict.fromkeys(self._scales, 1.0)
         self.mean_axes = frozenset(self._axes_of_batch()) if lines.is_step else self.mean_axes
+
+    def _is_loss(self, value: Value, number: int) -> bool:
+        """Whether a module returns a number whose gradient is the unsharded model's: a loss, which tells the scale."""
+        held, whole = self._arrays(value, gradient=True), self.whole(number, gradient=True)
+        is_number = whole is not None and whole.size == 1 and bool(held)
+        return is_number and all(array.size == 1 and np.all(array == whole) for array in held.values())
 
     def _axes_of_batch(self) -> Iterator[str]:
         """Yield the axes that split the batch, of a step around the model: as is claimed, or by what the model gets."""
@@ -372,7 +380,7 @@ class States:
         first = next(iter(held.values()))
         for dim, size in enumerate(whole.shape if first.ndim == whole.ndim else ()):
             for axis in (axis for axis in axes if first.shape[dim] * self.mesh.axis_size(axis) == size):
-                for number in _divisors(size // self.mesh.axis_size(axis)):
+                for number in segment_numbers(size // self.mesh.axis_size(axis)):
                     chains = tuple((number, axis) if at == dim else () for at in range(whole.ndim))
                     layout = Layout(self.mesh, whole.shape, chains)
                     if all(error_of(held[rank], part_of(whole, region)) <= near for rank, region in layout.regions()):
@@ -463,12 +471,6 @@ class States:
         number = self.lines.without_bias.get(wanted, (wanted,))[0]
         tensor = self.dump.by_name("reference", "activation")[of_value(self.lines.module, number)]
         return tensor.first.body.dtype
-
-
-def _divisors(size: int) -> list[int]:
-    """Return the numbers of segments that a dim may be cut into, rising: at least two, and no more than are read."""
-    small = [number for number in range(1, math.isqrt(size) + 1) if size % number == 0]
-    return sorted({*small, *(size // number for number in small)} & set(range(2, MAX_SEGMENTS + 1)))
 
 
 def _state_of(chain: Chain | None, mesh: Mesh, mean_axes: frozenset[str], *, is_number: bool) -> State:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from shardviz.check.step.contradictions import is_due
 from shardviz.check.step.trace.calls import is_within
 from shardviz.check.step.trace.causes import cause_of, times_in_backward
-from shardviz.check.step.trace.divergence import pending_axis, unsummed_behind
+from shardviz.check.step.trace.divergence import INPUT, OUTPUT, pending_axis, unsummed_behind
 from shardviz.dump.records.trace import Place
 from shardviz.explain.finding import Finding
 from shardviz.explain.step.gradients import CutInModule, GraphCutBehind, UnsummedInputGradient
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from shardviz.check.report import NotChecked
     from shardviz.check.step.comparison import Compared, Found
     from shardviz.check.step.evidence import Evidence
+    from shardviz.check.step.trace.calls import Calls
     from shardviz.check.step.trace.divergence import Divergence
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Kind
@@ -187,7 +188,10 @@ def _of_gradients(evidence: Evidence, first: Divergence, pairs: Sequence[Found])
         for comparison, finding in pairs
         if comparison.role == "grad"
         and (finding.generic or is_proven or _is_term_of(first, comparison, finding))
-        and _order_of(evidence, comparison.name) <= first.call.order
+        and (
+            _order_of(evidence, comparison.name) <= first.call.order
+            or (finding.generic and _is_used_around(evidence, comparison.name, first))
+        )
     ]
     if not follow:
         return list(pairs)
@@ -212,6 +216,14 @@ def _is_term_of(first: Divergence, result: Compared, finding: Finding) -> bool:
     if pending is None or not isinstance(cause, GradientNotReduced) or not _is_weight_of(first, result):
         return False
     return cause.op == "SUM" and cause.axes == (pending_axis(pending),)
+
+
+def _is_used_around(evidence: Evidence, weight: str, first: Divergence) -> bool:
+    """Whether a weight's module is never called, and a module around the first wrong one uses it by itself."""
+    name = weight.rpartition(".")[0]
+    around = name.rpartition(".")[0]
+    calls = evidence.calls.by_module
+    return name not in calls and around in calls and is_within(first.module, around)
 
 
 def _order_of(evidence: Evidence, weight: str) -> int:
@@ -263,8 +275,10 @@ def cause_at(evidence: Evidence, first: Divergence) -> Cause:
         return (
             UnexplainedModule(name) if pending is None else UnexplainedModule(name, first.after, pending_axis(pending))
         )
+    if first.way == "unsummed" and is_within(first.before, first.module):
+        return UnsummedInputGradient(name, first.axis, first.before)
     if first.way == "unsummed":
-        return UnsummedInputGradient(name, first.axis, first.before if is_within(first.before, first.module) else "")
+        return UnsummedInputGradient(name, first.axis, "", *_readings(evidence.calls, first))
     if first.way == "lost":
         if first.before == first.module:
             return GraphCutBehind(_lost_output(first), _is_last_of_stage(evidence, first))
@@ -274,6 +288,31 @@ def cause_at(evidence: Evidence, first: Divergence) -> Cause:
     if first.way == "between":
         return UnexplainedBetweenModules(name, first.after or "what reads its output")
     return UnexplainedModuleBackward(name)
+
+
+def _readings(calls: Calls, first: Divergence) -> tuple[str, tuple[str, ...], str]:
+    """Return which input of a first wrong module sends back terms, what else reads the tensor so, and what makes it.
+
+    Returns:
+        The input, as `input 1`, if others of the module's send back the whole; the other modules; and the module that
+        makes the tensor, if all that read it send back terms.
+    """
+    makers = [call for call in calls.in_order if call.point(OUTPUT, "pending") == first.point]
+    tensors = makers[0].tensors(OUTPUT) if makers else set()
+    points = [point for own in first.call.points.values() for point in own if point.what == INPUT]
+    indices = {point.index for point in points if point.state == "pending"}
+    argument = f"input {min(indices)}" if len(indices) == 1 and {point.index for point in points} > indices else ""
+    readers = [call for call in calls.in_order if call.tensors(INPUT) & tensors and call.is_good(OUTPUT)]
+    outer = [
+        call
+        for call in readers
+        if not any(is_within(call.module, other.module) and call is not other for other in readers)
+    ]
+    pending = tuple(
+        call.module for call in outer if call is not first.call and call.tensors(INPUT, "pending") & tensors
+    )
+    is_of_all = bool(pending) and len(pending) == len(outer) - 1
+    return argument, pending, makers[0].module if is_of_all else ""
 
 
 def _unused_weight(evidence: Evidence, first: Divergence) -> str:

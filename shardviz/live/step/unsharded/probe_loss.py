@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from shardviz.dump.records.lines import NO_MEAN
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.compat import whole_of
 from shardviz.live.step.batch import part_of
@@ -145,6 +146,6 @@ def why_apart(model: nn.Module, independent: bool | None) -> str:
     if independent is False:
         return "the output of a row depends on its number or on other rows: on purpose, or counted from 0 on each rank"
     return (
-        "the loss is not a mean over rows: it is a sum, or uses a mean, a variance or negatives of its rows, which a "
+        f"{NO_MEAN}: it is a sum, or uses a mean, a variance or negatives of its rows, which a "
         "rank has of its own rows unless it reduces or gathers them"
     )

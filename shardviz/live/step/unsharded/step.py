@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from shardviz.dump.records.lines import COMPARED_OVER_PARTS
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.locals import local_tensors
 from shardviz.live.compat import one_process, whole_of
@@ -270,7 +271,7 @@ def _in_parts(
     ):
         return replace(reference, is_mean_of_means=True)
     note = (
-        f"the step on the whole batch: its loss is {loss:.6g}, but the mean over the ranks' {parts} parts is "
+        f"{COMPARED_OVER_PARTS}: its loss is {loss:.6g}, but the mean over the ranks' {parts} parts is "
         f"{mean:.6g} ({why_apart(reference.model, independent)}); compared over the parts"
     )
     if any(True for _ in reference.model.buffers()):
