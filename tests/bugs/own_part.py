@@ -128,7 +128,39 @@ def optimizer(model, mesh):
 """
 )
 
+FROZEN = (
+    FSDP
+    + """
+OLD = 6
+
+
+def optimizer(model, mesh):
+    made = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.0)
+
+    def freeze(*_):
+        for name, weight in model.named_parameters():
+            if name.endswith("weight") and weight.grad is not None and weight.ndim > 1:
+                rows, first = weight.grad, 0
+                if isinstance(rows, DTensor):
+                    rows, first = rows.to_local(), mesh.get_local_rank() * len(weight.to_local())
+                rows[: max(OLD - first, 0)] = 0
+
+    made.register_step_pre_hook(freeze)
+    return made
+
+"""
+)
+
 CASES = (
+    Bug(
+        "frozen rows counted from the first of each part",
+        "fsdp=2",
+        FROZEN,
+        (("mesh.get_local_rank() * len(weight.to_local())", "0"),),
+        ("wrong-value", "write-not-applied"),
+        ("rows 0:6", "by their index in each rank's part"),
+        ("Muon",),
+    ),
     Bug(
         "a norm of each rank's own features",
         "tp=2",

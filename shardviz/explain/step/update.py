@@ -81,6 +81,21 @@ class StepOfPart(Cause):
     )
 
 
+class RowsOfPart(Cause):
+    """Rows of a weight that are to stay as they are, are picked by their index in a part.
+
+    Code that freezes rows, such as those of old words, sets their gradient to zero. It gets each rank's part from
+    `to_local()`, and row 0 of that is row 0 of the whole on the first rank alone.
+
+    Attributes:
+        rows: The rows that the unsharded model's optimizer leaves.
+    """
+
+    rows: str
+    why = "The code picks rows {rows} by their index in each rank's part of the weight, not in the whole"
+    how = "add the rank's offset to the indices, or write to the DTensor instead of its to_local()"
+
+
 class AnotherLearningRate(Cause):
     """Every rank steps a weight by one multiple of the unsharded model's step.
 

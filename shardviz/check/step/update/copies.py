@@ -13,7 +13,7 @@ import numpy as np
 
 from shardviz.check.report import NotChecked
 from shardviz.check.step.comparison import apart_text, compared, laid_out, whole_of
-from shardviz.check.step.update.reasons import factors_of_steps, scaled
+from shardviz.check.step.update.reasons import factors_of_steps, rows_of_part, scaled
 from shardviz.check.values.copies import with_copies
 from shardviz.explain.step.update import (
     AverageNotWritten,
@@ -187,6 +187,9 @@ def _check_moved(dump: Dump, weights: Sequence[Compared]) -> Iterator[Finding]:
         return
     is_sent = any(call.op == "broadcast" for record in dump.files.ranks.values() for call in record.collectives)
     for comparison, still in unmoved:
+        if (why := rows_of_part(dump, comparison)) is not None:
+            yield comparison.finding(why.explanation, why.clause, still, kind="write-not-applied")
+            continue
         text = f"the optimizer's step did not change it{_where(comparison, still)}, though its gradient is not zero"
         yield comparison.finding(StepNotKept(is_sent), text, still)
 
@@ -200,14 +203,18 @@ def _skipping(trained: Sequence[tuple[int, ...]], stills: Sequence[tuple[int, ..
 
 
 def _with_gradient(dump: Dump, comparison: Compared) -> tuple[int, ...]:
-    """Return the ranks whose part has a gradient, unless the unsharded model's optimizer leaves the weight as it is.
+    """Return the ranks whose part has a gradient and is changed by the unsharded model's optimizer.
 
-    It does if it leaves it on every rank: an optimizer that deals weights out may know which rank it is on.
+    That changes no part of a weight that it leaves on every rank: an optimizer that deals weights out may know which
+    rank it is on. Of others it may leave rows, as those whose gradient the code sets to zero before the step.
     """
     gradient = whole_of(dump, "grad", comparison.name)
     if gradient is None or all(comparison.name in dump.files.ranks[rank].not_due for rank in comparison.values):
         return ()
     sizes, least = np.abs(gradient), SINGLE * comparison.rounding.size
+    after = whole_of(dump, "param", comparison.name, "updated")
+    if after is not None and after.shape == comparison.wanted.shape:
+        sizes = np.where(after != comparison.wanted, sizes, 0.0)
     return tuple(rank for rank in comparison.values if np.max(comparison.part(sizes, rank), initial=0.0) > least)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.comparison import Reason, compared, weight_of, whole_of
+from shardviz.check.step.comparison import Reason, compared, spans, weight_of, whole_of
 from shardviz.check.step.rules.all_gradients import norms_of_parts, total
 from shardviz.explain.step.scales import ClippedByParts, NormOverWrongAxes
 from shardviz.explain.step.update import (
@@ -24,6 +24,7 @@ from shardviz.explain.step.update import (
     RankDependentStep,
     RemainderNotStepped,
     RepeatedStep,
+    RowsOfPart,
     StepOfPart,
     StepSkippedByRank,
     TrainedThoughFrozen,
@@ -76,6 +77,8 @@ def why_weight(evidence: Evidence, comparison: Compared) -> Reason | None:
             or _by_norms(evidence, comparison, step, factors)
             or _scaled(dump, comparison, factors)
         )
+    if (rows := _rows_left(step)) is not None:
+        return _by_own_index(step, rows)
     return (
         _left_out(step)
         or _decayed(dump, comparison, step)
@@ -115,6 +118,44 @@ def unexplained_weight(evidence: Evidence, comparison: Compared, ranks: Collecti
     whole = [other for other in others if other.wanted.ndim > 1 and not any(map(other.is_split, other.mesh.axes))]
     only_split = bool(split_over and whole) and not any(other.wrong for other in whole)
     return UnexplainedWeight(listed(settings, MAX_LISTED), few, split_over, only_split)
+
+
+def rows_of_part(dump: Dump, comparison: Compared) -> Reason | None:
+    """Return that rows of a weight that are not stepped are picked by their index in each rank's part."""
+    step = _step_of(dump, comparison)
+    rows = _rows_left(step) if step is not None else None
+    return _by_own_index(step, rows) if step is not None and rows is not None else None
+
+
+def _rows_left(step: Compared) -> dict[int, NDArray[np.bool_]] | None:
+    """Return which rows of its part each rank does not step; None unless all others are right, and some are left."""
+    left: dict[int, NDArray[np.bool_]] = {}
+    for rank, held in step.reduced.items():
+        wanted = step.wanted_of(rank)
+        if held.shape != wanted.shape or held.ndim < 2:
+            return None
+        rows, due = (part.reshape(len(part), -1) for part in (held, wanted))
+        left[rank] = np.asarray(~rows.any(axis=1))
+        is_due = ~due.any(axis=1)
+        is_right = (np.abs(rows - due) <= EXPLAINED_UPDATE * magnitude(step.wanted)).all(axis=1)
+        if not np.all(is_right | (left[rank] != is_due)):
+            return None
+    return left if any(map(np.any, left.values())) else None
+
+
+def _by_own_index(step: Compared, left: Mapping[int, NDArray[np.bool_]]) -> Reason | None:
+    """Return that rows are picked by their index in a rank's part; None if that does not say which are left."""
+    due: NDArray[np.bool_] = np.asarray(~step.wanted.reshape(len(step.wanted), -1).any(axis=1))
+    indices = np.broadcast_to(np.arange(len(due)).reshape(-1, *[1] * (step.wanted.ndim - 1)), step.wanted.shape)
+    if not due.any() or not all(np.array_equal(rows, due[: len(rows)]) for rows in left.values()):
+        return None
+    texts = []
+    for rank, rows in left.items():
+        is_due = step.wanted_of(rank).reshape(len(rows), -1).any(axis=1)
+        wrong = step.part(indices, rank).reshape(len(rows), -1)[rows & is_due, 0]
+        texts += [f"rank {rank} does not step rows {spans(wrong)}"] if len(wrong) else []
+    sentence = f"{listed(texts, MAX_LISTED)}; the unsharded model's optimizer leaves rows {spans(np.flatnonzero(due))}"
+    return Reason(RowsOfPart(spans(np.flatnonzero(due))), sentence)
 
 
 def _left_out(step: Compared) -> Reason | None:
