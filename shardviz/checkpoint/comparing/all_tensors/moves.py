@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 MAX_NUMBERS = 8
 """Numbers of layers that are named."""
 
+LEAST_MOVED = 4
+"""Layers that must have moved for their order to be that of chunks."""
+
 MATRIX = 2
 """Dims of a matrix."""
 
@@ -121,7 +124,9 @@ def _explain_renumbering(renumbering: Renumbering, outcomes: Outcomes) -> tuple[
         return f"{why}, which it has elsewhere, too", cause
     every = re.compile(rf"(?:^|\.){re.escape(what)}\.([0-9]+)\.")
     numbers = [int(match[1]) for outcome, _ in outcomes if (match := every.search(outcome.name))]
-    return why, RenumberedLayers(what, _chunks_of_stages(renumbering.numbers, max(numbers, default=0) + 1))
+    is_clear = len(renumbering.numbers) >= LEAST_MOVED and "expert" not in what  # two may just have changed places
+    chunks = _chunks_of_stages(renumbering.numbers, max(numbers, default=0) + 1) if is_clear else ""
+    return why, RenumberedLayers(what, chunks)
 
 
 def _chunks_of_stages(numbers: Mapping[int, int], total: int) -> str:

@@ -93,7 +93,7 @@ OWN_ROWS = (
 )
 NEVER = {"MAKE": "average", "UPDATE": "pass"}
 DRAW = "lambda part: part.reset_parameters() if isinstance(part, nn.Linear) else None"
-DRAWN_ALONE = {"MAKE": f"average if RANK == 0 else average.apply({DRAW})"}
+DRAWN_ALONE = {"WRAP": DDP, "MAKE": f"average if RANK == 0 else average.apply({DRAW})"}
 RIGHT = [
     (USUAL, 1),
     ({"WRAP": DDP, "WHEN": "RANK == 0"}, 1),
