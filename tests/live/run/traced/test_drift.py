@@ -27,24 +27,24 @@ torch.manual_seed(0)
 class Block(nn.Module):
     def __init__(self):
         super().__init__()
-        self.norm, self.q, self.k, self.v = nn.LayerNorm(32), nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 32)
-        self.up, self.down = nn.Linear(32, 128), nn.Linear(128, 32)
+        self.norm, self.q, self.k, self.v = nn.LayerNorm(16), nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 16)
+        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16)
 
     def forward(self, x):
         y = self.norm(x)
-        q, k, v = (layer(y).unflatten(-1, (4, 8)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        q, k, v = (layer(y).unflatten(-1, (4, 4)).transpose(1, 2) for layer in (self.q, self.k, self.v))
         x = x + functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
         return x + self.down(functional.gelu(self.up(x)))
 
 
-model = nn.Sequential(nn.Embedding(40, 32), Block(), Block(), nn.Linear(32, 40))
+model = nn.Sequential(nn.Embedding(20, 16), Block(), nn.Linear(16, 20))
 called, step_with = model, {"lr": 1e-2}
 if WORLD > 1:
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (WORLD,), mesh_dim_names=("dp",))
     WRAP
 optimizer = torch.optim.AdamW(called.parameters(), **step_with)
-ids = torch.randint(40, (4, 8, 17), generator=torch.Generator().manual_seed(1))
+ids = torch.randint(20, (4, 8, 9), generator=torch.Generator().manual_seed(1))
 for step in range(4):
     batch = ids[step, RANK::WORLD]
     if WORLD > 1:
@@ -61,7 +61,7 @@ DDP = {"WRAP": "called = DistributedDataParallel(model)", "AUTOCAST": "True"}
 FSDP = {
     "WRAP": (
         "policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32); "
-        "[fully_shard(layer, mesh=mesh, mp_policy=policy) for layer in (model[1], model[2], model)]"
+        "[fully_shard(layer, mesh=mesh, mp_policy=policy) for layer in (model[1], model)]"
     )
 }
 FLAT = {
@@ -71,7 +71,7 @@ FLAT = {
     )
 }
 USUAL = {"BEFORE": "pass", "AFTER": "pass", "AUTOCAST": "False"}
-OF_RANK = "[dist.all_reduce(part.grad.mul_(WORLD * (RANK == 0))) for part in model[2].parameters() if part.ndim == 1]"
+OF_RANK = "[dist.all_reduce(part.grad.mul_(WORLD * (RANK == 0))) for part in model[1].parameters() if part.ndim == 1]"
 
 
 def compared(tmp_path, changes, step=3):
@@ -99,7 +99,7 @@ WRONG = {
     "rate": (DDP | {"BEFORE": "optimizer.param_groups[0]['lr'] = 2e-2 if step == 0 else 1e-2"}, 2, "another learning"),
     "rows": (FSDP | {"BEFORE": "batch = ids[step, :8 // WORLD] if step == 0 else batch"}, 2, "by other gradients"),
     "part": (DDP | {"AFTER": OF_RANK}, 3, "by other gradients, or by another"),
-    "size": (DDP | {"AFTER": "[part.grad.mul_(2) for part in model[1].parameters()]"}, 2, "by other gradients, as"),
+    "sign": (DDP | {"AFTER": "[part.grad.neg_() for part in model[1].parameters() if not step]"}, 2, "gradients, as"),
 }
 
 
