@@ -213,8 +213,9 @@ def _with_gradient(dump: Dump, comparison: Compared) -> tuple[int, ...]:
         return ()
     sizes, least = np.abs(gradient), SINGLE * comparison.rounding.size
     after = whole_of(dump, "param", comparison.name, "updated")
-    if after is not None and after.shape == comparison.wanted.shape:
-        sizes = np.where(after != comparison.wanted, sizes, 0.0)
+    is_moved = after != comparison.wanted if after is not None and after.shape == comparison.wanted.shape else None
+    if is_moved is not None and np.any(is_moved):
+        sizes = np.where(is_moved, sizes, 0.0)
     return tuple(rank for rank in comparison.values if np.max(comparison.part(sizes, rank), initial=0.0) > least)
 
 
