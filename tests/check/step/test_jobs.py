@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardviz.check.step.jobs.compare import trained_in_one_job
-from shardviz.check.step.jobs.starts import other_weights, rows_of
+from shardviz.check.step.jobs.starts import OtherWeight, other_weights, repeated_weight, rows_of
 from shardviz.check.step.jobs.whole_job import mesh_of_groups
 from shardviz.check.step.trace.traces import Kept, Weight, in_both, joined
 from shardviz.dump.arrays.sample import kept_indices, strides_between, strides_for
@@ -231,3 +231,20 @@ def test_a_weight_that_only_this_job_trains_is_named(gradient, of_reference, nam
     job = SimpleNamespace(job=SimpleNamespace(ranks={0: SimpleNamespace(weights=lambda role, moment: parts.items())}))
     weights = SimpleNamespace(params=parts, grads={name: parts[name] for name in of_reference})
     assert [finding.tensor for finding in trained_in_one_job(weights, job)] == names
+
+
+@pytest.mark.parametrize(
+    ("parts", "is_repeated"), [("one", True), ("right", False), ("zeros", False), ("whole", False)]
+)
+def test_a_part_that_all_ranks_drew_alike_is_found(parts, is_repeated):
+    whole = np.random.default_rng(0).normal(size=(8, 4))
+    held = {
+        "one": [whole[:4] + 1] * 2,
+        "right": [whole[:4], whole[4:]],
+        "zeros": [0 * whole[:4]] * 2,
+        "whole": [whole + 1] * 2,
+    }[parts]
+    weights = {rank: Weight(part.shape, None, Kept.whole(part)) for rank, part in enumerate(held)}
+    others = [OtherWeight("up", 0, 1.0, is_permuted=False)]
+    full = {"up": Weight(whole.shape, None, Kept.whole(whole))}
+    assert bool(repeated_weight(others, full, {"up": weights})) == is_repeated

@@ -27,7 +27,15 @@ from shardviz.check.step.jobs.optimizers import (
 )
 from shardviz.check.step.jobs.padding import rows_without_padding
 from shardviz.check.step.jobs.peers import rows_of_peers
-from shardviz.check.step.jobs.starts import Rows, belongings_of, by_name, farthest_weights, other_weights, rows_of
+from shardviz.check.step.jobs.starts import (
+    Rows,
+    belongings_of,
+    by_name,
+    farthest_weights,
+    other_weights,
+    repeated_weight,
+    rows_of,
+)
 from shardviz.check.step.jobs.states import states_before
 from shardviz.check.step.jobs.updates import Updates, updates_of
 from shardviz.check.step.jobs.whole_job import WholeJob, chosen, mesh_of_job
@@ -43,6 +51,7 @@ from shardviz.check.step.trace.traces import (
 )
 from shardviz.dump.records.lines import STEP
 from shardviz.explain.checkpoints.conversion import NarrowedOnTheWay
+from shardviz.explain.placement.values import RepeatedDraw
 from shardviz.explain.step.gradients import ReductionSwitchedOff
 from shardviz.explain.step.modules import UnexplainedModule
 from shardviz.explain.step.two_jobs import (
@@ -224,10 +233,16 @@ def _of_weights(
     is_near = all(weight.apart <= NEAR_STARTS for weight in others if len(weights.params[weight.name].shape) > 1)
     if steps and is_near and isinstance(cause, DifferentWeights):
         cause = cause_of_steps(others, weights, parts, jobs, steps)
-    sentence = (
-        f"weights differ already before the step, {len(others)} of {total}: {names}; on rank {first.rank} of "
-        f"{jobs[1].name} {first.name} {what}"
-    )
+    begin = f"weights differ already before the step, {len(others)} of {total}: {names}"
+    if (repeated := repeated_weight(others, weights.params, parts)) is not None and isinstance(cause, DifferentWeights):
+        part = next(iter(parts[repeated.name].values())).values
+        assert part is not None, "it was compared"
+        shapes = f"{list(part.shape)} of {list(weights.params[repeated.name].shape)}"
+        clause = f"each rank of {jobs[1].name} has a part of {repeated.name}, {shapes}, and all have the same values"
+        along = " and ".join(jobs[1].mesh.long_axes)
+        cause = RepeatedDraw(along, part.device.startswith("cpu"))
+        return departure_for(cause, "weights", repeated.name, f"{begin}; {clause}")
+    sentence = f"{begin}; on rank {first.rank} of {jobs[1].name} {first.name} {what}"
     return departure_for(cause, "weights", first.name, sentence)
 
 
@@ -240,7 +255,8 @@ def _relation_of(weight: OtherWeight) -> tuple[str, Cause]:
     if weight.is_permuted:
         order = f": {weight.order}" if weight.order else ""
         return f"has numbers of the other job's {weight.name}, at other places{order}", MisplacedWeights()
-    how = f"differs by up to {100 * weight.apart:.2g}% of its largest element"
+    size = f"{100 * weight.apart:.2g}% of" if weight.apart < 1 else f"{weight.apart:.2g} times"
+    how = f"differs by up to {size} its largest element"
     return how if np.isfinite(weight.apart) else "fits no part of the other job's", DifferentWeights(of_jobs=True)
 
 

@@ -186,6 +186,19 @@ def other_weights(
     return others, len(shared_names)
 
 
+def repeated_weight(
+    others: Sequence[OtherWeight], full: Mapping[str, Weight], parts: Mapping[str, Mapping[int, Weight]]
+) -> OtherWeight | None:
+    """Return the first weight of which every rank has the same values for a part that is smaller than the whole."""
+    for other in others:
+        held, whole = [part.values for part in parts[other.name].values() if part.values is not None], full[other.name]
+        is_part = all(math.prod(part.shape) < math.prod(whole.shape) for part in held)
+        is_repeated = all(np.array_equal(part.values, held[0].values) for part in held[1:])
+        if is_part and is_repeated and len(held) > 1 and np.ptp(held[0].values) > 0:
+            return other
+    return None
+
+
 def farthest_weights(
     full: Mapping[str, Weight], parts: Mapping[str, Mapping[int, Weight]], belongings: Mapping[str, Belonging]
 ) -> tuple[float, float]:
