@@ -55,3 +55,16 @@ def test_values_that_a_cast_to_float16_makes_zero_are_named(tmp_path, size, caus
     with np.errstate(over="ignore"):
         outcome = outcome_of(tmp_path, before, before.astype("f2"))
     assert (outcome.verdict, outcome.cause_id) == ("cast", cause)
+
+
+@pytest.mark.parametrize(
+    ("at", "rest", "cause"), [(6, 0.0, "overwritten-parts"), (0, 0.0, ""), (6, 1.0, ""), (5, 0.0, "overwritten-parts")]
+)
+def test_parts_that_were_written_over_each_other_are_named(tmp_path, at, rest, cause):
+    """Parts in their own places, beside zeros or drawn anew, are something else."""
+    before = RANDOM.normal(size=(8, 4, 6))
+    after = np.abs(rest * RANDOM.normal(size=before.shape))
+    after[:2] = before[at : at + 2]
+    outcome = outcome_of(tmp_path, before, after)
+    assert outcome.cause_id == cause
+    assert not cause or f"has the first's {at}-{at + 1} at 0-1, and zeros at 2-7" in outcome.why

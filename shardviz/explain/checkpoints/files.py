@@ -407,3 +407,15 @@ class NeverLoaded(Cause, kind="write-not-applied"):
         "load it after it is made and filled",
         "compare with the checkpoint that the job loaded",
     )
+
+
+class OverwrittenParts(Cause, kind="misordered"):
+    """Parts of a dim were all written to the places of the first; the last of them stays.
+
+    Each rank numbers its experts, its layers or its rows from 0. Whoever joins the ranks' files must add the rank's
+    offset; without it each file is written over the one before, and the rest keeps the zeros that it was made with.
+    """
+
+    dim: int
+    why = "Each part was written along dim {dim} at its number within the part, over the part before"
+    how = "add the part's offset along dim {dim} to the number that it is written at"

@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardviz.checkpoint.comparing.equality import narrower
-from shardviz.checkpoint.comparing.one_tensor.lengths import explain_padding, explain_repeats, explain_shift
+from shardviz.checkpoint.comparing.one_tensor.lengths import (
+    explain_overwritten,
+    explain_padding,
+    explain_repeats,
+    explain_shift,
+)
 from shardviz.checkpoint.comparing.one_tensor.orders import cause_of_order, is_long_line, name_change
 from shardviz.checkpoint.comparing.outcome import Distance
 from shardviz.checkpoint.records import StoredTensor
@@ -103,6 +108,8 @@ def change_of(outcome: Outcome, before: Tensor, after: Tensor, names: tuple[str,
         shapes = f"{before.dtype}{list(before.shape)} became {after.dtype}{list(after.shape)}"
         return replace(changed, why=f"{shapes}: {changed.why}")
     if changed := explain_padding(outcome, before_bits, after_bits, names):
+        return replace(changed, why=f"{changed.why}{types}")
+    if changed := explain_overwritten(outcome, before_bits, after_bits, names):
         return replace(changed, why=f"{changed.why}{types}")
     if not is_long_line(before_bits) and (changed := explain_shift(outcome, before_bits, after_bits, names)):
         return replace(changed, why=f"{changed.why}{types}")

@@ -19,6 +19,7 @@ from shardviz.explain.checkpoints.conversion import (
     PaddedParts,
     RepeatedHeads,
 )
+from shardviz.explain.checkpoints.files import OverwrittenParts
 from shardviz.groups import the_only
 from shardviz.reference.windows import line_hashes
 from shardviz.relate.values import is_alike
@@ -119,6 +120,30 @@ def explain_shift(outcome: Outcome, mine: NDArray[Any], theirs: NDArray[Any], na
         ]
         why = f"of dim {dim}, {', '.join(parts)}; the others are in the same order, at other places"
         return outcome.became("other", why, LostSlices(dim, _num_shards(places, len(first))))
+    return None
+
+
+def explain_overwritten(
+    outcome: Outcome, mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]
+) -> Outcome | None:
+    """Explain that parts of a dim were written over each other, so that one side has the last of them, and zeros."""
+    if mine.shape != theirs.shape or mine.ndim < 2:
+        return None
+    for dim in range(mine.ndim):
+        others = tuple(axis for axis in range(mine.ndim) if axis != dim)
+        is_zero: NDArray[np.bool_] = np.asarray(~theirs.any(axis=others))
+        size = len(is_zero) - int(is_zero.sum())
+        is_cut = 0 < size < len(is_zero) and len(is_zero) % size == 0
+        if not is_cut or is_zero[:size].any() or not np.all(mine.any(axis=others)):
+            continue
+        first, second = (np.moveaxis(side, dim, 0).reshape(len(is_zero), -1) for side in (mine, theirs))
+        places = _places_in(first, second[:size])
+        if places[0] > 0 and np.array_equal(places, places[0] + np.arange(size)):
+            taken, at, rest = (
+                join_numbers(range(*span)) for span in ((places[0], places[0] + size), (0, size), (size, len(is_zero)))
+            )
+            why = f"of dim {dim}, {names[1]} has {names[0]}'s {taken} at {at}, and zeros at {rest}"
+            return outcome.became("other", why, OverwrittenParts(dim))
     return None
 
 
