@@ -417,5 +417,8 @@ class OverwrittenParts(Cause, kind="misordered"):
     """
 
     dim: int
-    why = "Each part was written along dim {dim} at its number within the part, over the part before"
-    how = "add the part's offset along dim {dim} to the number that it is written at"
+    why = (
+        "Each part was written along dim {dim} at its number within the part, over the part before",
+        "The last part alone was kept, at the start, on purpose",
+    )
+    how = ("add the part's offset along dim {dim} to the number that it is written at", "leave it as it is")

@@ -138,7 +138,7 @@ def explain_overwritten(
             continue
         first, second = (np.moveaxis(side, dim, 0).reshape(len(is_zero), -1) for side in (mine, theirs))
         places = _places_in(first, second[:size])
-        if places[0] > 0 and np.array_equal(places, places[0] + np.arange(size)):
+        if np.array_equal(places, np.arange(len(is_zero) - size, len(is_zero))):
             taken, at, rest = (
                 join_numbers(range(*span)) for span in ((places[0], places[0] + size), (0, size), (size, len(is_zero)))
             )
