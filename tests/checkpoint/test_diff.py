@@ -224,6 +224,16 @@ def test_layers_that_change_places_are_said_once(tmp_path, capsys, numbers, word
     assert words in " ".join(capsys.readouterr().out.split())
 
 
+def test_optimizer_states_of_other_layers_are_no_renumbered_layers(tmp_path, capsys):
+    def saved(numbers):
+        return in_layers(range(4)) | {f"optimizer.{name}.exp_avg": 3 * w for name, w in in_layers(numbers).items()}
+
+    assert main(["diff", *map(str, files(tmp_path, saved(range(4)), saved([3, 2, 1, 0])))]) == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert "of the optimizer's states, layers 0 1 2 3 of the second are layers 3 2 1 0" in out
+    assert "matches states by position" in out
+
+
 def test_layers_of_which_a_weight_stays_are_not_renumbered(tmp_path, capsys):
     before, numbers = in_layers(range(8)), [0, 1, 4, 5, 2, 3, 6, 7]
     after = in_layers(numbers) | {"layers.2.up": before["layers.2.up"]}

@@ -15,10 +15,12 @@ from shardviz.checkpoint.comparing.outcome import KEPT, SIDES, with_replaced
 from shardviz.checkpoint.findings import are_embeddings
 from shardviz.checkpoint.maps.mapped_tensors import MappedTensor, leaves
 from shardviz.checkpoint.maps.numbering import find_renumberings, star_shared_numbers
+from shardviz.checkpoint.optimizer import KEYS as STATES
 from shardviz.checkpoint.records import StoredTensor
 from shardviz.errors import DumpError
 from shardviz.explain.checkpoints.conversion import OneSidedTie, RenamedInPart, RenumberedLayers, UnsavedHead
 from shardviz.explain.placement.content import LocalNumbering
+from shardviz.explain.testing.transfers import StateByNumber
 from shardviz.reference.names import WRAPPED, WRAPPERS
 from shardviz.relate.values import is_alike
 from shardviz.text import counted, folded_names, printable
@@ -118,6 +120,8 @@ def _explain_renumbering(renumbering: Renumbering, outcomes: Outcomes) -> tuple[
     why = f"{what} {second_numbers}{more} of the second are {what} {first_numbers}{more} of the first"
     if len(few) == 1:
         why = f"{what}.{second_numbers} of the second is {what}.{first_numbers} of the first"
+    if all(name.rpartition(".")[2] in STATES for name in renumbering.names):
+        return f"of the optimizer's states, {why}", StateByNumber()
     if renumbering.is_again:
         is_local = len({second - first for first, second in renumbering.numbers.items()}) == 1 and len(few) > 1
         cause = LocalNumbering(what, is_saved=True) if is_local else None
