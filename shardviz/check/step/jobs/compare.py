@@ -91,6 +91,10 @@ NEW_MODEL = (
 WITHOUT_GRADIENT = "its gradient: only a sample of it was kept, or ranks have different ones"
 UNSHARDED = "the unsharded model"
 WHICH_IS_RIGHT = "Which of the two is right they do not show; one process does: shardviz run --trace -- python train.py"
+LINES_IN_ANOTHER_ORDER = (
+    "the lines that were recorded: ranks have the batch's rows in another order than one process; give each rank a run "
+    "of rows to compare them"
+)
 DRIFTED = (
     "{} before the step, up to {:.2g} of their size apart: rounding decides where an optimizer moves an element "
     "whose gradient is nearly zero; what the optimizers keep of the gradients before agrees"
@@ -190,6 +194,9 @@ def _compare(reference: WholeJob, job: WholeJob) -> Attempt:
     left_out = [NotChecked("", why, "step") for why in reasons]
     if rows.not_joined:  # gradients are of the whole batch, however ranks share it
         left_out.append(NotChecked("", f"the step, module by module: {rows.not_joined}", "step"))
+    has_lines = any(record.lines for record in reference.job.dump.files.ranks.values())
+    if rows.order is not None and reference.is_of_one and has_lines:
+        left_out.append(NotChecked("", LINES_IN_ANOTHER_ORDER, "step"))
     left_out += (
         [NotChecked("", DRIFTED.format(counted(len(drifts), "weight"), max(drifts.values())), "step")] if drifts else []
     )
@@ -311,7 +318,7 @@ def _step_of(
     findings = grouped(findings_in(results), ranks_by_name(dump))
     placed = sorted(findings_in(with_lines(dump, findings)), key=lambda finding: not finding.module)
     findings = with_own_clips(placed, job)
-    look = _look_at_lines(findings, dump, reference, job)
+    look = _look_at_lines(findings, reference, job)
     kept = Updates() if findings else states_before(reference, job, weights)
     findings += grouped(findings_in(kept.results), ranks_by_name(dump))
     updates = Updates() if findings else updates_of(job, weights)
@@ -431,14 +438,13 @@ def _without_numbers(judging: Judging, reference: WholeJob) -> Iterator[NotCheck
         yield NotChecked("", why, "step")
 
 
-def _look_at_lines(findings: Sequence[Finding], dump: Dump, reference: WholeJob, job: WholeJob) -> str:
+def _look_at_lines(findings: Sequence[Finding], reference: WholeJob, job: WholeJob) -> str:
     """Return how to see the line of the first finding; empty if it is named, or its lines were looked at."""
     module = module_to_open(findings[0]) if findings and not findings[0].line else None
     if module is None or not reference.is_of_one or reference.is_pipeline or job.is_pipeline:
         return ""
-    seen = {
-        name for record in dump.files.ranks.values() for lines in record.lines for name in (lines.module, lines.asked)
-    }
+    recorded = [lines for record in job.job.dump.files.ranks.values() for lines in record.lines]
+    seen = {name for lines in recorded for name in (lines.module, lines.asked)}
     what = "lines" if module in ("", STEP) else f"lines={module}"
     return "" if module in seen else f"to see the line, run both jobs again with --trace {what}"
 
