@@ -204,8 +204,8 @@ that were drawn with two seeds are further apart."""
 
 DRIFT_OF_STEPS = {"float8_e4m3fn": 0.5, "float8_e5m2": 0.5}
 """How far rounding in steps may move two jobs' weights apart, as norms, relative to how far the steps move them; else
-`MOST_NOISE`. In bfloat16 matrices of right jobs were apart by 0.11 of it, in float8 by 0.4; those of jobs with other
-rows by 0.38 to 1.3 in bfloat16."""
+`MOST_NOISE`, or `UPDATE_OF_JOB` if nothing is narrow. In bfloat16 matrices of right jobs were apart by 0.11 of it, in
+float8 by 0.4; those of jobs with other rows by 0.38 to 1.3 in bfloat16."""
 
 ALIKE = 0.05
 """How far features of two parts may differ that are one, if its values were changed too."""

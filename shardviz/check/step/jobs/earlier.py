@@ -20,7 +20,7 @@ from shardviz.check.step.trace.traces import coarsest_of
 from shardviz.explain.step.two_jobs import DifferentSettings, EarlierStepsDiffer, StepsInNarrowDtype
 from shardviz.groups import the_only
 from shardviz.relate.casts import is_narrower
-from shardviz.relate.tolerance import DRIFT, DRIFT_OF_STEPS, EPSILON, MOST_NOISE, NARROW_TERMS, OPPOSITE
+from shardviz.relate.tolerance import DRIFT, DRIFT_OF_STEPS, EPSILON, MOST_NOISE, NARROW_TERMS, OPPOSITE, UPDATE_OF_JOB
 from shardviz.relate.values import magnitude, root_mean_square
 
 if TYPE_CHECKING:
@@ -69,7 +69,9 @@ class History:
 
 def histories_of(reference: WholeJob, job: WholeJob, weights: Weights) -> dict[str, History]:
     """Return what is known of the gradients of weights in the steps before, by weight; nothing if there were none."""
-    unknown = History(DRIFT_OF_STEPS.get(coarsest_of((reference.job, job.job)), MOST_NOISE))
+    coarsest = coarsest_of((reference.job, job.job))
+    usual = MOST_NOISE if EPSILON[coarsest] > EPSILON["float32"] else UPDATE_OF_JOB
+    unknown = History(DRIFT_OF_STEPS.get(coarsest, usual))
     histories = dict.fromkeys(weights.params if job.steps_before else (), unknown)
     for states in states_of(reference, job, weights)[0] if histories else ():
         # Of a gradient whose terms cancel, rounding leaves less than it may take one from the other.
