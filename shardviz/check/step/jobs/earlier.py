@@ -1,6 +1,6 @@
 """What optimizer steps before the traced one make of two jobs' weights: rounding alone, or why they differ.
 
-Optimizers as Adam divide a gradient by its own size, so that rounding decides in which direction they move an element
+Optimizers such as Adam divide a gradient by its size, so that rounding decides in which direction they move an element
 whose gradient is nearly zero: a few of any weight in a narrow dtype, and all of a key's bias, whose gradient is
 rounding alone. What the optimizers keep shows whether the gradients of the steps before were the same.
 """
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from shardviz.explain.step.two_jobs import Gradients
 
 MOMENTS = frozenset(("exp_avg", "exp_avg_sq"))
-"""What Adam keeps of a weight, and all like it: no step moves an element by much more than the learning rate."""
+"""What Adam and its kind keep of a weight: no step of theirs moves an element by much more than the learning rate."""
 
 
 @dataclass(frozen=True, slots=True)
