@@ -72,6 +72,7 @@ class Report:
         compared: Which results of the step were compared with the unsharded model's, and whether each is that, so that
             another number would have been noticed.
         laid_out: The stamped tensors as the checks laid them out, for pictures and comparisons.
+        ties: Names that share their storage, each with all of these names.
     """
 
     num_ranks: int
@@ -80,12 +81,17 @@ class Report:
     not_checked: tuple[NotChecked, ...] = ()
     compared: Mapping[Place, bool] = field(default_factory=dict, compare=False, repr=False)
     laid_out: LaidOut | None = field(default=None, compare=False, repr=False)
+    ties: Mapping[str, Sequence[str]] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
     def findings_of(self) -> Mapping[str, tuple[Finding, ...]]:
-        """The findings of each tensor that has any, worst first, with its own numbers."""
+        """The findings of each tensor that has any, worst first, with its own numbers.
+
+        A tied name without a finding has those of the other names of its storage.
+        """
         by_name = in_groups((member.tensor, member) for finding in self.findings for member in finding.of_all)
-        return {name: tuple(findings) for name, findings in by_name.items()}
+        of_storage = {name: by_name[other] for other in by_name for name in self.ties.get(other, ())}
+        return {name: tuple(findings) for name, findings in (of_storage | dict(by_name)).items()}
 
     @cached_property
     def named_ranks(self) -> frozenset[int]:

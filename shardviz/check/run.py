@@ -148,6 +148,7 @@ def _report(dump: Dump, laid_out: LaidOut, results: list[Result]) -> Report:
         findings=tuple(grouped(findings, ranks_by_name(dump) if findings else {})),
         not_checked=tuple(sorted(unchecked, key=lambda result: (_place(result.tensor, order), result.why))),
         laid_out=laid_out,
+        ties=dump.ties if findings else {},
     )
 
 

@@ -122,6 +122,11 @@ class Dump:
         return held.pop() if len(held) == 1 else "mixed"
 
     @cached_property
+    def ties(self) -> Mapping[str, Sequence[str]]:
+        """Names that share their storage with others on a rank, each with all of these names."""
+        return {name: group for record, _ in self.files.alike() for group in record.tied for name in group}
+
+    @cached_property
     def first_captured(self) -> Mapping[str, Tensor]:
         """Every tensor by name, as it was captured first."""
         tensors: dict[str, Tensor] = {}

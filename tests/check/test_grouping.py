@@ -118,3 +118,10 @@ def test_every_format_counts_the_finding_once_and_names_every_tensor() -> None:
     assert report_github(report).count("::error") == 1
     assert "foreign up.weight%2C up.bias%2C down.weight" in report_github(report)
     assert report_junit(report, [*NAMES, "fine"]).count("<failure") == 3
+
+
+def test_a_tied_name_has_the_findings_of_the_other_names_unless_it_has_some() -> None:
+    head, embed = zeros("head"), zeros("embed", 4)
+    ties = dict.fromkeys(("embed", "head"), ("embed", "head"))
+    assert Report(2, 3, (head,), ties=ties).findings_of == {"embed": (head,), "head": (head,)}
+    assert Report(2, 3, (head, embed), ties=ties).findings_of == {"embed": (embed,), "head": (head,)}

@@ -185,11 +185,10 @@ def job_of(dump: Dump) -> Job:
     path = dump.files.path
     if dump.files.planned is not None:
         raise ShardvizError(f"{path} is a plan: no rank ran, and there are no values to compare", AGAIN)
-    ties = {name: group for record in dump.files.ranks.values() for group in record.tied for name in group}
     tensors: dict[str, JobTensor] = {}
     for role in ROLES:
         for name, dumped in dump.by_name("initial", role).items():
-            tied = tuple(one for one in ties.get(name, ()) if one != name)
+            tied = tuple(one for one in dump.ties.get(name, ()) if one != name)
             tensors.setdefault(name, JobTensor(name, role, dumped, tuple(_pieces(dump, dumped, name)), tied))
     stamped = tuple(name for name in dump.stamped if name not in tensors)
     if not tensors:
