@@ -230,7 +230,8 @@ class OfRank:
 
         If nothing calls the model itself, as in Lightning on one process, it is what the one module in it was given.
         """
-        tensors = map(joined, self.calls_of_batch.values())
+        calls = self.calls_of_batch
+        tensors = (joined(calls[key]) for key in sorted(calls))
         return [one for one in tensors if one is not None]
 
     @cached_property

@@ -267,11 +267,22 @@ import sys
 import torch
 from torch import nn
 
+def fail(*_):
+    raise RuntimeError("out of memory")
+
+
+class Model(nn.Sequential):
+    def forward(self, x, numbers):
+        return super().forward(x)
+
+
 torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+model = Model(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-model(torch.randn(8, 8)).square().mean().backward()
-if "raise" in sys.argv:
+if "forward" in sys.argv:
+    model[1].register_forward_pre_hook(fail)
+model(torch.randn(8, 8), torch.arange(8)).square().mean().backward()
+if "reduction" in sys.argv:
     model[0].weight.grad *= 2
     raise RuntimeError("a reduction failed")
 optimizer.step()
@@ -279,11 +290,10 @@ optimizer.step()
 
 
 @nightly
-def test_gradients_of_a_step_in_which_the_job_raised_are_not_judged(tmp_path):
+@pytest.mark.parametrize("place", ["forward", "reduction"])
+def test_what_a_job_did_not_come_to_before_it_raised_is_not_judged(place, tmp_path):
     (tmp_path / "train.py").write_text(BROKEN_OFF)
-    one, other = (
-        run(tmp_path, name, sys.executable, "train.py", *does) for name, does in (("a", ()), ("b", ["raise"]))
-    )
+    one, other = (run(tmp_path, name, sys.executable, "train.py", *does) for name, does in (("a", ()), ("b", [place])))
     step, _ = diff(one, other)
     assert step["departures"] == []
     assert "gradients of weights: the job raised RuntimeError before an optimizer stepped" in str(step["not_compared"])
