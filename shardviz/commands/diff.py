@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from shardviz.check.step.runs.departure import StepDifference
     from shardviz.commands.common.parser import Parser
 
+TRACE_BOTH = "trace a step of both jobs with shardviz run --trace; if it traced none, its output says why"
+
 
 def add_arguments(parser: Parser) -> None:
     """Add the verb's arguments."""
@@ -146,7 +148,7 @@ def compared(
     Raises:
         DumpError: One of them is not a dump.
     """
-    from shardviz.check.diff import compare
+    from shardviz.check.diff import compare, is_trace_alone
     from shardviz.commands.common.checkpoints import refuse_picture
     from shardviz.commands.common.dumps import read_dump, terminal_for, write_answer, write_json, write_markup
     from shardviz.picture.html.step import difference_html
@@ -169,6 +171,7 @@ def compared(
         write_answer(difference_lines(difference, terminal), terminal, output)
     if why := difference.nothing_compared:
         talk(f"shardviz: error: {printable(why)}")
-        talk("  Hint: compare two dumps of one model, each with its weights")
+        of_step = any(map(is_trace_alone, dumps))
+        talk(f"  Hint: {TRACE_BOTH if of_step else 'compare two dumps of one model, each with its weights'}")
         return EXIT_USAGE
     return EXIT_FINDINGS if difference or difference.unread or (strict and difference.not_compared) else EXIT_CLEAN
