@@ -6,9 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from shardviz.check.step.jobs.clips import clips_of, own_norms
+from shardviz.check.step.jobs.clips import clips_of, own_norms, with_own_clips
 from shardviz.dump.records.step import ClipRecord
-from shardviz.explain.step.scales import ClippedByOwnNorms
+from shardviz.explain.step.scales import ClippedByOwnNorms, ScaledInStep
+from shardviz.explain.step.whole_step import UnexplainedBackward
 
 
 def job(*norms, limit=0.5):
@@ -22,6 +23,15 @@ def job(*norms, limit=0.5):
 def test_norms_that_differ_are_each_ranks_own():
     cause = own_norms(job(4.5, 25.25))
     assert cause == ClippedByOwnNorms(("4.5 on rank 0", "25.25 on rank 1"), 0.5, False)
+
+
+def test_clipped_gradients_that_are_multiples_have_the_cause_of_the_others():
+    scaled = ScaledInStep(of_all=True).finding("a", (0, 1), "the gradient is 0.658 times the other", kind="wrong-scale")
+    unexplained = UnexplainedBackward().finding("b", (0, 1), "the gradient is off")
+    (clipped,) = with_own_clips([unexplained, scaled], job(4.5, 4.7))
+    assert clipped.tensors == ("b", "a")
+    assert clipped.explanation == ClippedByOwnNorms(("4.5 on rank 0", "4.7 on rank 1"), 0.5, False)
+    assert with_own_clips([unexplained, scaled], job(4.5, 4.5)) == [unexplained, scaled]
 
 
 def parts(*clips):

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardviz.check.report import grouped, ungrouped
 from shardviz.check.step.jobs.starts import by_name
 from shardviz.check.step.rules.all_gradients import CLIP_EPSILON, multiplied, of_factor, own_norm
 from shardviz.dump.records.step import ClipRecord
-from shardviz.explain.step.scales import ClippedByOwnNorms, ClippedByParts
+from shardviz.explain.step.scales import ClippedByOwnNorms, ClippedByParts, ScaledByOwnCount, ScaledInStep
 from shardviz.explain.step.two_jobs import DifferentSettings
 from shardviz.explain.step.whole_step import UnexplainedBackward
 from shardviz.explain.templates import number
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
 
+MADE_BY_CLIPS = UnexplainedBackward | ClippedByParts | ScaledByOwnCount | ScaledInStep
+"""Causes of gradients that clipping by ranks' own norms explains better."""
 MOST_RANKS = 4
 """Ranks that are listed."""
 
@@ -135,14 +138,20 @@ def by_another_norm(evidence: Evidence, clips: Clips | None) -> Finding | None:
 
 
 def with_own_clips(findings: Sequence[Finding], job: WholeJob) -> list[Finding]:
-    """Explain gradients that no rule explains, or that ranks scale by numbers of their own, by ranks' own norms."""
+    """Explain gradients that no rule explains, or that are scaled by any number, by ranks' own norms.
+
+    Terms that are clipped differently add up to a multiple of the right gradient if they are multiples of each other.
+    """
     cause = own_norms(job)
     if cause is None:
         return list(findings)
-    return [
-        finding.because(cause) if isinstance(finding.explanation, UnexplainedBackward | ClippedByParts) else finding
-        for finding in findings
+    explained = [
+        replace(single.because(cause), kind="wrong-value", generic=False)
+        if isinstance(single.explanation, MADE_BY_CLIPS)
+        else single
+        for single in ungrouped(findings)
     ]
+    return grouped(explained)
 
 
 def own_norms(job: WholeJob) -> ClippedByOwnNorms | None:
