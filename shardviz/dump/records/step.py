@@ -181,7 +181,7 @@ class GivenRecord(Record, frozen=True):
 
     Attributes:
         shapes: The shape of each tensor that the model was given, in all of its calls.
-        rows: The CRC-32 of each of its rows.
+        rows: The CRC-32 of each of its rows; none of what another model that the job trains may have made.
         options: With which numbers the optimizers step the model's parameters.
         is_of_new_model: Whether the job goes on with it in a model that it made in the place of the one before.
     """
