@@ -133,7 +133,8 @@ def agreement(step: StepDifference) -> str:
     if not step.farthest:
         return f"{text}, exactly"
     size = "largest value" if step.is_of_jobs else "norm"
-    return f"{text}: off by at most {step.farthest:.2g} of the {size} (rounding allows {step.allowed:.2g})"
+    allowed = f" (rounding allows {step.allowed:.2g})" if step.allowed else ""
+    return f"{text}: off by at most {step.farthest:.2g} of the {size}{allowed}"
 
 
 def _relaid_text(changes: Sequence[Change]) -> str:

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardviz.check.step.jobs.compare import trained_in_one_job
-from shardviz.check.step.jobs.starts import OtherWeight, other_weights, repeated_weight, rows_of
+from shardviz.check.step.jobs.rows import rows_of
+from shardviz.check.step.jobs.starts import OtherWeight, other_weights, repeated_weight
 from shardviz.check.step.jobs.whole_job import mesh_of_groups
 from shardviz.check.step.trace.traces import Kept, Weight, in_both, joined
 from shardviz.dump.arrays.sample import kept_indices, strides_between, strides_for

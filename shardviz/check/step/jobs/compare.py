@@ -25,16 +25,14 @@ from shardviz.check.step.jobs.optimizers import (
     is_one_resumed,
     lost_states,
 )
-from shardviz.check.step.jobs.padding import rows_without_padding
 from shardviz.check.step.jobs.peers import rows_of_peers
+from shardviz.check.step.jobs.rows import Rows, rows_of, rows_without_padding
 from shardviz.check.step.jobs.starts import (
-    Rows,
     belongings_of,
     by_name,
     farthest_weights,
     other_weights,
     repeated_weight,
-    rows_of,
 )
 from shardviz.check.step.jobs.states import states_before
 from shardviz.check.step.jobs.updates import Updates, updates_of
@@ -238,8 +236,8 @@ def _of_weights(
     what, cause = _relation_of(first)
     steps = jobs[1].steps_before
     is_near = all(weight.apart <= NEAR_STARTS for weight in others if len(weights.params[weight.name].shape) > 1)
-    if steps and is_near and isinstance(cause, DifferentWeights):
-        cause = cause_of_steps(others, weights, parts, jobs, steps)
+    if steps and isinstance(cause, DifferentWeights):
+        cause = cause_of_steps(others, weights, parts, jobs, steps) if is_near else replace(cause, steps=steps)
     begin = f"weights differ already before the step, {len(others)} of {total}: {names}"
     if (repeated := repeated_weight(others, weights.params, parts)) is not None and isinstance(cause, DifferentWeights):
         part = next(iter(parts[repeated.name].values())).values

@@ -1,28 +1,22 @@
-"""Do two jobs begin their step with the same weights, and are their models given the same rows?"""
+"""Do two jobs begin their step with the same weights? Where a weight belongs of which nothing is claimed."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from dataclasses import dataclass, field, replace
-from itertools import combinations
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shardviz.check.order.infer.orders import name_order
 from shardviz.check.step.trace.traces import Kept, in_both, largest_of
-from shardviz.explain.step.whole_step import DifferentBatch, SharedRows
-from shardviz.groups import the_only
 from shardviz.layout.candidates import shared_placements
 from shardviz.layout.dtypes import HALVES
 from shardviz.layout.layout import Layout
-from shardviz.layout.mesh import ranks_by
 from shardviz.layout.region import Region, merge_ranges
 from shardviz.relate.casts import rounding_between
 from shardviz.relate.orders import orders_of_slices, places_of
 from shardviz.relate.values import magnitude
-from shardviz.text import join_numbers, listed, named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,12 +25,11 @@ if TYPE_CHECKING:
 
     from shardviz.check.step.trace.traces import OfRank, Weight
     from shardviz.dump.records.base import Moment
-    from shardviz.explain.cause import Cause
     from shardviz.layout.candidates import Placements
     from shardviz.layout.mesh import Mesh
 
-MOST_SHARES = 4
-"""Ranks whose rows are listed."""
+SOME_NUMBERS = 256
+"""So many different numbers of a weight are enough to tell its elements apart by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +103,7 @@ def belongings_of(
 
 def _belonging(whole: Weight, parts: Mapping[int, Weight], mesh: Mesh) -> Belonging | None:
     values_by_rank = {rank: part.values for rank, part in parts.items() if part.values is not None}
-    placements = _split_of(whole.values, values_by_rank, mesh, _allowed) if whole.values is not None else None
+    placements = split_of(whole.values, values_by_rank, mesh, _allowed) if whole.values is not None else None
     if placements is None:
         return _by_rows(whole, parts)
     layout = Layout.from_placements(mesh, whole.shape, placements)
@@ -161,7 +154,7 @@ def _by_rows(whole: Weight, parts: Mapping[int, Weight]) -> Belonging | None:
     return Belonging(None, regions) if len(dims) == 1 and len(every) == whole.shape[dims.pop()] else None
 
 
-def _split_of(
+def split_of(
     whole: Kept, parts: Mapping[int, Kept], mesh: Mesh, allowed: Callable[[Kept, Kept], float]
 ) -> Placements | None:
     """Return the split over a mesh that gives every rank its part of a tensor; None if there is none."""
@@ -226,6 +219,8 @@ def _related(other: OtherWeight, full: Mapping[str, Weight], held: NDArray[np.fl
     for old, new in ((before, after), (after, before)):
         if rounding := rounding_between(old, "float64", new, "float64", HALVES):
             return replace(other, rounded=rounding.dtype)
+    if not _have_places(expected.values):
+        return other
     orders = orders_of_slices(before, after)
     moved = [(dim, order) for dim, order in enumerate(orders or ()) if (order != np.arange(len(order))).any()]
     words = [name_order(order, dim)[1] for dim, order in moved]
@@ -293,8 +288,15 @@ def moves_apart(whole: Weight, parts: Mapping[int, Weight], belonging: Belonging
     return np.concatenate(apart) if apart else None
 
 
+def _have_places(values: NDArray[np.float64]) -> bool:
+    """Whether numbers say where they belong: if many are equal, as after a few steps by signs, they have no order."""
+    return len(np.unique(values)) >= min(values.size // 4, SOME_NUMBERS)
+
+
 def _is_permuted(whole: Kept, parts: Iterable[Weight]) -> bool:
     """Whether every rank has a weight's numbers and no others; a few ranks may if a seed drew them later."""
+    if not _have_places(whole.values):
+        return False
     all_values = [part.values.values for part in parts if part.values is not None]
     are_known = all(np.isin(values, whole.values).all() for values in all_values)
     return are_known and any(values.size and np.ptp(values) > 0 for values in all_values)
@@ -322,7 +324,7 @@ def _apart(whole: Kept, shard: Kept, region: Region) -> float:
 def _allowed(whole: Kept, part: Kept) -> float:
     """Return how far equal weights may differ: by a rounding if their dtypes differ or they were stepped, else 0."""
     is_exact = whole.dtype == part.dtype and not part.is_stepped
-    return 0.0 if is_exact else _near(whole, part)
+    return 0.0 if is_exact else max(whole.tolerance, part.tolerance)
 
 
 def by_name(ranks: Mapping[int, OfRank], role: str, moment: Moment = "step") -> dict[str, dict[int, Weight]]:
@@ -332,156 +334,3 @@ def by_name(ranks: Mapping[int, OfRank], role: str, moment: Moment = "step") -> 
         for name, weight in of_rank.weights(role, moment):
             parts.setdefault(name, {})[rank] = weight
     return parts
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Which rows of the first job's batch the ranks of the second were given.
-
-    Attributes:
-        order: The first job's rows in the order in which ranks have them; None if that is their own.
-        problem: In what the batches differ, in a sentence; empty if they do not.
-        not_joined: How ranks share the batch, if that is right and their parts cannot be put together; else empty.
-        cause: Why they differ.
-    """
-
-    order: NDArray[np.int64] | None = None
-    problem: str = ""
-    not_joined: str = ""
-    cause: Cause = field(default_factory=lambda: DifferentBatch(of_jobs=True))
-
-
-def rows_of(whole_batch: list[Kept], batches: Mapping[int, list[Kept]], mesh: Mesh) -> Rows:
-    """Compare what both models are given: each rank a split of it, or rows of it in any order.
-
-    The first input that ranks have fewer rows of is the batch. The state of an LSTM has them along another dim.
-    """
-    inputs = list(zip(whole_batch, *batches.values(), strict=False)) if batches else []
-    if not inputs or _are_split(whole_batch, batches, mesh):
-        return Rows()
-    whole, *of_ranks = next((each for each in inputs if _are_of_rows(*each)), inputs[0])
-    given = dict(zip(batches, of_ranks, strict=True))
-    rows = {rank: _rows(whole, own) for rank, own in given.items()}
-    unknown = [rank for rank, known in rows.items() if known is None]
-    size = next(iter(whole.shape), 0)
-    if unknown and _are_padded_parts(whole, of_ranks):
-        shapes = f"{list(given[unknown[0]].shape)} of the other job's {list(whole.shape)}"
-        return Rows(not_joined=f"rank {unknown[0]} was given {shapes}, and the last ranks' parts are padded")
-    if unknown and _are_cut_alone(whole, of_ranks):
-        lengths = f"{given[unknown[0]].shape[1]} of {whole.shape[1]}"
-        own = f"rank {unknown[0]} was given the other job's rows padded or cut to a length of its own"
-        return Rows(not_joined=f"{own}, {lengths}")
-    if unknown:
-        shapes = f"{list(given[unknown[0]].shape)} and {list(whole.shape)}"
-        text = f"rank {unknown[0]} of it was given rows that are not in the other job's batch ({shapes})"
-        return Rows(problem=text)
-    shares = {rank: tuple(known.tolist()) for rank, known in rows.items() if known is not None}
-    parts = list(dict.fromkeys(shares.values()))
-    every = [row for part in parts for row in part]
-    if len(set(every)) < size:
-        return _incomplete(shares, size, mesh)
-    if len(every) > size:
-        again = {row for row, count in Counter(every).items() if count > 1}
-        text = f"rows {join_numbers(again)} of the other job's {size} were given to several ranks: {_shares(shares)}"
-        return Rows(problem=text)
-    if len({len(part) for part in parts}) > 1:
-        return Rows(not_joined=f"ranks were given unequal numbers of the other job's {size} rows: {_shares(shares)}")
-    return Rows(np.array(every, np.int64))
-
-
-def _are_of_rows(whole: Kept, *parts: Kept) -> bool:
-    """Whether some ranks have fewer slices than a tensor along dim 0, and all the same sizes along the others."""
-    are_alike = all(part.shape and part.shape[1:] == whole.shape[1:] for part in parts)
-    return are_alike and any(part.shape[0] < whole.shape[0] for part in parts)
-
-
-def _are_padded_parts(whole: Kept, parts: Sequence[Kept]) -> bool:
-    """Whether ranks have all slices of the batch along a dim, and constant slices behind the last of them."""
-    if not whole.is_whole or not all(part.is_whole for part in parts):
-        return False
-    every: dict[int, list[int]] = {}
-    is_padded = False
-    for part in parts:
-        place = places_of(part.values, whole.values, _near(whole, part) * (largest_of(whole) or 1.0))
-        if place is None or np.any(np.diff(place[1] < 0) < 0):
-            return False
-        dim, at = place
-        padding = np.compress(at < 0, part.values, axis=dim)
-        if padding.size and np.ptp(padding):
-            return False
-        is_padded |= bool(padding.size)
-        every.setdefault(dim, []).extend(at[at >= 0].tolist())
-    return is_padded and any(sorted(indices) == list(range(whole.shape[dim])) for dim, indices in every.items())
-
-
-def _are_cut_alone(whole: Kept, parts: Sequence[Kept]) -> bool:
-    """Whether ranks have all rows of the batch, some of them without their ends."""
-    at: list[int] = []
-    for part in parts:
-        if len(part.shape) != len(whole.shape) or len(part.shape) < 2 or part.shape[1] > whole.shape[1]:
-            return False
-        length, tail = part.shape[1], whole.shape[1] - part.shape[1]
-        columns = whole.at[1][: whole.values.shape[1] - tail]
-        shape, kept = (whole.shape[0], *part.shape[1:]), (whole.at[0], columns, *whole.at[2:])
-        cut = Kept(shape, kept, whole.values[:, :length], whole.dtype)
-        rows = _rows(cut, part) if whole.is_whole and part.shape[2:] == whole.shape[2:] else None
-        if rows is None:
-            return False
-        at += rows.tolist()
-    return sorted(at) == list(range(whole.shape[0]))
-
-
-def _shares(rows: Mapping[int, tuple[int, ...]]) -> str:
-    """Say which rows ranks were given, those with the same rows together."""
-    ranks_of = ranks_by(rows.items()).items()
-    return listed((f"{named_ranks(ranks)} rows {join_numbers(given)}" for given, ranks in ranks_of), MOST_SHARES)
-
-
-def _incomplete(rows: Mapping[int, tuple[int, ...]], size: int, mesh: Mesh) -> Rows:
-    """Say which rows each rank was given, and along which axes they are the same, if some rows were given to none."""
-    ranks_of = ranks_by(rows.items())
-    given = {row for rows_of_rank in ranks_of for row in rows_of_rank}
-    equal = [
-        axis
-        for axis in mesh.long_axes
-        if all(len({rows.get(rank) for rank in group}) == 1 for group in mesh.groups(axis))
-    ]
-    every = [axes for number in range(1, len(equal) + 1) for axes in combinations(equal, number)]
-    fitting = [axes for axes in every if len(given) * mesh.size_over(axes) == size]
-    axes = the_only(fitting) or ()
-    sentence = (
-        f"its ranks were given {len(given)} of the other job's {size} rows: {_shares(rows)}; no rank was "
-        f"given rows {join_numbers(set(range(size)) - given)}"
-    )
-    are_slices = all(np.all(np.diff(rows_of_rank) == 1) for rows_of_rank in ranks_of)
-    is_shared = bool(axes) or (are_slices and sum(map(len, ranks_of)) > len(given))
-    return Rows(problem=sentence, cause=SharedRows(axes)) if is_shared else Rows(problem=sentence)
-
-
-def _are_split(whole_batch: list[Kept], batches: Mapping[int, list[Kept]], mesh: Mesh) -> bool:
-    """Whether a split of each tensor over the mesh gives all ranks what they were given."""
-    return all(len(own) == len(whole_batch) for own in batches.values()) and all(
-        _split_of(whole, {rank: own[index] for rank, own in batches.items()}, mesh, _near) is not None
-        for index, whole in enumerate(whole_batch)
-    )
-
-
-def _near(whole: Kept, part: Kept) -> float:
-    return max(whole.tolerance, part.tolerance)
-
-
-def _rows(whole: Kept, rows: Kept) -> NDArray[np.int64] | None:
-    """Return the rows of the whole batch that a rank was given; None if one isn't in it."""
-    if not (whole.is_whole and rows.is_whole) or whole.shape[1:] != rows.shape[1:] or not rows.shape:
-        return None
-    used: set[int] = set()
-    at = []
-    for row in rows.values:
-        near = _near(whole, rows) * (largest_of(whole) or 1.0)
-        apart = np.abs(whole.values - row).reshape(len(whole.values), -1).max(axis=1, initial=0.0)
-        free = [index for index in np.flatnonzero(apart <= near).tolist() if index not in used]
-        if not free:
-            return None
-        at.append(free[0])
-        used.add(free[0])
-    return np.array(at, np.int64)

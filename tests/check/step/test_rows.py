@@ -7,7 +7,7 @@ import pytest
 
 from shardviz.check.step.jobs.compare import frozen_in_one_job
 from shardviz.check.step.jobs.later import later_steps_of
-from shardviz.check.step.jobs.padding import rows_without_padding
+from shardviz.check.step.jobs.rows import rows_of, rows_without_padding
 from shardviz.check.step.trace.stages import is_pipeline, parted_modules
 from shardviz.check.step.trace.traces import Kept, OfRank, Weight
 from shardviz.dump.records.step import GivenRecord
@@ -121,3 +121,39 @@ def test_a_weight_that_only_the_other_job_trains_is_named(gradients, unknown, na
     watched = SimpleNamespace(job=SimpleNamespace(ranks={0: rank}, dump=SimpleNamespace(files=files)))
     weights = SimpleNamespace(params=parts, grads=parts)
     assert [finding.tensor for finding in frozen_in_one_job(weights, watched)] == names
+
+
+DP = parse_mesh("dp=2")
+
+
+def kept(values):
+    return Kept.of(values.shape, np.asarray(values, np.float64), "float64")
+
+
+PAIRS = np.array([[0, 1], [2, 3], [0, 1], [2, 3], [4, 5], [4, 5], [6, 7], [8, 9]])
+
+
+@pytest.mark.parametrize(
+    ("shares", "problem"),
+    [
+        (((0, 1, 4, 6), (2, 3, 5, 7)), ""),
+        (((0, 2, 4, 6), (1, 3, 5, 7)), ""),
+        (((0, 1, 4, 6), (2, 3, 6, 5)), "no rank was given rows 7"),
+        (((0, 2, 4, 5), (0, 2, 6, 7)), "no rank was given rows 1, 3"),
+    ],
+)
+def test_of_equal_rows_each_rank_was_given_another_if_there_are_enough(shares, problem):
+    batches = {rank: [kept(PAIRS[list(share)])] for rank, share in enumerate(shares)}
+    assert rows_of([kept(PAIRS)], batches, DP).problem.endswith(problem)
+    assert bool(rows_of([kept(PAIRS)], batches, DP).problem) == bool(problem)
+
+
+def test_equal_numbers_in_another_order_are_not_told_apart_unless_longer_rows_come_with_them():
+    numbers, images = np.array([3, 1, 3, 1]), np.random.default_rng(0).normal(size=(4, 6))
+    shares = ((0, 2), (1, 3))
+    alone = rows_of([kept(numbers)], {rank: [kept(numbers[list(share)])] for rank, share in enumerate(shares)}, DP)
+    assert "some are equal" in alone.not_joined
+    both = {rank: [kept(numbers[list(share)]), kept(images[list(share)])] for rank, share in enumerate(shares)}
+    rows = rows_of([kept(numbers), kept(images)], both, DP)
+    assert rows.order is not None
+    assert rows.order.tolist() == [0, 2, 1, 3]

@@ -1,0 +1,255 @@
+"""Are the models of two jobs given the same rows, whichever rank has which, and however a collator pads them?"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.check.step.jobs.starts import split_of
+from shardviz.check.step.trace.traces import Kept, joined_along, largest_of
+from shardviz.explain.step.whole_step import DifferentBatch, SharedRows
+from shardviz.groups import the_only
+from shardviz.layout.mesh import ranks_by
+from shardviz.relate.orders import places_of
+from shardviz.text import join_numbers, listed, named_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from shardviz.check.step.trace.traces import OfRank
+    from shardviz.explain.cause import Cause
+    from shardviz.layout.mesh import Mesh
+
+MOST_SHARES = 4
+"""Ranks whose rows are listed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Which rows of the first job's batch the ranks of the second were given.
+
+    Attributes:
+        order: The first job's rows in the order in which ranks have them; None if that is their own.
+        problem: In what the batches differ, in a sentence; empty if they do not.
+        not_joined: How ranks share the batch, if that is right and their parts cannot be put together; else empty.
+        cause: Why they differ.
+    """
+
+    order: NDArray[np.int64] | None = None
+    problem: str = ""
+    not_joined: str = ""
+    cause: Cause = field(default_factory=lambda: DifferentBatch(of_jobs=True))
+
+
+def rows_of(whole_batch: list[Kept], batches: Mapping[int, list[Kept]], mesh: Mesh) -> Rows:
+    """Compare what both models are given: each rank a split of it, or rows of it in any order.
+
+    Of the inputs that ranks have fewer rows of, the one with the longest rows is the batch. The state of an LSTM has
+    them along another dim.
+    """
+    inputs = list(zip(whole_batch, *batches.values(), strict=False)) if batches else []
+    if not inputs or _are_split(whole_batch, batches, mesh):
+        return Rows()
+    of_rows = [each for each in inputs if _are_of_rows(*each)] or inputs[:1]
+    whole, *of_ranks = max(of_rows, key=lambda each: math.prod(each[0].shape[1:]))
+    given = dict(zip(batches, of_ranks, strict=True))
+    rows = _rows_of_ranks(whole, given)
+    unknown = [rank for rank, known in rows.items() if known is None]
+    size = next(iter(whole.shape), 0)
+    if unknown and _are_padded_parts(whole, of_ranks):
+        shapes = f"{list(given[unknown[0]].shape)} of the other job's {list(whole.shape)}"
+        return Rows(not_joined=f"rank {unknown[0]} was given {shapes}, and the last ranks' parts are padded")
+    if unknown and _are_cut_alone(whole, of_ranks):
+        lengths = f"{given[unknown[0]].shape[1]} of {whole.shape[1]}"
+        own = f"rank {unknown[0]} was given the other job's rows padded or cut to a length of its own"
+        return Rows(not_joined=f"{own}, {lengths}")
+    if unknown:
+        shapes = f"{list(given[unknown[0]].shape)} and {list(whole.shape)}"
+        text = f"rank {unknown[0]} of it was given rows that are not in the other job's batch ({shapes})"
+        return Rows(problem=text)
+    shares = {rank: tuple(known.tolist()) for rank, known in rows.items() if known is not None}
+    parts = list(dict.fromkeys(shares.values()))
+    every = [row for part in parts for row in part]
+    if len(set(every)) < size:
+        return _incomplete(shares, size, mesh)
+    if len(every) > size:
+        again = {row for row, count in Counter(every).items() if count > 1}
+        text = f"rows {join_numbers(again)} of the other job's {size} were given to several ranks: {_shares(shares)}"
+        return Rows(problem=text)
+    if len(whole.shape) == 1 and every != list(range(size)) and len(np.unique(whole.values)) < size:
+        return Rows(not_joined="ranks were given the other job's numbers in another order, and some are equal")
+    if len({len(part) for part in parts}) > 1:
+        return Rows(not_joined=f"ranks were given unequal numbers of the other job's {size} rows: {_shares(shares)}")
+    return Rows(np.array(every, np.int64))
+
+
+def _are_of_rows(whole: Kept, *parts: Kept) -> bool:
+    """Whether some ranks have fewer slices than a tensor along dim 0, and all the same sizes along the others."""
+    are_alike = all(part.shape and part.shape[1:] == whole.shape[1:] for part in parts)
+    return are_alike and any(part.shape[0] < whole.shape[0] for part in parts)
+
+
+def _are_padded_parts(whole: Kept, parts: Sequence[Kept]) -> bool:
+    """Whether ranks have all slices of the batch along a dim, and constant slices behind the last of them."""
+    if not whole.is_whole or not all(part.is_whole for part in parts):
+        return False
+    every: dict[int, list[int]] = {}
+    is_padded = False
+    for part in parts:
+        place = places_of(part.values, whole.values, _near(whole, part) * (largest_of(whole) or 1.0))
+        if place is None or np.any(np.diff(place[1] < 0) < 0):
+            return False
+        dim, at = place
+        padding = np.compress(at < 0, part.values, axis=dim)
+        if padding.size and np.ptp(padding):
+            return False
+        is_padded |= bool(padding.size)
+        every.setdefault(dim, []).extend(at[at >= 0].tolist())
+    return is_padded and any(sorted(indices) == list(range(whole.shape[dim])) for dim, indices in every.items())
+
+
+def _are_cut_alone(whole: Kept, parts: Sequence[Kept]) -> bool:
+    """Whether ranks have all rows of the batch, some of them without their ends."""
+    at: list[int] = []
+    for part in parts:
+        if len(part.shape) != len(whole.shape) or len(part.shape) < 2 or part.shape[1] > whole.shape[1]:
+            return False
+        length, tail = part.shape[1], whole.shape[1] - part.shape[1]
+        columns = whole.at[1][: whole.values.shape[1] - tail]
+        shape, kept = (whole.shape[0], *part.shape[1:]), (whole.at[0], columns, *whole.at[2:])
+        cut = Kept(shape, kept, whole.values[:, :length], whole.dtype)
+        rows = _rows(cut, part) if whole.is_whole and part.shape[2:] == whole.shape[2:] else None
+        if rows is None:
+            return False
+        at += rows.tolist()
+    return sorted(at) == list(range(whole.shape[0]))
+
+
+def _shares(rows: Mapping[int, tuple[int, ...]]) -> str:
+    """Say which rows ranks were given, those with the same rows together."""
+    ranks_of = ranks_by(rows.items()).items()
+    return listed((f"{named_ranks(ranks)} rows {join_numbers(given)}" for given, ranks in ranks_of), MOST_SHARES)
+
+
+def _incomplete(rows: Mapping[int, tuple[int, ...]], size: int, mesh: Mesh) -> Rows:
+    """Say which rows each rank was given, and along which axes they are the same, if some rows were given to none."""
+    ranks_of = ranks_by(rows.items())
+    given = {row for rows_of_rank in ranks_of for row in rows_of_rank}
+    equal = [
+        axis
+        for axis in mesh.long_axes
+        if all(len({rows.get(rank) for rank in group}) == 1 for group in mesh.groups(axis))
+    ]
+    every = [axes for number in range(1, len(equal) + 1) for axes in combinations(equal, number)]
+    fitting = [axes for axes in every if len(given) * mesh.size_over(axes) == size]
+    axes = the_only(fitting) or ()
+    sentence = (
+        f"its ranks were given {len(given)} of the other job's {size} rows: {_shares(rows)}; no rank was "
+        f"given rows {join_numbers(set(range(size)) - given)}"
+    )
+    are_slices = all(np.all(np.diff(rows_of_rank) == 1) for rows_of_rank in ranks_of)
+    is_shared = bool(axes) or (are_slices and sum(map(len, ranks_of)) > len(given))
+    return Rows(problem=sentence, cause=SharedRows(axes)) if is_shared else Rows(problem=sentence)
+
+
+def _are_split(whole_batch: list[Kept], batches: Mapping[int, list[Kept]], mesh: Mesh) -> bool:
+    """Whether a split of each tensor over the mesh gives all ranks what they were given."""
+    return all(len(own) == len(whole_batch) for own in batches.values()) and all(
+        split_of(whole, {rank: own[index] for rank, own in batches.items()}, mesh, _near) is not None
+        for index, whole in enumerate(whole_batch)
+    )
+
+
+def _near(whole: Kept, part: Kept) -> float:
+    return max(whole.tolerance, part.tolerance)
+
+
+def _rows_of_ranks(whole: Kept, given: Mapping[int, Kept]) -> dict[int, NDArray[np.int64] | None]:
+    """Return the rows of the whole batch that each rank was given: of equal ones others than ranks with other rows."""
+    taken: set[int] = set()
+    by_content: dict[bytes, NDArray[np.int64] | None] = {}
+    for rows in given.values():
+        content = rows.values.tobytes()
+        if content not in by_content:
+            by_content[content] = at = _rows(whole, rows, taken)
+            taken.update(at.tolist() if at is not None else ())
+    return {rank: by_content[rows.values.tobytes()] for rank, rows in given.items()}
+
+
+def _rows(whole: Kept, rows: Kept, taken: Collection[int] = ()) -> NDArray[np.int64] | None:
+    """Return the rows of the whole batch that a rank was given, rather none that is taken; None if one isn't in it."""
+    if not (whole.is_whole and rows.is_whole) or whole.shape[1:] != rows.shape[1:] or not rows.shape:
+        return None
+    used: set[int] = set()
+    at = []
+    for row in rows.values:
+        near = _near(whole, rows) * (largest_of(whole) or 1.0)
+        apart = np.abs(whole.values - row).reshape(len(whole.values), -1).max(axis=1, initial=0.0)
+        free = [index for index in np.flatnonzero(apart <= near).tolist() if index not in used]
+        if not free:
+            return None
+        at.append(min(free, key=lambda index: (index in taken, index)))
+        used.add(at[-1])
+    return np.array(at, np.int64)
+
+
+def rows_without_padding(whole: OfRank, ranks: Mapping[int, OfRank], mesh: Mesh) -> Rows | None:
+    """Return which rows of a job of one process ranks were given, if some were padded to lengths of their own.
+
+    Returns:
+        None if all were padded to one length, or cut into parts of one length.
+    """
+    whole_calls, calls = whole.calls_of_batch, {rank: own.calls_of_batch for rank, own in ranks.items()}
+    uneven: set[int] = set()
+    for key in (key for key in whole_calls if calls and all(key in own for own in calls.values())):
+        wanted, given = whole_calls[key], {rank: own[key] for rank, own in calls.items()}
+        tensors = [*wanted, *(tensor for of_rank in given.values() for tensor in of_rank)]
+        if not all(tensor.is_whole and len(tensor.shape) == 2 for tensor in tensors):
+            continue
+        longest = max(tensor.shape[1] for tensor in tensors)
+        lengths = {tensor.shape[1] for of_rank in given.values() for tensor in of_rank}
+        if len(lengths) == 1 and longest % min(lengths) == 0:
+            continue
+        uneven |= lengths
+        padding = _padding_of(tensors)
+        if padding is None:
+            continue
+        every = _filled_up(wanted, longest, padding)
+        if every is None or len(np.unique(every.values, axis=0)) < len(every.values):
+            continue
+        of_ranks = {rank: _filled_up(own, longest, padding) for rank, own in given.items()}
+        rows = rows_of([every], {rank: [own] for rank, own in of_ranks.items() if own is not None}, mesh)
+        return rows if rows.problem else Rows(not_joined=_padded_text(uneven))
+    return Rows(not_joined=_padded_text(uneven)) if uneven else None
+
+
+def _padded_text(lengths: set[int]) -> str:
+    return f"ranks were given rows padded to lengths of their own: {join_numbers(lengths)}"
+
+
+def _padding_of(tensors: Sequence[Kept]) -> float | None:
+    """Return the number that rows are filled up with: the only one that stands at the end of rows and nowhere else."""
+    ends = {float(number) for tensor in tensors for number in tensor.values[:, -1]}
+    return the_only({number for number in ends if all(_only_ends(tensor, number) for tensor in tensors)})
+
+
+def _only_ends(tensor: Kept, number: float) -> bool:
+    is_number = tensor.values == number
+    return not np.any(is_number[:, :-1] & ~is_number[:, 1:])
+
+
+def _filled_up(calls: list[Kept], length: int, padding: float) -> Kept | None:
+    """Return all rows of a tensor, filled up to a length."""
+    filled = []
+    for tensor in calls:
+        count, own_length = tensor.shape
+        values = np.pad(tensor.values, ((0, 0), (0, length - own_length)), constant_values=padding)
+        filled.append(replace(tensor, shape=(count, length), at=(tensor.at[0], np.arange(length)), values=values))
+    return joined_along(0, filled)
