@@ -122,10 +122,10 @@ def compare(
     laid_out = (first.laid_out or LaidOut(before), second.laid_out or LaidOut(after))
     results = [result for moment, role in KEPT for result in _moment_changes(laid_out, moment, role)]
     step = compare_steps(before, after, (first, second))
-    if (is_trace_alone(before) or is_trace_alone(after)) and step.is_of_jobs:
+    if (_is_trace_alone(before) or _is_trace_alone(after)) and step.is_of_jobs:
         results = []  # a trace has no layouts by itself, and the weights of both jobs were compared in it
-    elif is_trace_alone(before) or is_trace_alone(after):
-        which = "first" if is_trace_alone(before) else "second"
+    elif _is_trace_alone(before) or _is_trace_alone(after):
+        which = "first" if _is_trace_alone(before) else "second"
         results = [NotChecked("", f"layouts: the {which} dump has a step's trace and no weights", "order")]
     elif not any(before.at(moment) and after.at(moment) for moment in MOMENTS):
         results += [result for role in ROLES for result in _layout_changes(before, after, role)]
@@ -158,7 +158,7 @@ def compare(
     )
 
 
-def is_trace_alone(dump: Dump) -> bool:
+def _is_trace_alone(dump: Dump) -> bool:
     """Whether a dump has the trace of a job's step and nothing else: the job is one process."""
     return not dump.tensors and any(("", NO_WEIGHTS) in record.not_checked for record in dump.files.ranks.values())
 

@@ -148,7 +148,8 @@ def compared(
     Raises:
         DumpError: One of them is not a dump.
     """
-    from shardviz.check.diff import compare, is_trace_alone
+    from shardviz.check.diff import compare
+    from shardviz.check.step.trace.traces import trace_of
     from shardviz.commands.common.checkpoints import refuse_picture
     from shardviz.commands.common.dumps import read_dump, terminal_for, write_answer, write_json, write_markup
     from shardviz.picture.html.step import difference_html
@@ -171,7 +172,8 @@ def compared(
         write_answer(difference_lines(difference, terminal), terminal, output)
     if why := difference.nothing_compared:
         talk(f"shardviz: error: {printable(why)}")
-        of_step = any(map(is_trace_alone, dumps))
-        talk(f"  Hint: {TRACE_BOTH if of_step else 'compare two dumps of one model, each with its weights'}")
+        num_traced = sum(trace_of(dump) is not None for dump in dumps)
+        if num_traced < len(dumps):  # of two traces, the line above says what to do
+            talk(f"  Hint: {TRACE_BOTH if num_traced else 'compare two dumps of one model, each with its weights'}")
         return EXIT_USAGE
     return EXIT_FINDINGS if difference or difference.unread or (strict and difference.not_compared) else EXIT_CLEAN

@@ -23,17 +23,26 @@ class DifferentWeights(Cause):
 
     Attributes:
         of_jobs: Whether they are jobs of several ranks.
+        steps: How many optimizer steps they made before the traced one.
     """
 
     of_jobs: bool = False
+    steps: int = 0
     why = (
         (
             "The {of_jobs:?jobs|runs} drew their weights with different seeds or in a different order{of_jobs:?, for "
             "example after sharding}"
         ),
         "The {of_jobs:?jobs|runs} loaded different checkpoints",
+        (
+            "{steps:?{steps:1?The optimizer step|The {steps} optimizer steps} before the traced one moved the weights "
+            "differently|}"
+        ),
     )
-    how = "start both {of_jobs:?jobs, whose steps were not compared,|runs} from the same weights"
+    how = (
+        "start both {of_jobs:?jobs, whose steps were not compared,|runs} from the same weights",
+        "{steps:?trace the first step (--trace-step 1)|}",
+    )
 
 
 class EarlierStepsDiffer(Cause):

@@ -47,7 +47,8 @@ class History:
         part: How far rounding may take an element, relative to how far steps move it, as norms.
         kinds: What is kept, such as `exp_avg`.
         agrees: Whether all of it is the same but for rounding.
-        is_noise: Whether it is rounding alone.
+        is_noise: Whether something of it is rounding alone, as the squares of gradients that are. What is divided by
+            these, as moves are that RMSprop averages, then differs as it may.
     """
 
     part: float
@@ -63,7 +64,7 @@ class History:
             moved: How far steps may have moved an element.
         """
         every = np.concatenate([part.ravel() for part in apart])
-        is_rounding = self.agrees and magnitude(every) <= OPPOSITE * moved
+        is_rounding = (self.agrees or self.is_noise) and magnitude(every) <= OPPOSITE * moved
         return is_rounding and (self.is_noise or root_mean_square(every) <= self.part * moved)
 
 
@@ -82,12 +83,13 @@ def histories_of(reference: WholeJob, job: WholeJob, weights: Weights) -> dict[s
             name = weight_of("optim", state.name)
             history = histories.get(name, unknown)
             is_square = bool(np.all(state.wanted >= 0))
-            is_noise = magnitude(state.wanted) <= (narrow**2 if is_square else narrow) * of_all
+            most = (narrow**2 if is_square else narrow) * of_all
+            is_noise = all(magnitude(values) <= most for values in (state.wanted, *state.reduced.values()))
             histories[name] = History(
                 history.part,
                 history.kinds | {kind_of_state(state)},
                 history.agrees and not narrowed.wrong(state),
-                is_noise and (history.is_noise or not history.kinds),
+                is_noise or history.is_noise,
             )
     return histories
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.report import NotChecked
-from shardviz.check.step.comparison import Reason, compared, weight_of
+from shardviz.check.step.comparison import Reason, compared, rounding_of, weight_of
 from shardviz.check.step.jobs.assembly import Assembling, add_gradients, add_weight, are_whole
 from shardviz.check.step.jobs.starts import by_name
 from shardviz.check.step.jobs.updates import Updates
@@ -115,14 +115,23 @@ def states_before(reference: WholeJob, job: WholeJob, weights: Weights) -> Updat
     """Compare what optimizers keep of elements before the step with the other job's."""
     kinds, unlike, num_sampled = states_of(reference, job, weights)
     results: list[Finding | NotChecked] = []
+    num_right = 0
     for alike in kinds:
-        results += [alike.finding(state, ranks) for state in alike.states if (ranks := alike.wrong(state))]
-    num_right = sum(len(alike.states) for alike in kinds) - len(results)
+        due = [state for state in alike.states if not _is_of_noise(state, weights)]
+        wrong = [alike.finding(state, ranks) for state in due if (ranks := alike.wrong(state))]
+        num_right += len(due) - len(wrong)
+        results += wrong
     results += [NotChecked(state.name, f"the optimizer's state: {state.incomparable}", "step") for state in unlike]
     if num_sampled:
         why = f"{counted(num_sampled, 'state')} of the optimizer: only a sample of each was kept"
         results.append(NotChecked("", why, "step"))
     return Updates(tuple(results), num_right)
+
+
+def _is_of_noise(state: Compared, weights: Weights) -> bool:
+    """Whether the gradients of a state's weight were rounding alone in the steps before."""
+    history = weights.histories.get(weight_of("optim", state.name))
+    return history is not None and history.is_noise
 
 
 def states_of(reference: WholeJob, job: WholeJob, weights: Weights) -> tuple[list[States], list[Compared], int]:
@@ -145,9 +154,10 @@ def states_of(reference: WholeJob, job: WholeJob, weights: Weights) -> tuple[lis
     dump = assembling.dump()
     states, coarsest = list(compared(dump, ("optim",))), EPSILON[coarsest_of((reference.job, job.job))]
     are_loaded = not reference.steps_before and not job.steps_before
+    rounding = max(ROUNDINGS_OF_ROLE["grad"] * coarsest, rounding_of(dump).of_sums)
     kinds = []
     for of_kind in in_groups((kind_of_state(state), state) for state in states if not state.incomparable).values():
-        noise = ROUNDINGS_OF_ROLE["grad"] * coarsest * max(magnitude(state.wanted) for state in of_kind)
+        noise = rounding * max(magnitude(state.wanted) for state in of_kind)
         epsilon = _epsilon_of(dump, of_kind)
         kinds.append(States(of_kind, epsilon, max(epsilon, coarsest), noise, are_loaded))
     return kinds, [state for state in states if state.incomparable], len(names) - len(whole)

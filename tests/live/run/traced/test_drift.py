@@ -10,6 +10,7 @@ from tests.lanes import at_night
 from tests.live.run.traced.test_traced import diff, run
 
 PROGRAM = """
+import functools
 import os
 
 import torch
@@ -22,6 +23,18 @@ from torch.nn.parallel import DistributedDataParallel
 
 WORLD, RANK = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
 torch.manual_seed(0)
+
+
+class Lion(torch.optim.Optimizer):
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self):
+        for weight in self.param_groups[0]["params"]:
+            mean = self.state[weight].setdefault("exp_avg", torch.zeros_like(weight))
+            weight.sub_(self.param_groups[0]["lr"] * mean.lerp(weight.grad, 0.1).sign())
+            mean.lerp_(weight.grad, 0.01)
 
 
 class Block(nn.Module):
@@ -43,13 +56,13 @@ if WORLD > 1:
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (WORLD,), mesh_dim_names=("dp",))
     WRAP
-optimizer = torch.optim.AdamW(called.parameters(), **step_with)
+optimizer = OPTIMIZER(called.parameters(), **step_with)
 ids = torch.randint(20, (4, 8, 9), generator=torch.Generator().manual_seed(1))
 for step in range(4):
     batch = ids[step, RANK::WORLD]
     if WORLD > 1:
         BEFORE
-    with torch.autocast("cpu", torch.bfloat16, enabled=WORLD == 1 or AUTOCAST):
+    with torch.autocast("cpu", torch.bfloat16, enabled=AUTOCAST):
         loss = functional.cross_entropy(called(batch[:, :-1]).float().flatten(0, 1), batch[:, 1:].flatten())
     optimizer.zero_grad()
     loss.backward()
@@ -70,7 +83,11 @@ FLAT = {
         "device_id=torch.device('cpu'))"
     )
 }
-USUAL = {"BEFORE": "pass", "AFTER": "pass", "AUTOCAST": "False"}
+USUAL = {"BEFORE": "pass", "AFTER": "pass", "AUTOCAST": "WORLD == 1", "OPTIMIZER": "torch.optim.AdamW"}
+SINGLE = DDP | {"AUTOCAST": "False"}
+MOVES = SINGLE | {"OPTIMIZER": "functools.partial(torch.optim.RMSprop, momentum=0.5)"}
+SIZES = SINGLE | {"OPTIMIZER": "torch.optim.Rprop"}
+SIGNS = SINGLE | {"OPTIMIZER": "Lion"}
 OF_RANK = "[dist.all_reduce(part.grad.mul_(WORLD * (RANK == 0))) for part in model[1].parameters() if part.ndim == 1]"
 
 
@@ -88,7 +105,9 @@ def compared(tmp_path, changes, step=3):
 
 
 @pytest.mark.recorded
-@pytest.mark.parametrize("changes", at_night([DDP, FSDP, FLAT]), ids=["ddp", "fsdp", "fsdp1"])
+@pytest.mark.parametrize(
+    "changes", at_night([DDP, FSDP, FLAT, MOVES, SIZES, SIGNS]), ids=["ddp", "fsdp", "fsdp1", "moves", "sizes", "signs"]
+)
 def test_jobs_that_rounding_takes_apart_agree(tmp_path, changes):
     step = compared(tmp_path, changes)
     assert not step["departures"], step
@@ -99,6 +118,11 @@ WRONG = {
     "rate": (DDP | {"BEFORE": "optimizer.param_groups[0]['lr'] = 2e-2 if step == 0 else 1e-2"}, 2, "another learning"),
     "rows": (FSDP | {"BEFORE": "batch = ids[step, :8 // WORLD] if step == 0 else batch"}, 2, "by other gradients"),
     "part": (DDP | {"AFTER": OF_RANK}, 3, "by other gradients, or by another"),
+    "moves": (
+        MOVES | {"AFTER": "[part.grad.neg_() for part in model[1].parameters() if not step]"},
+        2,
+        "gradients, as",
+    ),
     "sign": (DDP | {"AFTER": "[part.grad.neg_() for part in model[1].parameters() if not step]"}, 2, "gradients, as"),
 }
 
