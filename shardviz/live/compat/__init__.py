@@ -59,6 +59,7 @@ from shardviz.live.compat.modules import follow_modules_by as follow_modules_by
 from shardviz.live.compat.modules import followed as followed
 from shardviz.live.compat.modules import innermost_modes as innermost_modes
 from shardviz.live.compat.modules import is_compiled as is_compiled
+from shardviz.live.compat.modules import is_making_states as is_making_states
 from shardviz.live.compat.modules import load_hooks as load_hooks
 from shardviz.live.compat.modules import name_in as name_in
 from shardviz.live.compat.modules import replaced as replaced

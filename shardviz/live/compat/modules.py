@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import contextmanager, nullcontext
+from traceback import walk_stack
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +29,17 @@ def computed_buffers(model: nn.Module) -> frozenset[str]:
         for prefix, module in model.named_modules(remove_duplicate=False)
         for name in module._non_persistent_buffers_set
     )
+
+
+def is_making_states() -> bool:
+    """Whether torch makes an optimizer step with zeros, so that it has states to save or to load into.
+
+    `_init_optim_state`, which `get_state_dict` and `set_state_dict` call, in torch 2.6.0 to 2.14.1.
+    """
+    module = sys.modules.get("torch.distributed.checkpoint.state_dict")
+    makes_states = getattr(getattr(module, "_init_optim_state", None), "__code__", None)
+    frames = walk_stack(sys._getframe()) if makes_states is not None else ()
+    return any(frame.f_code is makes_states for frame, _ in frames)
 
 
 def load_hooks(module: nn.Module) -> Iterator[Callable[..., Any]]:

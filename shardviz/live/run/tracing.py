@@ -26,6 +26,7 @@ from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.compat import (
     asks_for_shapes,
     in_backward,
+    is_making_states,
     parts_of_norm,
 )
 from shardviz.live.lines.job_lines import JobLines
@@ -252,7 +253,7 @@ class Follower:
             return quietly(WHAT, self._before_step, optimizer, args, kwargs)
 
         def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-            if self._library_step is None:
+            if self._library_step is None and not is_making_states():
                 quietly(WHAT, self._end_with, optimizer)  # it may have called no closure
                 self._end_of(optimizer)
 
@@ -348,7 +349,7 @@ class Follower:
         Returns:
             The optimizer's arguments, with a closure that ends the step; None if they stay as they are.
         """
-        if os.getpid() != self._process or (self._is_over and self._later is None):
+        if os.getpid() != self._process or (self._is_over and self._later is None) or is_making_states():
             return None
         if self._library_step is not None:
             self._add_to_library_step(optimizer, self._library_step)

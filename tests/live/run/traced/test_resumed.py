@@ -74,3 +74,29 @@ def test_what_a_resumed_job_has_not_loaded_is_named(tmp_path, optimizer, edits, 
     found = " ".join(f"{one['sentence']} {one['why']}" for one in step["departures"])
     assert bool(found) == bool(words), found
     assert words in found
+
+
+STATEFUL = PROGRAM.replace("OPTIMIZER", ADAM).replace(
+    """
+    saved = torch.load("saved.pt")
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+""",
+    """
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+    saved = torch.load("saved.pt")
+    get_state_dict(model, optimizer)
+    optimizer.load_state_dict(saved["optimizer"])
+    model.load_state_dict(saved["model"])
+""",
+)
+
+
+@nightly
+def test_the_step_by_which_torch_makes_states_to_load_into_is_none_of_the_job(tmp_path):
+    (tmp_path / "train.py").write_text(STATEFUL)
+    whole = run(tmp_path, "whole", sys.executable, "train.py", step=3)
+    step, done = diff(whole, run(tmp_path, "resumed", sys.executable, "train.py", "resume"))
+    assert step["departures"] == []
+    assert done.returncode == 0
