@@ -20,16 +20,19 @@ class ScaledBackward(Cause, kind="wrong-scale"):
     Attributes:
         runs: How many micro-batches the step ran; None if that is not known.
         loss: `unseen` if nobody recorded the loss, so that it may have the factor, too.
+        copied_along: Axes that keep copies of all gradients and whose size is one over the factor's square.
     """
 
     factor: Fraction | float
     runs: int | None = None
     loss: Literal["", "unseen"] = ""
+    copied_along: tuple[str, ...] = ()
     why = (
         (
             "{is_of_micro_batches:?The step runs {runs} micro-batches, and {is_larger:?nothing divides their losses "
             "by {runs}|the loss is divided by {runs} twice{loss:?, as by the code and by a library "
-            "(gradient_accumulation_steps)|}}|}"
+            "(gradient_accumulation_steps)|}}|{copied_along:?The norm by which the gradients are clipped counts each "
+            "copy along {copied_along}: the factor is one over the root of their number|}}"
         ),
         (
             "{elements:?If the loss has the factor, too, it is {is_larger:?a sum where the other job's is a mean|a "
@@ -42,7 +45,10 @@ class ScaledBackward(Cause, kind="wrong-scale"):
         ),
     )
     how = (
-        "{is_of_micro_batches:?divide each micro-batch's loss by {runs}{is_larger:?|, once}|}",
+        (
+            "{is_of_micro_batches:?divide each micro-batch's loss by {runs}{is_larger:?|, once}|{copied_along:?sum "
+            "squares only over the axes that split the gradients, as get_total_norm of DTensors does|}}"
+        ),
         "{elements:?compare the losses that both jobs print, and what each divides by (reduction=)|}",
         "{is_larger:?unscale the gradients, or divide each micro-batch's loss by their number|call backward() on the "
         "returned loss}",

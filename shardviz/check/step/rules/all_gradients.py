@@ -42,6 +42,7 @@ from shardviz.relate.tolerance import (
     EPSILON,
     EXACT,
     EXPLAINED,
+    EXPLAINED_UPDATE,
     FEW,
     LEAST_EXACT_FACTOR,
     SAFETY,
@@ -121,7 +122,8 @@ def of_factor(evidence: Evidence, gradients: Sequence[Compared], factor: float, 
     of_runs = None if of_runs == 1 else of_runs
     exact, is_in_loss = ratio or of_runs or factor, _is_in_loss(evidence, factor)
     loss: Literal["", "unseen"] = "unseen" if evidence.loss is None else ""
-    of_backward: Cause = ScaledBackward(exact, evidence.num_runs or None, loss)
+    copied = _copied_by_root(gradients, factor) if not axes else ()
+    of_backward: Cause = ScaledBackward(exact, evidence.num_runs or None, loss, copied)
     if evidence.runs_backward_itself is False:
         of_backward = ScaledReduction(exact, gradients[0].wrapped_over(gradients[0].mesh.axes) == "ddp")
     norm, norm_left = _norm_of_parts(gradients) if 0 < factor < 1 else ("", 0.0)
@@ -140,6 +142,17 @@ def of_factor(evidence: Evidence, gradients: Sequence[Compared], factor: float, 
         details=(*([when] if when else []), "the loss has this factor, too" if is_in_loss else OF_LOSS[loss]),
     ).seen_in(first)
     return finding if len(gradients) == 1 else _of_all(finding, gradients)
+
+
+def _copied_by_root(gradients: Sequence[Compared], factor: float) -> tuple[str, ...]:
+    """Return axes along which all gradients are copies, if one over the root of their number is the factor."""
+    mesh = gradients[0].mesh
+    near = max(EXPLAINED_UPDATE, 2 * near_ratio(gradients[0].rounding.epsilon))  # a small number is added to norms
+    copied = [axis for axis in mesh.long_axes if not any(gradient.is_split(axis) for gradient in gradients)]
+    for axes in axis_sets(tuple(copied)):
+        if math.isclose(factor**2 * mesh.size_over(axes), 1, rel_tol=near):
+            return axes
+    return ()
 
 
 def _is_in_loss(evidence: Evidence, factor: float) -> bool:
