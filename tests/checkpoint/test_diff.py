@@ -74,10 +74,11 @@ def test_the_same_exchange_within_every_module_is_told_once(tmp_path, capsys):
     exchanged = {f"{name}.{moment}": moments[f"{name}.{other}"] for name in names for moment, other in ("mv", "vm")}
     assert main(["diff", *map(str, files(tmp_path, moments, exchanged))]) == 1
     assert capsys.readouterr().out.splitlines() == [
-        "≠ moved  embed.weight.m, layers.[0-1].up.weight.m, layers.1.down.weight.m",
-        "  the second has here the first's *.v",
-        "≠ moved  embed.weight.v, layers.[0-1].up.weight.v, layers.1.down.weight.v",
-        "  the second has here the first's *.m",
+        "≠ moved  embed.weight.m, embed.weight.v, layers.[0-1].up.weight.m, layers.[0-1].up.weight.v,",
+        "  layers.1.down.weight.m, layers.1.down.weight.v",
+        "  m and v changed places",
+        "  cause  What wrote the second checkpoint has m and v exchanged in its list of names",
+        "  fix    exchange m and v where the second's tensors are named",
         "",
         "≠ 8 moved",
     ]

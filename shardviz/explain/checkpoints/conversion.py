@@ -402,6 +402,29 @@ class RenumberedLayers(Cause, kind="foreign"):
     )
 
 
+class ExchangedNames(Cause, kind="foreign"):
+    """Two tensors changed places: each stands under the other's name.
+
+    Shapes agree, so both load. Some formats have the gate before the up projection in a fused matrix, and others have
+    it behind.
+
+    Attributes:
+        words: The words in which the two names differ.
+        are_of_layer: Whether they are modules of a layer, which a fused tensor may have been split into.
+    """
+
+    words: tuple[str, ...]
+    are_of_layer: bool = False
+    why = (
+        "What wrote the second checkpoint has {words} exchanged in its list of names",
+        "{are_of_layer:?It takes the parts of a fused tensor in the other order|}",
+    )
+    how = (
+        "exchange {words} where the second's tensors are named",
+        "{are_of_layer:?take the parts in the order in which the first has them|}",
+    )
+
+
 class ReorderedInConversion(Cause, kind="misordered"):
     """All indices of a dim are there, in different orders on the two sides.
 

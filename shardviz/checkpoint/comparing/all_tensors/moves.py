@@ -18,7 +18,13 @@ from shardviz.checkpoint.maps.numbering import find_renumberings, star_shared_nu
 from shardviz.checkpoint.optimizer import KEYS as STATES
 from shardviz.checkpoint.records import StoredTensor
 from shardviz.errors import DumpError
-from shardviz.explain.checkpoints.conversion import OneSidedTie, RenamedInPart, RenumberedLayers, UnsavedHead
+from shardviz.explain.checkpoints.conversion import (
+    ExchangedNames,
+    OneSidedTie,
+    RenamedInPart,
+    RenumberedLayers,
+    UnsavedHead,
+)
 from shardviz.explain.placement.content import LocalNumbering
 from shardviz.explain.testing.transfers import StateByNumber
 from shardviz.reference.names import WRAPPED, WRAPPERS
@@ -87,9 +93,30 @@ def with_moved(outcomes: Outcomes) -> Outcomes:
         for (outcome, source), (_, pair) in zip(placed, outcomes, strict=True)
         if outcome.verdict != "missing" or id(pair.first) not in sources
     ]
-    return with_ties(
-        _with_numbers(placed_outcomes, {one.name: source.name for one, source in placed if source is not None})
-    )
+    names = {outcome.name: source.name for outcome, source in placed if source is not None}
+    return with_ties(_with_numbers(_with_exchanged(placed_outcomes, names), names))
+
+
+def _with_exchanged(outcomes: Outcomes, sources: Mapping[str, str]) -> Outcomes:
+    """Say which tensors changed places in pairs."""
+    return [
+        (_exchanged(outcome, source) if source is not None and sources.get(source) == outcome.name else outcome, pair)
+        for outcome, pair in outcomes
+        for source in [sources.get(outcome.name)]
+    ]
+
+
+def _exchanged(outcome: Outcome, source: str) -> Outcome:
+    """Say that two tensors changed places: by the words in which their names differ, or by their whole names."""
+    words = sorted(word.rstrip(".") for word in changed_words(outcome.name, source))
+    if not all(words) or any(word.replace(".", "").isdigit() for word in words):
+        return outcome.became("moved", *_of_exchange(*sorted((outcome.name, source)), is_of_layer=False))
+    is_of_layer = all(f".{word}." in name for word, name in zip(words, sorted((outcome.name, source)), strict=True))
+    return outcome.became("moved", *_of_exchange(*words, is_of_layer=is_of_layer and bool(LAYER.match(source))))
+
+
+def _of_exchange(first: str, second: str, *, is_of_layer: bool) -> tuple[str, Cause]:
+    return f"{printable(first)} and {printable(second)} changed places", ExchangedNames((first, second), is_of_layer)
 
 
 def _with_numbers(outcomes: Outcomes, sources: Mapping[str, str]) -> Outcomes:
