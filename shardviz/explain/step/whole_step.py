@@ -273,6 +273,17 @@ class WeightsDrawnAfterSharding(Cause):
     how = "load the same weights into both runs to compare the steps"
 
 
+class WholeBatchPerRank(Cause):
+    """Each rank reads as many rows as one process does in all.
+
+    The batch size of most loaders is that of one process, which is one rank. A step is then of more rows than meant,
+    with the learning rate of fewer.
+    """
+
+    why = "The loader's batch size counts for each rank, and is that of the other job's whole batch"
+    how = "divide it by the number of ranks that split the batch; accelerate does with split_batches=True"
+
+
 class DifferentBatch(Cause):
     """Two runs do not get the same rows.
 

@@ -11,6 +11,7 @@ from shardviz.check.step.jobs.rows import rows_of, rows_without_padding
 from shardviz.check.step.trace.stages import is_pipeline, parted_modules
 from shardviz.check.step.trace.traces import Kept, OfRank, Weight
 from shardviz.dump.records.step import GivenRecord
+from shardviz.explain.step.whole_step import DifferentBatch, WholeBatchPerRank
 from shardviz.layout.mesh import parse_mesh
 
 ROWS = [[5, 9, 7], [5, 6, 8, 9, 7], [5, 8, 7], [5, 9, 9, 6, 7, 8, 9, 7]]
@@ -157,3 +158,10 @@ def test_equal_numbers_in_another_order_are_not_told_apart_unless_longer_rows_co
     rows = rows_of([kept(numbers), kept(images)], both, DP)
     assert rows.order is not None
     assert rows.order.tolist() == [0, 2, 1, 3]
+
+
+@pytest.mark.parametrize(("begin", "cause"), [(0, WholeBatchPerRank()), (2, DifferentBatch(of_jobs=True))])
+def test_a_rank_with_all_rows_beside_one_with_others_reads_whole_batches(begin, cause):
+    data = np.random.default_rng(0).normal(size=(16, 3))
+    batches = {0: [kept(data[begin : begin + 8])], 1: [kept(data[8:])]}
+    assert rows_of([kept(data[:8])], batches, DP).cause == cause

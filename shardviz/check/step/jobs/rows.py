@@ -12,7 +12,7 @@ import numpy as np
 
 from shardviz.check.step.jobs.starts import split_of
 from shardviz.check.step.trace.traces import Kept, joined_along, largest_of
-from shardviz.explain.step.whole_step import DifferentBatch, SharedRows
+from shardviz.explain.step.whole_step import DifferentBatch, SharedRows, WholeBatchPerRank
 from shardviz.groups import the_only
 from shardviz.layout.mesh import ranks_by
 from shardviz.relate.orders import places_of
@@ -73,7 +73,11 @@ def rows_of(whole_batch: list[Kept], batches: Mapping[int, list[Kept]], mesh: Me
     if unknown:
         shapes = f"{list(given[unknown[0]].shape)} and {list(whole.shape)}"
         text = f"rank {unknown[0]} of it was given rows that are not in the other job's batch ({shapes})"
-        return Rows(problem=text)
+        are_whole = all(part.shape == whole.shape for part in of_ranks) and len(unknown) < len(rows)
+        clause = (
+            f", and {named_ranks([rank for rank in rows if rank not in unknown])} all rows of that" if are_whole else ""
+        )
+        return Rows(problem=f"{text}{clause}", cause=WholeBatchPerRank() if are_whole else DifferentBatch(of_jobs=True))
     shares = {rank: tuple(known.tolist()) for rank, known in rows.items() if known is not None}
     parts = list(dict.fromkeys(shares.values()))
     every = [row for part in parts for row in part]
