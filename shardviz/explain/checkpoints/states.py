@@ -224,17 +224,6 @@ class TieLostInLoad(Cause, kind="untied"):
     how = "load in place, or tie them again after the load, before the optimizer is made"
 
 
-class ReplacedParameters(Cause):
-    """The optimizer steps tensors that are no longer the model's.
-
-    It keeps the parameters that it was built with. After a load that replaces them it updates the old ones, and the
-    model never changes.
-    """
-
-    why = "The load replaces the model's parameters (assign=True, setattr), and the optimizer still steps the old ones"
-    how = "load the model before you make the optimizer, or load in place: copy_ into the existing parameters"
-
-
 class ThawedByLoad(Cause):
     """A parameter is trained after a load and was frozen before, or the other way around.
 
