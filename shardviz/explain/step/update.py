@@ -417,8 +417,8 @@ class OptimizerOfOtherParameters(Cause, kind="write-not-applied"):
     since: Literal["", "sharding", "load"] = ""
     why = (
         "{since:?The optimizer was made before {since:load?the load|the model was sharded}, which replaced the "
-        "parameters. It steps the old ones, and the model never changes|The "
-        "optimizer steps the parameters from before sharding, or copies of them, not the model's parameters}",
+        "parameters. It steps the old ones, and the model never changes|The optimizer steps the parameters from "
+        "before sharding, or copies of them, not the model's parameters}",
         "{since:?|Something overwrites the result, such as a broadcast from a rank that stepped nothing}",
     )
     how = (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from shardviz.explain.cause import Cause
 
 # Layouts
@@ -204,33 +206,27 @@ class PartAsReference(Cause, kind="wrong-shape"):
 
 
 class FewElementsDiffer(Cause):
-    """A few elements of a computed tensor differ from the reference's, and the others match.
+    """A few elements differ from the reference's, and the others match.
 
-    The seed, the weights and most of the batch are right, so one sample, position or row differs.
+    The seed, the file and most of the batch are right. Of a result, one sample, position or row has other inputs. Of a
+    weight, something wrote to a part: to a slice, to padding or to some rows of an embedding; or nothing wrote to one
+    part of a tensor that was allocated with zeros.
+
+    Attributes:
+        part: What the elements are of: a `result`, a `weight`, or `zeros` in a weight.
     """
 
-    why = "Only the inputs of these elements differ: most elements match the reference, on these ranks too"
-    how = "look for what they share: a sample, a position, a mask, a row of a weight or an index"
-
-
-class FewElementsZero(Cause):
-    """A few elements of a weight are zero, and the others match the reference's.
-
-    The tensor was allocated with zeros and only a part of it was written.
-    """
-
-    why = "Nothing wrote these elements: they are zero, and most others match the reference"
-    how = "write the whole tensor on every rank"
-
-
-class FewElementsChanged(Cause):
-    """A few elements of a weight differ from the reference's, and the others match.
-
-    Something wrote to a part of the tensor: to a slice, to padding, or to some rows of an embedding.
-    """
-
-    why = "Some code wrote or changed only these elements: most others match the reference"
-    how = "look for an assignment to a slice or an index, for padding, or for a step on some rows of an embedding"
+    part: Literal["result", "weight", "zeros"]
+    why = (
+        "{part:result?Only the inputs of these elements differ: most elements match the reference, on these ranks too|"
+        "{part:zeros?Nothing wrote these elements: they are zero, and most others match the reference|Some code wrote "
+        "or changed only these elements: most others match the reference}}"
+    )
+    how = (
+        "{part:result?look for what they share: a sample, a position, a mask, a row of a weight or an index|{part:zeros"
+        "?write the whole tensor on every rank|look for an assignment to a slice or an index, for padding, or for a "
+        "step on some rows of an embedding}}"
+    )
 
 
 class UnexplainedDifference(Cause):

@@ -26,9 +26,7 @@ from shardviz.explain.step.scales import ScaledInStep
 from shardviz.explain.testing.assertions import (
     AllRanksDiffer,
     ExchangedCoordinate,
-    FewElementsChanged,
     FewElementsDiffer,
-    FewElementsZero,
     OnlyZeros,
     PartAsReference,
     PartWithoutPlacements,
@@ -454,10 +452,9 @@ def _wrong_elements(comparison: Compared, far: Far) -> NDArray[np.bool_]:
 def _of_part(comparison: Compared, far: Far) -> Cause:
     """Return the likely cause of a difference in few elements; it isn't seed, file or batch."""
     if comparison.role not in WEIGHTS:
-        return FewElementsDiffer()
-    if all(not comparison.reduced[rank][elements].any() for rank, elements in far.items()):
-        return FewElementsZero()
-    return FewElementsChanged()
+        return FewElementsDiffer("result")
+    are_zero = all(not comparison.reduced[rank][elements].any() for rank, elements in far.items())
+    return FewElementsDiffer("zeros" if are_zero else "weight")
 
 
 def _of_values(comparison: Compared, far: Far) -> Cause:

@@ -12,7 +12,6 @@ from shardviz.explain.checkpoints.states import (
     NameLostInLoad,
     SettingLostInLoad,
     StateLostInLoad,
-    StepLostInLoad,
     ThawedByLoad,
     TieLostInLoad,
 )
@@ -88,8 +87,8 @@ def check_states(
 CAUSES: Mapping[str, Cause] = {
     "state": StateLostInLoad(),
     "extra": StateByNumber(),
-    "number": StepLostInLoad(),
-    "setting": SettingLostInLoad(),
+    "number": SettingLostInLoad(is_step=True),
+    "setting": SettingLostInLoad(is_step=False),
     "tie": TieLostInLoad(),
     "stranger": OptimizerOfOtherParameters("load"),
     "name": NameLostInLoad(),
