@@ -263,8 +263,9 @@ class TransferOutcome:
         return all(wrong) and any(padded.first for padded in wrong if padded)
 
     def change(self, name: str) -> Outcome | None:
-        """Return the one change of all wrong parts' values; None if they changed differently."""
-        return the_only({part.change for part in self.parts[name] if part.fate != "right"})
+        """Return the one change of all wrong parts' values, up to rounding; None if they changed differently."""
+        changes = [part.change for part in self.parts[name] if part.fate != "right"]
+        return changes[0] if len({change and change.why for change in changes}) == 1 else None
 
     @property
     def unplaced(self) -> list[str]:
