@@ -247,12 +247,6 @@ def _hint(why: str) -> str:
     return NO_GPU if any(word in why.lower() for word in ("cuda", "nccl")) else BY_HAND
 
 
-def size_of(model: nn.Module | None) -> int:
-    """Return the bytes of a model's tensors; 0 if there is none."""
-    tensors = () if model is None else (*model.parameters(), *model.buffers())
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
 ALL: tuple[Means, ...] = ("meta", "fakes", "values")
 """How a model is built, in the order in which it is tried."""
 
@@ -315,7 +309,8 @@ class _Rank:
         # What the model has before it is stepped: `_pre_dp_module_transform` exchanges parameters in a forward.
         self.before: list[Local] = []
         self.buckets: tuple[BucketRecord, ...] = ()
-        self.size = size_of(early)
+        tensors = () if early is None else (*early.parameters(), *early.buffers())
+        self.size = sum(tensor.nbytes for tensor in tensors)
 
     def reply(self) -> Reply:
         """Return what this rank has."""
