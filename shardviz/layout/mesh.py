@@ -187,6 +187,15 @@ class Mesh:
         ways = (range(size) if index in positions else (position,) for index, (position, size) in places)
         return tuple(map(self.rank_at, product(*ways)))
 
+    def axes_along(self, group: tuple[int, ...]) -> tuple[str, ...]:
+        """Return the fewest neighboring axes that a group runs along, outermost first; none if it runs along none."""
+        for width in range(1, self.ndim + 1):
+            for first in range(self.ndim - width + 1):
+                axes = self.axes[first : first + width]
+                if group in self.groups(*axes):
+                    return axes
+        return ()
+
     def axes_within(self, ranks: Sequence[int]) -> tuple[str, ...]:
         """Return the axes along which some ranks differ; none if one of them is not on the mesh."""
         if any(rank not in self for rank in ranks):
