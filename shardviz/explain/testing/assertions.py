@@ -153,10 +153,12 @@ class UnrelatedShapes(Cause, kind="wrong-shape"):
     how = "compare tensors that mean the same, with their dims in the same order"
 
 
-class PartWithoutPlacements(Cause, kind="wrong-shape"):
-    """A tensor is smaller than its reference in one dim, like one rank's part of it.
+class PartComparedWithWhole(Cause, kind="wrong-shape"):
+    """A tensor and its reference have different sizes in one dim, as a part and its whole do.
 
-    A local tensor without placements counts as the whole.
+    A local tensor without placements counts as the whole, and is smaller than the reference. A reference of one rank's
+    rows, or of a part of the batch, never equals a whole tensor. On the sharded side, copies that are concatenated
+    instead of added make a tensor too long.
 
     Attributes:
         size: The tensor's size there.
@@ -169,37 +171,21 @@ class PartWithoutPlacements(Cause, kind="wrong-shape"):
     wanted: int
     is_plain: bool
     why = (
-        "Dim {dim} of the sharded side{is_plain:?|'s whole} has {size} of the reference's {wanted}: it is one rank's "
-        "part"
-    )
-    how = "attach placements to the local tensor with DTensor.from_local"
-
-
-class PartAsReference(Cause, kind="wrong-shape"):
-    """A reference is smaller than the tensor in one dim.
-
-    A reference of one rank's rows, or of a part of the batch, never equals a whole tensor. On the sharded side, copies
-    that are concatenated instead of added make a tensor too long.
-
-    Attributes:
-        size: The tensor's size there.
-        wanted: The reference's.
-    """
-
-    dim: int
-    size: int
-    wanted: int
-    why = (
-        (
-            "The reference is smaller: dim {dim} has {wanted} of the sharded side's {size}. It is one rank's part, or "
-            "a part of the batch"
-        ),
-        "The reference is whole, and the sharded side concatenates copies",
+        "{is_longer:?The reference is smaller: dim {dim} has {wanted} of the sharded side's {size}. It is one rank's "
+        "part, or a part of the batch|Dim {dim} of the sharded side{is_plain:?|'s whole} has {size} of the reference's "
+        "{wanted}: it is one rank's part}",
+        "{is_longer:?The reference is whole, and the sharded side concatenates copies}",
     )
     how = (
-        "pass the whole tensor as the reference",
-        "label equal copies Replicate(), or add them instead of concatenating",
+        "{is_longer:?pass the whole tensor as the reference|attach placements to the local tensor with "
+        "DTensor.from_local}",
+        "{is_longer:?label equal copies Replicate(), or add them instead of concatenating}",
     )
+
+    @property
+    def is_longer(self) -> bool:
+        """Whether the reference is the part."""
+        return self.size > self.wanted
 
 
 # Values that no rule explains

@@ -28,8 +28,7 @@ from shardviz.explain.testing.assertions import (
     ExchangedCoordinate,
     FewElementsDiffer,
     OnlyZeros,
-    PartAsReference,
-    PartWithoutPlacements,
+    PartComparedWithWhole,
     SomeRanksDiffer,
     UnexplainedDifference,
     UnrelatedShapes,
@@ -379,10 +378,7 @@ def _of_shapes(tensor: Tensor, shape: tuple[int, ...]) -> Cause:
     odd = [dim for dim, (one, other) in enumerate(zip(actual, shape, strict=False)) if one != other]
     if len(actual) != len(shape) or len(odd) != 1 or not min(actual[odd[0]], shape[odd[0]]):
         return UnrelatedShapes()
-    dim = odd[0]
-    if actual[dim] < shape[dim]:
-        return PartWithoutPlacements(dim, actual[dim], shape[dim], is_plain=tensor.claimed is None)
-    return PartAsReference(dim, actual[dim], shape[dim])
+    return PartComparedWithWhole(odd[0], actual[odd[0]], shape[odd[0]], is_plain=tensor.claimed is None)
 
 
 def place_findings(dump: Dump, tensor: Tensor, comparison: Compared) -> list[Finding]:
