@@ -258,7 +258,7 @@ def _run_joined(args: argparse.Namespace, probe: Probe, mesh: Mesh, folder: Path
 
     job = replace(_job(args, probe, mesh, folder), force=_may_replace(args, probe, mesh, folder))
     timeout = args.timeout or JOINED_TIMEOUT
-    if not world.run_joined(TASK, (job,), backend=args.backend, timeout=timeout, coords=job.coords):
+    if not world.run_joined(TASK, (job,), backend=args.backend, timeout=timeout, coords=job.mesh.labels):
         return EXIT_CLEAN
     return EXIT_USAGE if says_it_is_a_part(folder) else _report(args, probe, mesh, folder)
 

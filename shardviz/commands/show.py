@@ -105,7 +105,7 @@ def _show_step(args: argparse.Namespace) -> None:
     if format_of(args.output) != "text":
         hint = f"-o {args.output.with_suffix('.txt')}, or leave --step out: the page has the step"
         raise ShardvizError(f"{args.output}: --step is text or json, not a picture", hint)
-    _refuse_checkpoint(args.dump, "step")
+    _refuse_checkpoint(args.dump)
     dump, module = read_dump(args.dump), args.tensor
     terminal = terminal_for(args.color, args.output)
     answer: dict[str, Any] = {"schema": 1}
@@ -168,7 +168,7 @@ def _show_table(args: argparse.Namespace) -> None:
     if format_of(args.output) != "text":
         hint = f"-o {args.output.with_suffix('.txt')}"
         raise ShardvizError(f"{args.output}: --memory, --comms and --schedule are text, not a picture", hint)
-    _refuse_checkpoint(args.dump, "step")
+    _refuse_checkpoint(args.dump)
     dump = read_dump(args.dump)
     terminal = terminal_for(args.color, args.output)
     if args.memory:
@@ -192,14 +192,14 @@ def _plan_lines(dump: Dump, terminal: Terminal) -> list[Text]:
     return [*memory_lines(PlanBytes(dump.files.planned), terminal.width), line("")]
 
 
-def _refuse_checkpoint(path: Path, what: str) -> None:
-    """Refuse what only a dump can be asked for."""
+def _refuse_checkpoint(path: Path) -> None:
+    """Refuse to show the step of a checkpoint."""
     from shardviz.checkpoint.open import is_checkpoint
 
     if is_checkpoint(path):
         from shardviz.commands.common.checkpoints import refuse_for_checkpoint
 
-        refuse_for_checkpoint(path, what)
+        refuse_for_checkpoint(path, "step")
 
 
 def _show_svg(folder: Path, pattern: str | None, output: Path | None) -> None:

@@ -65,7 +65,7 @@ class Cause:
 
         Args:
             kind: The kind of all findings that have this cause.
-            abstract: Whether the class is only a base of causes, and none itself.
+            abstract: Whether it is only a base of causes, or has the name and the page of a cause in its field.
         """
         dataclass(frozen=True)(cls)
         if kind is not None:
@@ -130,7 +130,7 @@ class Cause:
     @property
     def page_command(self) -> str:
         """The command that prints its page."""
-        return f"shardviz explain {self.name}"
+        return f"shardviz explain {self.id}"
 
     @property
     def refs(self) -> tuple[str, ...]:

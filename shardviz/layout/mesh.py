@@ -111,7 +111,8 @@ class Mesh:
         return tuple(axis for axis, size in zip(self.axes, self.shape, strict=True) if size > 1)
 
     @cached_property
-    def _index_of_rank(self) -> dict[int, int]:
+    def index_of_rank(self) -> dict[int, int]:
+        """Each rank's index in `ranks`."""
         return {rank: index for index, rank in enumerate(self.ranks)}
 
     def axis_index(self, axis: str) -> int:
@@ -152,16 +153,16 @@ class Mesh:
         Raises:
             MeshError: The rank is not on the mesh.
         """
-        if rank not in self._index_of_rank:
+        if rank not in self.index_of_rank:
             raise MeshError(f"rank {rank} is not on mesh {self}")
-        index, coord = self._index_of_rank[rank], []
+        index, coord = self.index_of_rank[rank], []
         for size in reversed(self.shape):
             index, position = divmod(index, size)
             coord.append(position)
         return tuple(reversed(coord))
 
     def __contains__(self, rank: object) -> bool:
-        return rank in self._index_of_rank
+        return rank in self.index_of_rank
 
     def groups(self, *axes: str) -> list[tuple[int, ...]]:
         """Return the groups of ranks that differ only along `axes`, each in coordinate order."""
@@ -186,6 +187,15 @@ class Mesh:
         ways = (range(size) if index in positions else (position,) for index, (position, size) in places)
         return tuple(map(self.rank_at, product(*ways)))
 
+    def axes_along(self, group: tuple[int, ...]) -> tuple[str, ...]:
+        """Return the fewest neighboring axes that a group runs along, outermost first; none if it runs along none."""
+        for width in range(1, self.ndim + 1):
+            for first in range(self.ndim - width + 1):
+                axes = self.axes[first : first + width]
+                if group in self.groups(*axes):
+                    return axes
+        return ()
+
     def axes_within(self, ranks: Sequence[int]) -> tuple[str, ...]:
         """Return the axes along which some ranks differ; none if one of them is not on the mesh."""
         if any(rank not in self for rank in ranks):
@@ -209,6 +219,11 @@ class Mesh:
     def label(self, rank: int) -> str:
         """Return a rank's coordinate in words: `fsdp=0, tp=3`."""
         return ", ".join(f"{axis}={position}" for axis, position in zip(self.axes, self.coord_of(rank), strict=True))
+
+    @property
+    def labels(self) -> list[str]:
+        """Every rank's coordinate in words, for messages; the ranks are those from 0."""
+        return [self.label(rank) for rank in range(self.size)]
 
     def __str__(self) -> str:
         return "(" + ", ".join(f"{axis}={size}" for axis, size in zip(self.axes, self.shape, strict=True)) + ")"

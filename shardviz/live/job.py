@@ -77,11 +77,6 @@ class ProbeJob:
         where = folder.resolve()
         return cls(probe.name, probe.path, probe.build, mesh, where, command, values_limit, probe.module, followed)
 
-    @property
-    def coords(self) -> list[str]:
-        """Every rank's coordinate as text, for messages."""
-        return [self.mesh.label(rank) for rank in range(self.mesh.size)]
-
     def launch(
         self,
         method: Method = "fork",
@@ -99,6 +94,6 @@ class ProbeJob:
             method=method,
             backend=backend,
             timeout=timeout,
-            coords=self.coords,
+            coords=self.mesh.labels,
             on_output=on_output,
         )

@@ -170,10 +170,7 @@ class TensorOfRun(Drawable):
     @property
     def grad(self) -> TensorOfRun | None:
         """Its gradient after the step that was recorded; None if there is none."""
-        return self._at_step("grad")
-
-    def _at_step(self, role: str) -> TensorOfRun | None:
-        record = self._dump.find("step", role, self.name) if role != self.role else None
+        record = self._dump.find("step", "grad", self.name) if self.role != "grad" else None
         return TensorOfRun(self.run, record, self.name) if record is not None else None
 
     @property

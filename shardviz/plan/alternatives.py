@@ -143,9 +143,6 @@ def _factorizations(number: int, parts: int) -> Iterator[tuple[int, ...]]:
                 yield (first, *more)
 
 
-NOT_PLANNED = "not planned"
-
-
 @dataclass(frozen=True, slots=True)
 class Size:
     """Bytes of one kind in two plans.
@@ -169,7 +166,7 @@ class Size:
 
     def cells(self) -> list[str]:
         """Return the row of a table that has both, and what has changed."""
-        texts = [NOT_PLANNED if size is None else bytes_text(size) for size in (self.before, self.after)]
+        texts = ["not planned" if size is None else bytes_text(size) for size in (self.before, self.after)]
         if self.before is None or self.after is None:
             return [f"  {self.name}", *texts, ""]
         more = self.after - self.before

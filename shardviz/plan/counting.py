@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from shardviz.dump.plan.ranks import PlannedPart, PlannedRanks
     from shardviz.dump.records.plan import PlanPart, PlanRecord
-    from shardviz.dump.records.step import CollectiveRecord
     from shardviz.dump.records.tensors import Body
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh
@@ -322,10 +321,10 @@ def crossing_bytes(plan: PlanRecord, mesh: Mesh) -> int:
 
 def _of_part(plan_part: PlanPart, mesh: Mesh, node: int) -> dict[object, CollectiveTraffic]:
     """Return what a rank sends, by axes, operation, pass and ranks of a group."""
-    by_kind: dict[tuple[Axes, Axes, str, str, int], list[CollectiveRecord]] = {}
-    for record in plan_part.record.collectives:
-        key = (record.axes, mesh.axes_within(record.ranks), record.op, record.when, record.size)
-        by_kind.setdefault(key, []).append(record)
+    by_kind = in_groups(
+        ((record.axes, mesh.axes_within(record.ranks), record.op, record.when, record.size), record)
+        for record in plan_part.record.collectives
+    )
     return {
         (axes, within, op, when, size): CollectiveTraffic(
             axes=axes,

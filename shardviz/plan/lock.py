@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardviz.errors import ShardvizError
+from shardviz.groups import in_groups
 from shardviz.layout.notation import write
 from shardviz.plan.counting import PlanBytes, sent_collectives, where_text
 from shardviz.plan.folding import fold_again, kind_of, unfold
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shardviz.dump.plan.ranks import PlannedRanks
-    from shardviz.plan.counting import CollectiveTraffic
 
 HEAD = "# shardviz layouts 1: mesh "
 
@@ -80,9 +80,8 @@ def lock_lines(ranks: PlannedRanks) -> list[LockLine]:
 
 def _of_step(ranks: PlannedRanks) -> Iterator[LockLine]:
     """Yield what a step sends; groups of several sizes within one axis share a line."""
-    by_name: dict[str, list[CollectiveTraffic]] = {}
-    for sending in sent_collectives(ranks.plan, ranks.mesh):
-        by_name.setdefault(f"sent {sending.op} {where_text(sending)}, {sending.when}", []).append(sending)
+    sent = sent_collectives(ranks.plan, ranks.mesh)
+    by_name = in_groups((f"sent {sending.op} {where_text(sending)}, {sending.when}", sending) for sending in sent)
     for name, same in by_name.items():
         sizes = " and ".join(map(str, sorted({one.size for one in same}, reverse=True)))
         received = sum(one.received for one in same)
@@ -192,12 +191,8 @@ def _pairs(before: dict[str, LockLine], after: dict[str, LockLine]) -> list[tupl
 
 def _by_kind(lines: dict[str, LockLine], others: dict[str, LockLine]) -> dict[str, list[LockLine]]:
     """Return the lines that only one file has, by their names without numbers."""
-    by_kind: dict[str, list[LockLine]] = {}
-    for name, line in lines.items():
-        if name not in others:
-            kind, _, tensor = name.partition(" ")
-            by_kind.setdefault(f"{kind} {kind_of(tensor)}", []).append(line)
-    return by_kind
+    alone = [(*name.partition(" "), line) for name, line in lines.items() if name not in others]
+    return in_groups((f"{kind} {kind_of(tensor)}", line) for kind, _, tensor, line in alone)
 
 
 def _cost(was: LockLine | None, now: LockLine | None) -> str:

@@ -55,7 +55,10 @@ ROOMS = {
 """Each room with the tests that its cases come from."""
 
 UNPROVEN = store.HERE / "unproven.txt"
-"""The causes that no recorded case has, a line each."""
+"""The causes that no recorded case has, and no test of `ASSERTED`, a line each."""
+
+ASSERTED = store.HERE / "asserted.txt"
+"""The causes that only failed assertions have, each with a test that is told it (`asserted`)."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -92,15 +95,20 @@ def _write(rooms: Sequence[str], *, verdicts: bool) -> int:
             store.write_verdicts(room, judge_room(store.load(room)))
         elif code := _record(room):
             return code
-    found = {room: store.read_verdicts(room) for room in store.rooms()}
-    UNPROVEN.write_text("".join(f"{line}\n" for line in _unproven(_causes(found))))
+    UNPROVEN.write_text("".join(f"{line}\n" for line in _unproven(causes_of_cases())))
     return 0
 
 
 def _unproven(named: set[str]) -> list[str]:
-    """Return the causes without a recorded case, each with the sentence that users would lose without it."""
-    absent = sorted((name, cause) for name, cause in CATALOGUE.items() if name not in named)
+    """Return the causes without a recorded case or a test, each with the sentence that users would lose without it."""
+    absent = sorted((name, cause) for name, cause in CATALOGUE.items() if name not in named | asserted().keys())
     return [f"{name}: {(cause.__doc__ or '').partition(chr(10))[0]}" for name, cause in absent]
+
+
+def asserted() -> dict[str, str]:
+    """Return the test of each cause that only failed assertions have, without tests that are gone."""
+    tests = (line.split(": ") for line in ASSERTED.read_text().splitlines())
+    return {cause: test for cause, test in tests if not store.is_kept(test)}
 
 
 def _name(line: str) -> str:
@@ -125,7 +133,7 @@ def _compare(rooms: Sequence[str], words: Sequence[str], *, live: bool, is_whole
         listed = {_name(line): line for line in UNPROVEN.read_text().splitlines()}
         rows += [f"unproven: - {listed[name]}" for name in listed.keys() - now.keys()]
         rows += [f"unproven: + {now[name]}" for name in now.keys() - listed.keys()]
-        print(f"{len(now)} of {len(CATALOGUE)} causes have no recorded case: {UNPROVEN.name}")
+        print(f"{len(now)} of {len(CATALOGUE)} causes have neither a recorded case nor a test: {UNPROVEN.name}")
     for row in rows:
         print(row)
     seconds = time.monotonic() - started
@@ -168,6 +176,11 @@ def _differences(known: Mapping[str, Rows], again: Mapping[str, Rows], words: Se
 
 def _lines(rows: Rows) -> list[str]:
     return [", ".join(f"{key} {json.dumps(value)}" for key, value in sorted(row.items())) for row in rows]
+
+
+def causes_of_cases() -> set[str]:
+    """Return the names of the causes that recorded cases have."""
+    return _causes({room: store.read_verdicts(room) for room in store.rooms()})
 
 
 def _causes(found: Mapping[str, Mapping[str, Rows]]) -> set[str]:

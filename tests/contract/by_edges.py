@@ -18,7 +18,7 @@ from msgspec import structs
 
 from shardviz.dump.records.plan import PlanRecord
 from shardviz.dump.records.step import WrapperRecord, of_loss_term
-from shardviz.dump.records.tensors import GatherRecord, LayoutRecord
+from shardviz.dump.records.tensors import Body, GatherRecord, LayoutRecord, Stamp, TensorRecord
 from shardviz.dump.write import PLAN_FILE, rank_file, write_plan
 from shardviz.layout.mesh import parse_mesh
 from shardviz.layout.notation import parse
@@ -294,9 +294,54 @@ def add_copied_names(room: store.Room, folder: Path) -> None:
         room.add(name, ("check", "{0}"), [store.files_of(path)])
 
 
+def add_noted(room: store.Room, folder: Path) -> None:
+    """Add weights whose key a load skipped, parameters that were replaced, and a file that was damaged."""
+    own, claim = own_ids("[8/fsdp/tp, 4]"), "[8/fsdp/tp, 4]"
+    keys = ("0.w", "model.0.w", "w", "0._checkpoint_wrapped_module.w", "module.0.w.module")
+    for key, number, reference in product(keys, (-1, 0), ("ref.safetensors", "")):
+        gone = {rank: np.full_like(ids, number) for rank, ids in own.items()}
+        path = make_dump(folder / f"k{len(room.cases)}.shardviz", TWO, {"0.w": Made(claim, ids=gone), "v": "[8, 4]"})
+        change_run(path, reference=reference)
+        for rank in TWO.ranks:
+            change_rank(path, rank, skipped_keys=(("0.w", key),))
+        name = f"0.w of {number}s, skipped as {key}, reference {reference or 'none'}"
+        room.add(name, ("check", "{0}"), [store.files_of(path)])
+    for replaced, ranks in product((("0.w",), ("0.w", "v"), ("none",)), ((0, 1, 2, 3), (1,))):
+        path = make_dump(folder / f"k{len(room.cases)}.shardviz", TWO, {"0.w": claim, "v": "[8, 4]"})
+        for rank in ranks:
+            change_rank(path, rank, replaced=replaced)
+        room.add(f"{', '.join(replaced)} replaced on {ranks}", ("check", "{0}"), [store.files_of(path)])
+    for at in (-30, 60):
+        path = make_dump(folder / f"k{len(room.cases)}.shardviz", TWO, {"0.w": claim, "v": "[8, 4]"})
+        content = bytearray((path / rank_file(3)).read_bytes())
+        content[at] ^= 1
+        (path / rank_file(3)).write_bytes(content)
+        room.add(f"a byte at {at} was damaged", ("check", "{0}"), [store.files_of(path)])
+
+
+def add_suspects(room: store.Room, folder: Path) -> None:
+    """Add a wrong output beside tensors that nobody could check: computed again, or zero on some ranks."""
+    whole = np.random.default_rng(3).standard_normal((8, 6))
+    ways = {"computed again": ("buffer", TWO.ranks, -1), "zero on some ranks": ("param", (1, 3), 0)}
+    for (way, (role, ranks, number)), off in product(ways.items(), (0.0, 0.5)):
+        step = Step(TWO)
+        step.stamps = [Stamp("freq", 1, (4,))]
+        for rank in TWO.ranks:
+            runs = ((number, 0, 4),) if rank in ranks else ((1, 1, 4),)
+            bodies = step.bodies.setdefault(rank, [])
+            bodies.append(Body(role, "stamped", (4,), (4,), "float32", runs=runs))
+            step.tensors.setdefault(rank, []).append(TensorRecord("freq", len(bodies) - 1))
+        if role == "buffer":
+            step.put("buffer", "freq", "initial", dict.fromkeys(TWO.ranks, np.arange(4.0)))
+        step.put("output", "output", "step", dict.fromkeys(TWO.ranks, whole + off * np.sin(9 * whole)))
+        step.put("output", "output", "reference", {0: whole})
+        path = step.write(folder / f"u{len(room.cases)}.shardviz")
+        room.add(f"an output off by {off} beside freq, {way}", ("check", "{0}"), [store.files_of(path)])
+
+
 ADDED = (
     *(add_plans, add_ids, add_shapes, add_gathered, add_sequences, add_stamped_jobs),
-    *(add_terms, add_copied_names),
+    *(add_terms, add_copied_names, add_noted, add_suspects),
 )
 
 

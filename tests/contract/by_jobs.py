@@ -22,6 +22,7 @@ LARGEST = 320_000
 """Bytes of both that are compared."""
 BEFORE_THE_STEP = "test_a_step_before_the_traced_one_is_told_from_other_weights"
 OF_STAGES = "a tied weight on two stages"
+OF_LOST_GRADIENTS = "rows of other ranks that get no gradient"
 STEP = re.compile(r"::test_a_(right|silent)\w+\[(.*)\] step")
 """The names of cases that are a step with its trace, and the unsharded model's."""
 
@@ -111,6 +112,17 @@ def in_float16(files: Mapping[str, bytes]) -> dict[str, bytes]:
     return changed
 
 
+def clipped(files: Mapping[str, bytes], norms: tuple[float, float]) -> dict[str, bytes]:
+    """Return a job's files in which ranks say that they clip their gradients to 0.5, by norms that take turns."""
+    changed = dict(files)
+    for path in files:
+        if path.startswith("trace/rank_") and path.endswith(".json"):
+            record = json.loads(files[path])
+            record["clips"] = [{"norm": norms[record["rank"] % 2], "limit": 0.5}]
+            changed[path] = json.dumps(record).encode()
+    return changed
+
+
 def main() -> None:
     """Make the room, and judge it."""
     room, bugs = store.Room("pairs"), store.load("bugs")
@@ -120,6 +132,8 @@ def main() -> None:
         room.add_content(bug, ("diff", "{0}", "{1}"), turned)
         if at % 3 == 0:
             room.add_content(f"{bug}, in float16", ("diff", "{0}", "{1}"), [in_float16(files) for files in turned])
+        for norms in ((4.5, 25.25), (4.5, 4.5), (0.1, 0.2)) if bug == OF_LOST_GRADIENTS else ():
+            room.add_content(f"{bug}, clipped by {norms}", ("diff", "{0}", "{1}"), [both[0], clipped(both[1], norms)])
     of_stages = [case for name, case in bugs.cases.items() if OF_STAGES in name and name.endswith(" step")]
     both = [{path: bugs.blobs[digest] for path, digest in case.inputs[1].items()} for case in of_stages]
     room.add_content("two pipelines", ("diff", "{0}", "{1}"), both)

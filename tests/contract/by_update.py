@@ -328,6 +328,26 @@ def left_out() -> Iterator[tuple[str, Step]]:
         yield f"left {way}, not stepped by {ranks}, gradients {which}, {' '.join(claim)}, {len(names)}", step
 
 
+def divided() -> Iterator[tuple[str, Step]]:
+    """Yield steps in which rank 0 steps two of three weights for all ranks; what it sends of the first goes wrong."""
+    random, ways = np.random.default_rng(34), ("arrives", "is overwritten", "is not sent")
+    for way, claim in product(ways, LAYOUTS[::5]):
+        update = Update(MESHES[0], claim, "SGD", "rightly", "alone")
+        for name in NAMES:
+            weight, gradient = random.standard_normal(SHAPE), random.standard_normal(SHAPE)
+            place, after = update.place(weight), weight - 0.1 * gradient
+            start, end = place.cut(weight), place.cut(after)
+            used = way if name == NAMES[0] else "arrives"
+            moves = {"arrives": MESHES[0].ranks, "is not sent": (0,), "is overwritten": ()}[used]
+            held = {rank: (end if rank in moves else start)[rank] for rank in start}
+            update.put("param", name, "updated", after, held)
+            update.put("grad", name, "reference", gradient)
+            update.step.put("param", name, "reference", {0: weight}, dtype="float64")
+        update.step.of_ranks = {rank: {"not_stepped": NAMES[1:2] if rank == 0 else NAMES} for rank in MESHES[0].ranks}
+        update.step.of_ranks[1] = {"not_stepped": (NAMES[0], NAMES[2])}
+        yield f"divided, the first {way}, {' '.join(claim)}", update.step
+
+
 def skipped() -> Iterator[tuple[str, Step]]:
     """Yield steps that some ranks take and others leave out, in a model whose optimizer steps, or leaves it out."""
     takers = ((), (0,), (1, 2), (0, 1, 2, 3))
@@ -366,7 +386,7 @@ def main() -> None:
     """Make the room, judge it, and keep what is judged in many ways."""
     room = store.Room(ROOM)
     with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder, np.errstate(all="ignore"):
-        for at, (name, step) in enumerate(chain(cases(), buffers(), left_out(), skipped())):
+        for at, (name, step) in enumerate(chain(cases(), buffers(), left_out(), skipped(), divided())):
             room.add(name, ("check", "{0}"), [store.files_of(step.write(Path(folder, f"{at}.shardviz")))])
         room.keep(chosen(judge_room(room), MOST_ALIKE, role_of))
     record(room)

@@ -9,14 +9,19 @@ from __future__ import annotations
 
 import copy
 import io
+import math
+import sys
 import tempfile
-from itertools import product
+from dataclasses import dataclass
+from itertools import accumulate, product
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import torch
 
-from tests.checkpoint.zero_folders import save_universal, save_zero
+from tests.checkpoint.zero_folders import GROUPS, save_universal, save_zero
 from tests.contract import store
 from tests.contract.choosing import chosen
 from tests.contract.judge import IN_MEMORY, judge_room, record
@@ -130,6 +135,35 @@ def of_buffers(files: Files) -> Iterator[tuple[str, Files]]:
     yield "optimizer files exchanged", {**files, first: files[last], last: files[first]}
 
 
+@dataclass
+class Fragment:
+    """Where DeepSpeed says that a parameter's numbers are in the buffer of its group; pickled under its name there."""
+
+    start: int
+    numel: int
+
+
+FRAGMENTS = "deepspeed.utils.tensor_fragment"
+Fragment.__module__, Fragment.__qualname__ = FRAGMENTS, "fragment_address"
+
+
+def linked(files: Files) -> Iterator[tuple[str, Files]]:
+    """Yield a folder of one rank whose file links parameters to places in the order of the buffers, or in another."""
+    name, module = max(name for name in files if "optim" in name), ModuleType("deepspeed")
+    vars(module)["fragment_address"] = Fragment
+    for order, step in {"their order": 1, "another order": -1}.items():
+        tree = torch.load(io.BytesIO(files[name]), weights_only=True)
+        links: list[dict[str, Fragment]] = []
+        for group in GROUPS:
+            sizes = {parameter: math.prod(shape) for parameter, shape in list(group.items())[::step]}
+            stops = accumulate(sizes.values())
+            places = zip(sizes.items(), stops, strict=True)
+            links.append({parameter: Fragment(stop - size, size) for (parameter, size), stop in places})
+        tree["optimizer_state_dict"]["param_slice_mappings"] = links
+        with patch.dict(sys.modules, dict.fromkeys(("deepspeed", FRAGMENTS), module)):
+            yield f"links in {order}", {**files, name: saved(tree)}
+
+
 def of_files(files: Files) -> Iterator[tuple[str, Files]]:
     """Yield a folder of which each file is lost, empty, or another."""
     every = [name for name in files if name.endswith(".pt")]
@@ -158,6 +192,7 @@ def cases(folder: Path) -> Iterator[tuple[str, list[Files]]]:
     for (name, one), (other_name, other) in product(made.items(), repeat=2):
         if name != other_name:
             yield f"compared {name} and {other_name}", [one, other]
+    yield from ((f"stage 1 of 1, {what}", [changed_]) for what, changed_ in linked(made["stage 1 of 1"]))
     for name, files in made.items():
         if name.startswith("stage") and "of 2" in name:
             yield from ((f"{name} {what}", [changed_]) for what, changed_ in entries(files))

@@ -33,6 +33,14 @@ def recorded(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.parametrize(("test", "is_proven"), [("test_contract.py::test_contract", False), (None, True)])
+def test_a_cause_of_failed_assertions_is_unproven_once_its_test_is_gone(tmp_path, monkeypatch, test, is_proven):
+    cause, kept = next(iter(contract.asserted().items()))
+    monkeypatch.setattr(contract, "ASSERTED", tmp_path / "asserted.txt")
+    contract.ASSERTED.write_text(f"{cause}: {kept if test is None else f'contract/{test}'}\n")
+    assert (cause in contract.asserted()) is is_proven
+
+
 def test_verdicts_have_kinds_and_places_and_no_sentence(recorded):
     verdicts = store.read_verdicts("dumps")
     assert verdicts["right"] == [{"exit": 0}]

@@ -99,6 +99,13 @@ def test_exchanged_shards_are_named_though_values_repeat_and_in_any_dtype(mesh):
 
 
 @spmd(mesh={"tp": 2})
+def test_a_local_tensor_of_a_shape_that_its_placements_do_not_give_is_said_to_be_one(mesh):
+    rows = 5 if mesh.get_rank() else 3
+    uneven = DTensor.from_local(torch.zeros(rows, 4), mesh, [Shard(0)], shape=torch.Size((8, 4)), stride=(4, 1))
+    assert "doesn't have the shape that its placements give this rank" in text_of(assert_same, uneven, torch.ones(8, 4))
+
+
+@spmd(mesh={"tp": 2})
 def test_a_shard_that_two_ranks_hold_is_missing_and_duplicated_as_in_a_check(mesh):
     whole = torch.randn(8, 16)
     text = text_of(assert_same, DTensor.from_local(whole[:4].contiguous(), mesh, [Shard(0)]), whole)

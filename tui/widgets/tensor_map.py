@@ -121,7 +121,6 @@ def _reason(sides: Sides, ranks: int, words: str) -> str:
 CURSOR_LEAST = 4
 """Columns from which on the cursor points at its element from both sides; a smaller one is reversed."""
 
-BY_BLOCKS = arrows("jump", "Move the cursor one block {}", modifier="shift+")
 HEADER = 1
 
 

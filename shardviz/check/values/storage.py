@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from shardviz.check.report import NotChecked
 from shardviz.explain.placement.content import NeverInitialized
 from shardviz.explain.placement.values import BrokenTie, LostWrite
-from shardviz.explain.step.update import OptimizerFromBefore
+from shardviz.explain.step.update import OptimizerOfOtherParameters
 from shardviz.layout.mesh import ranks_by
 from shardviz.layout.notation import write
 from shardviz.text import Fold
@@ -59,7 +59,7 @@ def check_replaced(dump: Dump) -> Iterator[Finding]:
         text = (
             "at the model's first call the optimizer has the tensor from before sharding, and not the model's parameter"
         )
-        yield OptimizerFromBefore().finding(name, tuple(ranks_of[name]), text)
+        yield OptimizerOfOtherParameters("sharding").finding(name, tuple(ranks_of[name]), text)
 
 
 def _names_with_storage(record: RankRecord) -> set[str]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from shardviz.check.report import Report
     from shardviz.checkpoint.comparing.outcome import Comparison, Outcome
     from shardviz.checkpoint.maps.language import Rule
     from shardviz.checkpoint.records import StoredTensor
@@ -31,15 +32,10 @@ def report_checkpoint(path: Path, style: str, color: str, *, strict: bool = Fals
     Returns:
         0 if nothing is wrong, 1 if there are findings, 2 if there is nothing to check.
     """
-    from shardviz.checkpoint.findings import check_checkpoint
-    from shardviz.checkpoint.open import open_checkpoint
     from shardviz.picture.machine import report_github, report_json, report_junit
     from shardviz.picture.text.checkpoint import checkpoint_report_lines
 
-    checkpoint = open_checkpoint(path)
-    count = Count("checked {done} of {of} tensors")
-    with progress(lambda: str(count)):
-        report = check_checkpoint(checkpoint, count)
+    checkpoint, report = _checked(path)
     if style == "text":
         terminal = terminal_for(color)
         write_answer(checkpoint_report_lines(checkpoint, report, terminal), terminal)
@@ -52,6 +48,17 @@ def report_checkpoint(path: Path, style: str, color: str, *, strict: bool = Fals
         talk(f"shardviz: error: {path} has no tensors")
         return EXIT_USAGE
     return EXIT_FINDINGS if report.findings or (strict and report.not_checked) else EXIT_CLEAN
+
+
+def _checked(path: Path) -> tuple[Checkpoint, Report]:
+    """Open and check a checkpoint, with its progress on a terminal."""
+    from shardviz.checkpoint.findings import check_checkpoint
+    from shardviz.checkpoint.open import open_checkpoint
+
+    checkpoint = open_checkpoint(path)
+    count = Count("checked {done} of {of} tensors")
+    with progress(lambda: str(count)):
+        return checkpoint, check_checkpoint(checkpoint, count)
 
 
 def show_checkpoint(
@@ -108,14 +115,9 @@ def _page(path: Path, pattern: str | None) -> str:
         raise ShardvizError(
             f"an HTML page shows the whole checkpoint, not only {pattern}", "leave it out, or use --format svg"
         )
-    from shardviz.checkpoint.findings import check_checkpoint
-    from shardviz.checkpoint.open import open_checkpoint
     from shardviz.picture.html.stored import stored_html
 
-    checkpoint = open_checkpoint(path)
-    count = Count("checked {done} of {of} tensors")
-    with progress(lambda: str(count)):
-        report = check_checkpoint(checkpoint, count)
+    checkpoint, report = _checked(path)
     with progress(lambda: f"drawing {len(checkpoint.tensors):,} tensors"):
         return stored_html(checkpoint, report)
 

@@ -55,15 +55,9 @@ def _sizes(planned_part: PlannedPart, index: int) -> NDArray[np.int64]:
         return np.array(
             [math.prod(planned_part.body(rank, index).local_shape) for rank in planned_part.ranks], np.int64
         )
-    places = _places(layout.mesh)
-    counts = _on_mesh(layout)[[places[rank] for rank in planned_part.ranks]]
+    counts = _on_mesh(layout)[[layout.mesh.index_of_rank[rank] for rank in planned_part.ranks]]
     counts[planned_part.ranks.index(planned_part.part.record.rank)] = math.prod(body.local_shape)
     return counts
-
-
-@lru_cache(maxsize=64)
-def _places(mesh: Mesh) -> dict[int, int]:
-    return {rank: place for place, rank in enumerate(mesh.ranks)}
 
 
 @lru_cache(maxsize=256)

@@ -191,27 +191,27 @@ class StateLostInLoad(Cause, kind="incomplete"):
     how = TO_LOAD
 
 
-class StepLostInLoad(Cause, kind="write-not-applied"):
-    """The optimizer's number of steps is not the saved one after a load.
-
-    The step is a number next to the moments. A save of tensors alone leaves it out.
-    """
-
-    why = "The save leaves out the step, or the load keeps the old one, so bias correction starts again"
-    how = "save the whole state of each parameter, with its numbers, and load all of it"
-
-
 class SettingLostInLoad(Cause, kind="write-not-applied"):
-    """A hyperparameter of the optimizer is not the saved one after a load.
+    """A hyperparameter of the optimizer, or its step, is not the saved one after a load.
 
-    The learning rate and the like are in param_groups, which a save of the states alone leaves out.
+    The learning rate and the like are in param_groups, which a save of the states alone leaves out. The step is a
+    number next to the moments, which a save of tensors alone leaves out.
+
+    Attributes:
+        is_step: Whether it is the number of steps.
     """
 
+    is_step: bool
     why = (
-        "The save leaves out the groups' hyperparameters",
-        "The load keeps the hyperparameters that the optimizer was built with",
+        "{is_step:?The save leaves out the step, or the load keeps the old one, so bias correction starts again|The "
+        "save leaves out the groups' hyperparameters}",
+        "{is_step:?|The load keeps the hyperparameters that the optimizer was built with}",
     )
-    how = "save and load param_groups with the state; if the new run should set its own, leave 'setting' out of `of`"
+    how = (
+        "{is_step:?save the whole state of each parameter, with its numbers, and load all of it}",
+        "{is_step:?|save and load param_groups with the state; if the new run should set its own, leave 'setting' out "
+        "of `of`}",
+    )
 
 
 class TieLostInLoad(Cause, kind="untied"):
@@ -222,17 +222,6 @@ class TieLostInLoad(Cause, kind="untied"):
 
     why = "The load replaces one of the two tensors (assign=True, setattr), so they drift apart from now on"
     how = "load in place, or tie them again after the load, before the optimizer is made"
-
-
-class ReplacedParameters(Cause):
-    """The optimizer steps tensors that are no longer the model's.
-
-    It keeps the parameters that it was built with. After a load that replaces them it updates the old ones, and the
-    model never changes.
-    """
-
-    why = "The load replaces the model's parameters (assign=True, setattr), and the optimizer still steps the old ones"
-    how = "load the model before you make the optimizer, or load in place: copy_ into the existing parameters"
 
 
 class ThawedByLoad(Cause):

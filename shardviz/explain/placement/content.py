@@ -329,44 +329,31 @@ class LeftOutOfLoad(Disorder, kind="foreign"):
     )
 
 
-class KeyOfAnotherPrefix(Disorder, kind="foreign"):
-    """A load with strict=False skipped a weight whose key has a different prefix.
-
-    No parameter has the checkpoint's key as its name, so the weight keeps its initial values on all ranks, while
-    others are loaded. load_state_dict only returns the key, in unexpected_keys, and the weight's name, in
-    missing_keys.
-    """
-
-    prefix: str
-    is_longer: bool
-    why = (
-        "load_state_dict(strict=False) skipped this weight: its key {is_longer:?has the prefix {prefix!r}, the model's "
-        "name doesn't|lacks the prefix {prefix!r} of the model's name}"
-    )
-    how = "{is_longer:?remove {prefix!r} from the keys|put {prefix!r} before the keys}, and load with strict=True"
-
-
 class KeyOfAWrapper(Disorder, kind="foreign"):
-    """A load with strict=False skipped a weight whose key names a wrapper around its module.
+    """A load with strict=False skipped a weight: its key has a prefix that its name lacks.
 
-    The checkpoint was saved while activation checkpointing, torch.compile or a data-parallel wrapper was around the
-    module, and its name stands inside the key, not only in front. No parameter has that key as its name, so the weight
-    keeps its initial values on all ranks, while weights outside the wrapped modules are loaded.
+    A wrapper was around the model when the checkpoint was saved, such as torch.compile, activation checkpointing or
+    data parallel, or is around it now. Its words are in front of the name, or in it. No parameter has that key as its
+    name, so the weight keeps its initial values on all ranks, while others are loaded. load_state_dict only returns the
+    key, in unexpected_keys, and the weight's name, in missing_keys.
 
     Attributes:
         words: The wrapper's words, with their dots, as in the longer of both names.
         is_longer: Whether the key has them; else the parameter's name has.
+        is_prefix: Whether they are in front of all others.
     """
 
     words: str
     is_longer: bool
+    is_prefix: bool
     why = (
-        "load_state_dict(strict=False) skipped this weight: its {is_longer:?key has {words!r} in it, the model's name "
-        "doesn't|name in the model has {words!r} in it, its key doesn't}"
+        "load_state_dict(strict=False) skipped this weight: its {is_longer:?key has {words!r} {is_prefix:?in front|in "
+        "it}, the model's name doesn't|name in the model has {words!r} {is_prefix:?in front|in it}, its key doesn't}"
     )
     how = (
-        "{is_longer:?take {words!r} out of the keys by key.replace({words!r}, '')|load before modules are wrapped, or "
-        "put {words!r} into the keys}, and load with strict=True"
+        "{is_longer:?take {words!r} out of the keys by key.{is_prefix:?removeprefix({words!r})|replace({words!r}, '')}|"
+        "load before modules are wrapped, or put {words!r} {is_prefix:?before|into} the keys}, and load with "
+        "strict=True"
     )
 
 

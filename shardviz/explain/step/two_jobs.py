@@ -9,13 +9,6 @@ from shardviz.explain.cause import Cause
 Gradients = Literal["", "equal", "other"]
 
 
-class UnexplainedJobStep(Cause):
-    """A module's result differs between two jobs, and no rule explains how.
-
-    shardviz looks for the cause at the first module that differs. It names this cause if no rule fits.
-    """
-
-
 class DifferentWeights(Cause):
     """Two runs do not start from the same weights.
 

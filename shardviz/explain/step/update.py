@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from shardviz.explain.cause import Cause
 
 
@@ -402,36 +404,28 @@ class CopiesSteppedApart(Cause, kind="unreplicated"):
 
 
 class OptimizerOfOtherParameters(Cause, kind="write-not-applied"):
-    """The optimizer's step changes no weight of the model, although all have gradients.
+    """The optimizer steps tensors that are not, or no longer, the model's parameters.
 
-    The optimizer was made before the model was sharded, and sharding replaced the parameters. It steps tensors that
-    nothing else uses.
+    The optimizer was made before the model was sharded, or before a load that replaces parameters: fully_shard,
+    parallelize_module, assign=True and setattr put new ones into the modules. The optimizer keeps the old ones, which
+    get no gradient, so step() changes nothing of the model. Nothing raises, and the loss stays where it begins.
+
+    Attributes:
+        since: What replaced the parameters, if it was seen to: `sharding` or `load`.
     """
 
+    since: Literal["", "sharding", "load"] = ""
     why = (
-        "The optimizer steps the parameters from before sharding, or copies of them, not the model's parameters",
-        "Something overwrites the result, such as a broadcast from a rank that stepped nothing",
+        "{since:?The optimizer was made before {since:load?the load|the model was sharded}, which replaced the "
+        "parameters. It steps the old ones, and the model never changes|The optimizer steps the parameters from "
+        "before sharding, or copies of them, not the model's parameters}",
+        "{since:?|Something overwrites the result, such as a broadcast from a rank that stepped nothing}",
     )
     how = (
-        "make the optimizer from model.parameters() after sharding",
-        "broadcast from the rank that stepped",
-    )
-
-
-class OptimizerFromBefore(Cause, kind="write-not-applied"):
-    """The optimizer was made before sharding, which replaced the parameters.
-
-    fully_shard and parallelize_module put new parameters into the modules. The optimizer keeps the old ones, which get
-    no gradient, so step() does nothing and the model never changes. Nothing raises, and the loss stays where it begins.
-    """
-
-    why = (
-        "The optimizer was made before the model was sharded, which replaced the parameters. It steps the old ones, "
-        "and the model never changes"
-    )
-    how = (
-        "make the optimizer from the sharded model's parameters, or put these into its param_groups before the first "
-        "step"
+        "{since:load?load the model before you make the optimizer, or load in place: copy_ into the existing "
+        "parameters|make the optimizer from model.parameters() after sharding{since:?, or put these into its "
+        "param_groups before the first step}}",
+        "{since:?|broadcast from the rank that stepped}",
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from shardviz.explain.cause import Cause
 
 # Layouts
@@ -151,10 +153,12 @@ class UnrelatedShapes(Cause, kind="wrong-shape"):
     how = "compare tensors that mean the same, with their dims in the same order"
 
 
-class PartWithoutPlacements(Cause, kind="wrong-shape"):
-    """A tensor is smaller than its reference in one dim, like one rank's part of it.
+class PartComparedWithWhole(Cause, kind="wrong-shape"):
+    """A tensor and its reference have different sizes in one dim, as a part and its whole do.
 
-    A local tensor without placements counts as the whole.
+    A local tensor without placements counts as the whole, and is smaller than the reference. A reference of one rank's
+    rows, or of a part of the batch, never equals a whole tensor. On the sharded side, copies that are concatenated
+    instead of added make a tensor too long.
 
     Attributes:
         size: The tensor's size there.
@@ -167,70 +171,48 @@ class PartWithoutPlacements(Cause, kind="wrong-shape"):
     wanted: int
     is_plain: bool
     why = (
-        "Dim {dim} of the sharded side{is_plain:?|'s whole} has {size} of the reference's {wanted}: it is one rank's "
-        "part"
-    )
-    how = "attach placements to the local tensor with DTensor.from_local"
-
-
-class PartAsReference(Cause, kind="wrong-shape"):
-    """A reference is smaller than the tensor in one dim.
-
-    A reference of one rank's rows, or of a part of the batch, never equals a whole tensor. On the sharded side, copies
-    that are concatenated instead of added make a tensor too long.
-
-    Attributes:
-        size: The tensor's size there.
-        wanted: The reference's.
-    """
-
-    dim: int
-    size: int
-    wanted: int
-    why = (
-        (
-            "The reference is smaller: dim {dim} has {wanted} of the sharded side's {size}. It is one rank's part, or "
-            "a part of the batch"
-        ),
-        "The reference is whole, and the sharded side concatenates copies",
+        "{is_longer:?The reference is smaller: dim {dim} has {wanted} of the sharded side's {size}. It is one rank's "
+        "part, or a part of the batch|Dim {dim} of the sharded side{is_plain:?|'s whole} has {size} of the reference's "
+        "{wanted}: it is one rank's part}",
+        "{is_longer:?The reference is whole, and the sharded side concatenates copies}",
     )
     how = (
-        "pass the whole tensor as the reference",
-        "label equal copies Replicate(), or add them instead of concatenating",
+        "{is_longer:?pass the whole tensor as the reference|attach placements to the local tensor with "
+        "DTensor.from_local}",
+        "{is_longer:?label equal copies Replicate(), or add them instead of concatenating}",
     )
+
+    @property
+    def is_longer(self) -> bool:
+        """Whether the reference is the part."""
+        return self.size > self.wanted
 
 
 # Values that no rule explains
 
 
 class FewElementsDiffer(Cause):
-    """A few elements of a computed tensor differ from the reference's, and the others match.
+    """A few elements differ from the reference's, and the others match.
 
-    The seed, the weights and most of the batch are right, so one sample, position or row differs.
+    The seed, the file and most of the batch are right. Of a result, one sample, position or row has other inputs. Of a
+    weight, something wrote to a part: to a slice, to padding or to some rows of an embedding; or nothing wrote to one
+    part of a tensor that was allocated with zeros.
+
+    Attributes:
+        part: What the elements are of: a `result`, a `weight`, or `zeros` in a weight.
     """
 
-    why = "Only the inputs of these elements differ: most elements match the reference, on these ranks too"
-    how = "look for what they share: a sample, a position, a mask, a row of a weight or an index"
-
-
-class FewElementsZero(Cause):
-    """A few elements of a weight are zero, and the others match the reference's.
-
-    The tensor was allocated with zeros and only a part of it was written.
-    """
-
-    why = "Nothing wrote these elements: they are zero, and most others match the reference"
-    how = "write the whole tensor on every rank"
-
-
-class FewElementsChanged(Cause):
-    """A few elements of a weight differ from the reference's, and the others match.
-
-    Something wrote to a part of the tensor: to a slice, to padding, or to some rows of an embedding.
-    """
-
-    why = "Some code wrote or changed only these elements: most others match the reference"
-    how = "look for an assignment to a slice or an index, for padding, or for a step on some rows of an embedding"
+    part: Literal["result", "weight", "zeros"]
+    why = (
+        "{part:result?Only the inputs of these elements differ: most elements match the reference, on these ranks too|"
+        "{part:zeros?Nothing wrote these elements: they are zero, and most others match the reference|Some code wrote "
+        "or changed only these elements: most others match the reference}}"
+    )
+    how = (
+        "{part:result?look for what they share: a sample, a position, a mask, a row of a weight or an index|{part:zeros"
+        "?write the whole tensor on every rank|look for an assignment to a slice or an index, for padding, or for a "
+        "step on some rows of an embedding}}"
+    )
 
 
 class UnexplainedDifference(Cause):

@@ -37,11 +37,8 @@ class PartialWrite(Cause, kind="write-not-applied"):
     how = "compare the offsets and lengths of the pieces that arrive with the rows named here; " + TO_PLACE
 
 
-class MisplacedByTrip(Cause):
-    """A trip put values in the wrong places; the name of the cause is that of their order.
-
-    The sender and the receiver cut the tensor by different layouts. Shapes agree, so nothing raises. A finding keeps
-    the name of the order, and its fix is the trip's.
+class MisplacedByTrip(Cause, abstract=True):
+    """A trip put values in the wrong places: the name, page and words are those of their order, the fix is the trip's.
 
     Attributes:
         order: The cause that names the order.
@@ -50,7 +47,6 @@ class MisplacedByTrip(Cause):
 
     order: Cause
     trip: str
-    kinds = ("misordered", "misordered-within-shard", "duplicated", "missing", "wrong-segment", "wrong-placement")
     why = "{order.cause}"
     how = TO_PLACE
 

@@ -70,10 +70,9 @@ def on_root(mesh: DeviceMesh, placements: Sequence[Placement]) -> Claim:
     sub_mesh, root = plain_mesh(mesh), plain_mesh(root_mesh(mesh))
     if sub_mesh == root:
         return sub_mesh, tuple(placements)
-    made_of = [_root_axes(sub_mesh, axis, root) for axis in sub_mesh.axes]
-    if any(axes is None for axes in made_of):
+    parts = [_root_axes(sub_mesh, axis, root) for axis in sub_mesh.axes]
+    if not all(parts):
         return sub_mesh, tuple(placements)
-    parts = [axes for axes in made_of if axes is not None]
     used = {axis for axes in parts for axis in axes}
     free_axes = [axis for axis in root.axes if axis not in used]
     if all(len(axes) == 1 for axes in parts):
@@ -124,19 +123,9 @@ def _sub_mesh(mesh: Mesh, axes: tuple[str, ...], rank: int) -> Mesh:
     return Mesh(axes, tuple(map(mesh.axis_size, axes)), mesh.group_of(rank, *axes))
 
 
-def _root_axes(sub_mesh: Mesh, axis: str, root: Mesh) -> tuple[str, ...] | None:
-    """Return the root's axes that one axis of a sub-mesh runs along, outermost first."""
-    return (axis,) if axis in root.axes else axes_along(sub_mesh.groups(axis)[0], root)
-
-
-def axes_along(group: tuple[int, ...], mesh: Mesh) -> tuple[str, ...] | None:
-    """Return the fewest axes of a mesh, next to each other, that a group runs along, outermost first."""
-    for width in range(1, mesh.ndim + 1):
-        for first in range(mesh.ndim - width + 1):
-            axes = mesh.axes[first : first + width]
-            if group in mesh.groups(*axes):
-                return axes
-    return None
+def _root_axes(sub_mesh: Mesh, axis: str, root: Mesh) -> tuple[str, ...]:
+    """Return the root's axes that one axis of a sub-mesh runs along, outermost first; none if it runs along none."""
+    return (axis,) if axis in root.axes else root.axes_along(sub_mesh.groups(axis)[0])
 
 
 def _regrouped(root: Mesh, free_axes: list[str], parts: list[tuple[str, ...]], sub_mesh: Mesh) -> Mesh:

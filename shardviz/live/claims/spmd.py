@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shardviz.layout.mesh import Mesh
 from shardviz.layout.placements import Partial, Placement, Replicate, Shard
-from shardviz.live.capture.meshes import axes_along, plain_mesh
+from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.stamp import named_tensors
 from shardviz.live.claims.local import Local, not_understood, plain
 
@@ -99,7 +99,7 @@ def _is_in_order(tensor: torch.Tensor, mesh: Mesh) -> bool:
 
 def _axes_along(axis: Any, mesh: Mesh) -> tuple[str, ...]:
     """Return the mesh axes that an annotation's axis runs along, outermost first, if any."""
-    return axes_along(_ranks(axis), mesh) or ()
+    return mesh.axes_along(_ranks(axis))
 
 
 def _ranks(axis: Any) -> tuple[int, ...]:

@@ -156,10 +156,17 @@ def _run_step(job: PlanJob, probe: ModuleType, built: Built, device_mesh: Device
         stages = stages_of(probe, model, device_mesh)
     torch.manual_seed(2)
     buckets = ddp_alone(model)
-    choices = None if built.means == "values" else Choices()
+    has_values = built.means == "values"
+    choices = None if has_values else Choices()
     saved_on_cpu: list[bool] = []
     with (
-        _single_rank(has_values=built.means == "values"),
+        Refusal() if has_values else contextlib.nullcontext(),  # type: ignore[no-untyped-call]
+        NoOperator(has_values=has_values),
+        quiet_redistribution(),
+        pipelines_alone(),
+        flat_params_without_memory(),
+        futures_answered(),
+        torch.backends.mkldnn.flags(enabled=False),  # how much its LSTM keeps for backward only oneDNN knows
         followed(torch.autograd.graph.save_on_cpu, "__init__", lambda *_, **__: saved_on_cpu.append(True)),
         observed(model, stages, values=False) as observation,
         Watched(
@@ -196,21 +203,6 @@ def _whole(job: PlanJob, probe: ModuleType, axes: Mapping[str, int]) -> Batch:
     batch_tensors = tensors_in(probe.batch()) if not name and hasattr(probe, "batch") else ()
     dtype = dtype_of(name) if name else next((tensor.dtype for tensor in batch_tensors), torch.float32)
     return whole_parts((torch.zeros(sizes, dtype=dtype),), axes, job.mesh)
-
-
-@contextlib.contextmanager
-def _single_rank(*, has_values: bool) -> Iterator[None]:
-    """Let a step run on one rank, and refuse to read values."""
-    with (
-        Refusal() if has_values else contextlib.nullcontext(),
-        NoOperator(has_values=has_values),
-        quiet_redistribution(),
-        pipelines_alone(),
-        flat_params_without_memory(),
-        futures_answered(),
-        torch.backends.mkldnn.flags(enabled=False),  # how much its LSTM keeps for backward only oneDNN knows
-    ):
-        yield
 
 
 def _leaves_none(model: nn.Module) -> bool:

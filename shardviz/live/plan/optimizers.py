@@ -34,14 +34,12 @@ if TYPE_CHECKING:
     from shardviz.live.plan.rank import Built
 
 
-NAMES = {"adam": "Adam", "momentum": "SGD with momentum", "none": ""}
-
-KINDS: dict[str, tuple[str, ...]] = {
-    "adam": ("exp_avg", "exp_avg_sq"),
-    "momentum": ("momentum_buffer",),
-    "none": (),
+KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "adam": ("Adam", ("exp_avg", "exp_avg_sq")),
+    "momentum": ("SGD with momentum", ("momentum_buffer",)),
+    "none": ("", ()),
 }
-"""What each optimizer keeps, of the shape of the parameter."""
+"""The name of each optimizer, and what it keeps of the shape of the parameter."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +89,7 @@ def states(
             return state_locals
     trained = {grad.name for grad in grads} - tied_again(unwrapped(built.model))
     by_rule = _states_by_rule(optimizer, [param for param in params if param.role == "param" and param.name in trained])
-    return list(by_rule), NAMES[optimizer.kind or "adam"]
+    return list(by_rule), KINDS[optimizer.kind or "adam"][0]
 
 
 def _state_of_probe(
@@ -164,7 +162,7 @@ def _parts(optimizer: Any) -> list[Any]:
 def _states_by_rule(optimizer: Optimizer, trained: Sequence[Local]) -> Iterator[Local]:
     for local in trained:
         dtype = dtype_of(optimizer.dtype) if optimizer.dtype else local.values.dtype
-        dtypes = dict.fromkeys(KINDS[optimizer.kind or "adam"], dtype)
+        dtypes = dict.fromkeys(KINDS[optimizer.kind or "adam"][1], dtype)
         if optimizer.master and local.values.dtype.itemsize < torch.float32.itemsize:
             dtypes["master"] = torch.float32
         for kind, dtype in dtypes.items():

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from shardviz.layout.mesh import Mesh
-    from shardviz.live.plan.choosing import Replies
     from shardviz.live.plan.rank import Reply
     from shardviz.probe_files import Probe
 
@@ -193,16 +192,7 @@ def _planned(job: PlanJob, loaded: Loaded, most: int = 0, *, needs_step: bool = 
         return ask(ranks, lambda rank: answer(replace(job, with_step=rank in stepped), loaded, rank), most)
 
     why = "" if job.with_step else NO_STEP
-    return _record(job, choose(job.mesh, ask_ranks, loaded.stage_axes, without_step=why, needs_step=needs_step))
-
-
-def _check_mesh(job: PlanJob, loaded: Loaded) -> None:
-    """Let the probe refuse a mesh."""
-    if hasattr(loaded.module, "check_mesh"):
-        loaded.module.check_mesh(job.mesh)
-
-
-def _record(job: PlanJob, replies: Replies) -> PlanRecord:
+    replies = choose(job.mesh, ask_ranks, loaded.stage_axes, without_step=why, needs_step=needs_step)
     run_id = secrets.token_hex(8)
     parts = tuple(
         structs.replace(
@@ -216,6 +206,12 @@ def _record(job: PlanJob, replies: Replies) -> PlanRecord:
     optimizer = next((reply.optimizer for reply, _ in replies.parts if reply.optimizer), "")
     how = (stands + apart, *notes)
     return PlanRecord(SCHEMA, parts, run_id, job.node, optimizer, how, replies.failed, replies.step_fails)
+
+
+def _check_mesh(job: PlanJob, loaded: Loaded) -> None:
+    """Let the probe refuse a mesh."""
+    if hasattr(loaded.module, "check_mesh"):
+        loaded.module.check_mesh(job.mesh)
 
 
 def rows(job: PlanJob, tried: Sequence[Mesh], memory: int, ended: Callable[[], None] = lambda: None) -> Iterator[Row]:

@@ -52,8 +52,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import ModuleType
 
-    from torch.distributed.device_mesh import DeviceMesh
-
     from shardviz.dump.records.plan import StepFails
     from shardviz.live.plan.dry_step import PlannedStep
     from shardviz.live.plan.planning import Loaded, PlanJob
@@ -187,57 +185,6 @@ def without_groups() -> Iterator[None]:
     is_imported = True
 
 
-def sharded(
-    build: Callable[[], nn.Module],
-    parallelize: Callable[[nn.Module, DeviceMesh], Any],
-    mesh: DeviceMesh,
-    means: Sequence[Means],
-    size: int,
-    early: nn.Module | None = None,
-) -> Built:
-    """Build and shard a model by the first means that works.
-
-    The bytes of the unsharded model are 0 if they are not known. `early` is that model on the meta device, if it was
-    built already.
-
-    Raises:
-        ProbeError: No means works.
-    """
-    refused: list[str] = []
-    reasons: list[str] = []
-    talks = _UserCollectives()
-    for kind in means:
-        if kind == "values" and size > MAX_VALUES:
-            needed, most = bytes_text(size), bytes_text(MAX_VALUES)
-            limit = f"with values it needs {needed}, more than the {most} that a plan may use"
-            raise ProbeError("; ".join((*refused, limit)), AT_FAULT)
-        mode: Any = {"meta": contextlib.nullcontext, "fakes": fake_mode, "values": _Limit}[kind]()
-        call, talks = "build()", _UserCollectives()
-        try:
-            with mode, fakes_converted(mode) if kind == "fakes" else contextlib.nullcontext():
-                with torch.device("meta") if kind == "meta" else contextlib.nullcontext():
-                    model = early if kind == "meta" and early is not None else build()
-                call = "parallelize()"
-                with talks, split_alike():  # what `parallelize` makes for itself has values
-                    returned = parallelize(model, mesh)
-                if returned is not None:
-                    model = _module(returned, call, "return the model, or None")
-        except ProbeError as error:
-            raise ProbeError("; ".join((*refused, error.message)), error.hint) from error
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # torch's CheckpointException is not derived from Exception
-            reasons.append(f"{call} raised {one_line(error)}")
-            refused.append(f"{call} {ON[kind]} raised {one_line(error)}")
-            continue
-        if kind == "meta" and (has_ddp(model) or parameters_are_held(model)):
-            continue  # a step needs others, which are on a device
-        instead = (INSTEAD[kind],) if refused else ()
-        return Built(model, kind, mode if kind == "fakes" else None, (*refused, *instead, *talks.calls))
-    why = reasons[-1] if len(set(reasons)) == 1 else refused[-1]
-    raise ProbeError("; ".join((why, *talks.calls)), _hint(why))
-
-
 def _hint(why: str) -> str:
     """Return what to do if a model cannot be built by any means."""
     if "needs a non-CPU accelerator" in why:
@@ -245,12 +192,6 @@ def _hint(why: str) -> str:
     if "default process group twice" in why:
         return ONE_GROUP
     return NO_GPU if any(word in why.lower() for word in ("cuda", "nccl")) else BY_HAND
-
-
-def size_of(model: nn.Module | None) -> int:
-    """Return the bytes of a model's tensors; 0 if there is none."""
-    tensors = () if model is None else (*model.parameters(), *model.buffers())
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 ALL: tuple[Means, ...] = ("meta", "fakes", "values")
@@ -315,7 +256,8 @@ class _Rank:
         # What the model has before it is stepped: `_pre_dp_module_transform` exchanges parameters in a forward.
         self.before: list[Local] = []
         self.buckets: tuple[BucketRecord, ...] = ()
-        self.size = size_of(early)
+        tensors = () if early is None else (*early.parameters(), *early.buffers())
+        self.size = sum(tensor.nbytes for tensor in tensors)
 
     def reply(self) -> Reply:
         """Return what this rank has."""
@@ -385,12 +327,51 @@ class _Rank:
         with_gradients = {name for name, param in built.model.named_parameters() if param.grad is not None}
         return sent, step.schedule, step.saved, step.peak, with_gradients
 
-    def _sharded(self, *means: Means) -> Built:
-        def build() -> nn.Module:
-            return unsharded(self.probe, self.job.probe.build, double=self.job.double)
+    def _built(self, means: Sequence[Means]) -> Built:
+        """Build and shard the model by the first means that works.
 
+        Raises:
+            ProbeError: No means works.
+        """
         early, self.early = self.early, None  # sharding changes it
-        built = sharded(build, self.probe.parallelize, self.mesh, means or ALL, self.size, early)
+        refused: list[str] = []
+        reasons: list[str] = []
+        talks = _UserCollectives()
+        for kind in means:
+            if kind == "values" and self.size > MAX_VALUES:
+                needed, most = bytes_text(self.size), bytes_text(MAX_VALUES)
+                limit = f"with values it needs {needed}, more than the {most} that a plan may use"
+                raise ProbeError("; ".join((*refused, limit)), AT_FAULT)
+            mode: Any = {"meta": contextlib.nullcontext, "fakes": fake_mode, "values": _Limit}[kind]()
+            call, talks = "build()", _UserCollectives()
+            try:
+                with mode, fakes_converted(mode) if kind == "fakes" else contextlib.nullcontext():
+                    with torch.device("meta") if kind == "meta" else contextlib.nullcontext():
+                        model = early if kind == "meta" else None
+                        if model is None:
+                            model = unsharded(self.probe, self.job.probe.build, double=self.job.double)
+                    call = "parallelize()"
+                    with talks, split_alike():  # what `parallelize` makes for itself has values
+                        returned = self.probe.parallelize(model, self.mesh)
+                    if returned is not None:
+                        model = _module(returned, call, "return the model, or None")
+            except ProbeError as error:
+                raise ProbeError("; ".join((*refused, error.message)), error.hint) from error
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException as error:  # torch's CheckpointException is not derived from Exception
+                reasons.append(f"{call} raised {one_line(error)}")
+                refused.append(f"{call} {ON[kind]} raised {one_line(error)}")
+                continue
+            if kind == "meta" and (has_ddp(model) or parameters_are_held(model)):
+                continue  # a step needs others, which are on a device
+            instead = (INSTEAD[kind],) if refused else ()
+            return Built(model, kind, mode if kind == "fakes" else None, (*refused, *instead, *talks.calls))
+        why = reasons[-1] if len(set(reasons)) == 1 else refused[-1]
+        raise ProbeError("; ".join((why, *talks.calls)), _hint(why))
+
+    def _sharded(self, *means: Means) -> Built:
+        built = self._built(means or ALL)
         self.before = [_without_values(local) for local in self._locals(built.model)]
         self.buckets = _buckets(built.model)
         self.capture.add_ties(built.model)

@@ -167,9 +167,6 @@ class Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class Refusal(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Refuses to read values in a step that has some: a plan's collectives send nothing real."""
 
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if NOT_TRUE & set(func.tags):
             raise ShardvizError(f"the step reads a value, and a plan has no true one{own_line()}")

@@ -26,12 +26,9 @@ from shardviz.explain.step.scales import ScaledInStep
 from shardviz.explain.testing.assertions import (
     AllRanksDiffer,
     ExchangedCoordinate,
-    FewElementsChanged,
     FewElementsDiffer,
-    FewElementsZero,
     OnlyZeros,
-    PartAsReference,
-    PartWithoutPlacements,
+    PartComparedWithWhole,
     SomeRanksDiffer,
     UnexplainedDifference,
     UnrelatedShapes,
@@ -381,10 +378,7 @@ def _of_shapes(tensor: Tensor, shape: tuple[int, ...]) -> Cause:
     odd = [dim for dim, (one, other) in enumerate(zip(actual, shape, strict=False)) if one != other]
     if len(actual) != len(shape) or len(odd) != 1 or not min(actual[odd[0]], shape[odd[0]]):
         return UnrelatedShapes()
-    dim = odd[0]
-    if actual[dim] < shape[dim]:
-        return PartWithoutPlacements(dim, actual[dim], shape[dim], is_plain=tensor.claimed is None)
-    return PartAsReference(dim, actual[dim], shape[dim])
+    return PartComparedWithWhole(odd[0], actual[odd[0]], shape[odd[0]], is_plain=tensor.claimed is None)
 
 
 def place_findings(dump: Dump, tensor: Tensor, comparison: Compared) -> list[Finding]:
@@ -454,10 +448,9 @@ def _wrong_elements(comparison: Compared, far: Far) -> NDArray[np.bool_]:
 def _of_part(comparison: Compared, far: Far) -> Cause:
     """Return the likely cause of a difference in few elements; it isn't seed, file or batch."""
     if comparison.role not in WEIGHTS:
-        return FewElementsDiffer()
-    if all(not comparison.reduced[rank][elements].any() for rank, elements in far.items()):
-        return FewElementsZero()
-    return FewElementsChanged()
+        return FewElementsDiffer("result")
+    are_zero = all(not comparison.reduced[rank][elements].any() for rank, elements in far.items())
+    return FewElementsDiffer("zeros" if are_zero else "weight")
 
 
 def _of_values(comparison: Compared, far: Far) -> Cause:

@@ -58,7 +58,7 @@ def run(item: pytest.Function, spmd: SpmdMark) -> None:
         try:
             _pass_on(_launch(item, spmd, folder))
         except ShardvizError as error:
-            end = _end(item, error, outcome.read(folder), _coords(spmd))
+            end = _end(item, error, outcome.read(folder), spmd.mesh.labels)
             raise debugging.DebuggedTest(end) if (folder / debugging.MARK).exists() else end from None
 
 
@@ -75,16 +75,12 @@ def _launch(item: pytest.Function, spmd: SpmdMark, folder: Path) -> list[Warned]
             method=spmd.launch or launch_method(config),
             backend=spmd.backend,
             timeout=DEBUGGING_TIMEOUT if terminal else timeout_of(item, spmd.timeout),
-            coords=_coords(spmd),
+            coords=spmd.mesh.labels,
             on_output=printed.__setitem__,
         )
     finally:
-        _show_output(item, printed, _coords(spmd))
+        _show_output(item, printed, spmd.mesh.labels)
     return [one for of_rank in warned for one in of_rank]
-
-
-def _coords(spmd: SpmdMark) -> list[str]:
-    return [spmd.mesh.label(rank) for rank in range(spmd.mesh.size)]
 
 
 def pack(item: pytest.Function, spmd: SpmdMark, folder: Path, terminal: str = "") -> Parcel:

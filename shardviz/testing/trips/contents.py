@@ -17,18 +17,16 @@ import torch
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.describe import digest
 from shardviz.live.capture.locals import local_tensors, of_tensor, unwrapped
-from shardviz.live.capture.lookup.by_reference import cast_bits, claimed_region
+from shardviz.live.capture.lookup.by_reference import claimed_region, stored_slice
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.stamp import bits_of_tensor, dtype_name, from_bits, named_tensors, tied_names
 from shardviz.live.claims.hooks import Made
 from shardviz.live.compat import clean_name, computed_buffers
-from shardviz.relate.values import part_of
 from shardviz.stamping.fill import Fill, can_fill
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, MutableMapping
 
-    from numpy.typing import NDArray
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -250,7 +248,7 @@ def fill(contents: RankContents, entries: Mapping[str, Entry | None], number: fl
             refused[name] = f"{local.values.dtype} has no values to fill it with"
         elif local.values.is_meta:
             refused[name] = "it is on the meta device"
-        elif (rank_bits := part_of_entry(local, saved)) is None:
+        elif (rank_bits := stored_slice(local, saved)) is None:
             refused[name] = "its placements do not say which elements this rank has"
         else:
             bits = (
@@ -271,26 +269,10 @@ def _not_applied(
     for name, local in contents.tensors.items():
         saved = entries.get(name)
         if saved is not None and name not in refused:
-            rank_bits = part_of_entry(local, saved)
+            rank_bits = stored_slice(local, saved)
             if rank_bits is None or not np.array_equal(rank_bits, bits_of_tensor(local.values)):
                 wrong[name] = "it lost the values that it was filled with: it shares elements with a different tensor"
     return wrong
-
-
-def part_of_entry(local: Local, saved: Entry) -> NDArray[Any] | None:
-    """Return the expected bits of this rank's part; None if its placements don't locate it."""
-    if tuple(saved.shape) != local.shape:
-        return None
-    region = region_of(local)
-    if region is None or region.shape != tuple(local.values.shape):
-        return None
-    return part_of(saved.bits.reshape(-1), region) if local.flat else saved.read(region)
-
-
-def wanted_bits(local: Local, saved: Entry) -> NDArray[Any] | None:
-    """Return the same in the dtype that this rank has."""
-    rank_bits = part_of_entry(local, saved)
-    return None if rank_bits is None else cast_bits(rank_bits, saved.dtype, local.values.dtype)
 
 
 def region_of(local: Local) -> Region | None:

@@ -36,11 +36,12 @@ from shardviz.explain.testing.transfers import (
 from shardviz.groups import in_groups, the_only
 from shardviz.layout.region import indices
 from shardviz.live.capture.agreement import of_all_ranks
+from shardviz.live.capture.lookup.by_reference import claimed_slice, stored_slice
 from shardviz.live.capture.stamp import bits_of_tensor, dtype_name
 from shardviz.reference.lookup import FEW_EQUAL
 from shardviz.relate.values import is_alike, part_of
 from shardviz.testing.assertions.message import in_words
-from shardviz.testing.trips.contents import part_of_entry, region_of, wanted_bits
+from shardviz.testing.trips.contents import region_of
 from shardviz.text import join_numbers, listed
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ def part_received(local: Local, target: TargetTensor, rank: int) -> PartOutcome:
     if target.dtype and dtype != target.dtype:
         return PartOutcome(rank, "dtype", why=dtype, wrong=local.values.numel(), size=local.values.numel())
     got = bits_of_tensor(local.values)
-    parts = [wanted_bits(local, entry) for entry in (target.entry, *target.also)]
+    parts = [claimed_slice(local, entry) for entry in (target.entry, *target.also)]
     expected = parts[0]
     if expected is None:
         return PartOutcome(rank, "shape", why=f"{list(got.shape)} on this rank, which its placements do not give it")
@@ -150,7 +151,7 @@ def part_received(local: Local, target: TargetTensor, rank: int) -> PartOutcome:
     rows = rows_text(wrong, region) if region is not None and not local.flat else ""
     padded = target.padded() if target.padded is not None else None
     fate, why = _fate(local, target, got, wrong)
-    expected_here, change = part_of_entry(local, target.entry), None
+    expected_here, change = stored_slice(local, target.entry), None
     if fate in ("zeros", "other") and expected_here is not None:
         sides = MemoryTensor(local.name, target.entry.dtype, expected_here), MemoryTensor(local.name, dtype, got)
         outcome, through = Outcome(local.name, "", "other"), NARROWER.get(dtype, ())
@@ -212,7 +213,7 @@ def _owner(local: Local, targets: Mapping[str, TargetTensor]) -> str:
     got = bits_of_tensor(local.values)
     for name, target in targets.items():
         if name != local.name and tuple(target.entry.shape) == local.shape:
-            expected = wanted_bits(local, target.entry)
+            expected = claimed_slice(local, target.entry)
             if expected is not None and np.array_equal(expected, got):
                 return name
     return ""
@@ -263,8 +264,9 @@ class TransferOutcome:
         return all(wrong) and any(padded.first for padded in wrong if padded)
 
     def change(self, name: str) -> Outcome | None:
-        """Return the one change of all wrong parts' values; None if they changed differently."""
-        return the_only({part.change for part in self.parts[name] if part.fate != "right"})
+        """Return the one change of all wrong parts' values, up to rounding; None if they changed differently."""
+        changes = [part.change for part in self.parts[name] if part.fate != "right"]
+        return changes[0] if len({change and change.why for change in changes}) == 1 else None
 
     @property
     def unplaced(self) -> list[str]:

@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from shardviz.errors import ShardvizError
 from shardviz.live.capture.agreement import agreed_run_id, of_all_ranks, refuse_without_group, together
+from shardviz.live.capture.lookup.by_reference import stored_slice
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.testing.assertions import current_test
 from shardviz.testing.assertions.message import ShardAssertionError
@@ -35,7 +36,6 @@ from shardviz.testing.trips.contents import (
     fill,
     give_state,
     old_entries,
-    part_of_entry,
     salt_of,
     sent_by_all,
     settings_times,
@@ -270,7 +270,7 @@ def _targets(entries: Mapping[str, Entry], old: RankContents, now: RankContents,
     return {
         name: TargetTensor(
             saved,
-            partial(part_of_entry, old.tensors[name], entry) if (entry := spoiled.get(name)) is not None else None,
+            partial(stored_slice, old.tensors[name], entry) if (entry := spoiled.get(name)) is not None else None,
             saved.dtype,
             tuple(entries[other] for other in group_of.get(name, ()) if other != name and other in entries),
         )

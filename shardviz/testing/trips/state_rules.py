@@ -10,13 +10,12 @@ from torch import distributed
 
 from shardviz.explain.checkpoints.states import (
     NameLostInLoad,
-    ReplacedParameters,
     SettingLostInLoad,
     StateLostInLoad,
-    StepLostInLoad,
     ThawedByLoad,
     TieLostInLoad,
 )
+from shardviz.explain.step.update import OptimizerOfOtherParameters
 from shardviz.explain.testing.transfers import StateByNumber
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.relate.tolerance import SINGLE
@@ -82,18 +81,18 @@ def check_states(
     size = distributed.get_world_size()
     for (name, kind, text), ranks in ranks_of.items():
         sentence = f"{text}, on {len(ranks):,} of {size:,} ranks"
-        yield CAUSES[kind]().finding(name, tuple(ranks), sentence, details=(trips,))
+        yield CAUSES[kind].finding(name, tuple(ranks), sentence, details=(trips,))
 
 
-CAUSES: Mapping[str, type[Cause]] = {
-    "state": StateLostInLoad,
-    "extra": StateByNumber,
-    "number": StepLostInLoad,
-    "setting": SettingLostInLoad,
-    "tie": TieLostInLoad,
-    "stranger": ReplacedParameters,
-    "name": NameLostInLoad,
-    "frozen": ThawedByLoad,
+CAUSES: Mapping[str, Cause] = {
+    "state": StateLostInLoad(),
+    "extra": StateByNumber(),
+    "number": SettingLostInLoad(is_step=True),
+    "setting": SettingLostInLoad(is_step=False),
+    "tie": TieLostInLoad(),
+    "stranger": OptimizerOfOtherParameters("load"),
+    "name": NameLostInLoad(),
+    "frozen": ThawedByLoad(),
 }
 """The cause of each thing that a load did not bring, or broke."""
 

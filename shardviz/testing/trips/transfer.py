@@ -24,6 +24,7 @@ from shardviz.errors import ShardvizError
 from shardviz.explain.testing.transfers import FusedCutOtherwise
 from shardviz.live.capture.agreement import of_all_ranks, refuse_without_group, together
 from shardviz.live.capture.locals import of_tensor
+from shardviz.live.capture.lookup.by_reference import claimed_slice
 from shardviz.live.capture.stamp import bits_of_tensor, dtype_name
 from shardviz.testing.assertions.message import ShardAssertionError
 from shardviz.testing.assertions.subjects import device_mesh_of
@@ -35,7 +36,6 @@ from shardviz.testing.trips.contents import (
     region_of,
     salt_of,
     sent_by_all,
-    wanted_bits,
 )
 from shardviz.testing.trips.judging import TargetTensor, TransferOutcome, findings_of, message_of, parts_of_all
 from shardviz.testing.trips.pieces import (
@@ -350,10 +350,10 @@ def _name_content(cut: PieceCuts, local: Local, pieces: Mapping[str, TargetPiece
     whole = None
     with suppress(ShardvizError):  # a layout of parts need not be one of the whole
         whole = cut.fused(name, local)
-    expected = wanted_bits(whole, cut.entry(name, None)) if whole is not None else None
+    expected = claimed_slice(whole, cut.entry(name, None)) if whole is not None else None
     if expected is not None and np.array_equal(expected, got):
         return "the rank's rows are those of the whole, cut in one piece", FusedCutOtherwise("piece")
-    right = [wanted_bits(piece.local, cut.entry(*piece.of)) for piece in pieces.values()]
+    right = [claimed_slice(piece.local, cut.entry(*piece.of)) for piece in pieces.values()]
     answers = [one for one in right if one is not None]
     return (
         next(_name_join(answers, got, cut.dim(name, local), list(pieces)), None) if len(answers) == len(right) else None
@@ -362,11 +362,11 @@ def _name_content(cut: PieceCuts, local: Local, pieces: Mapping[str, TargetPiece
 
 def _joined_not_interleaved(local: Local, node: Op) -> Fused:
     """Name what a rank has if it is parts one after the other, if a map interleaves them; else return None."""
-    got, wanted = bits_of_tensor(local.values), wanted_bits(local, entry_of(node))
+    got, wanted = bits_of_tensor(local.values), claimed_slice(local, entry_of(node))
     dim = dim_of_parts(node, node.shape)
     of = " and ".join(map(label_of, node.parts)) if len(node.parts) == 2 else "its parts"
     joined = FusedCutOtherwise("joined")
-    whole = wanted_bits(local, entry_of(replace(node, function="cat", numbers=(dim,))))
+    whole = claimed_slice(local, entry_of(replace(node, function="cat", numbers=(dim,))))
     if whole is not None and np.array_equal(whole, got):
         return f"{of} stand one after the other", joined
     shapes = [part.shape for part in node.parts]

@@ -10,6 +10,7 @@ from shardviz.check.run import check_dump
 from shardviz.check.verdicts import nothing_checked
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
+from shardviz.explain.placement.content import KeyOfAWrapper
 from shardviz.live.run.references.sources import Opened
 from shardviz.live.run.taking import take
 from shardviz.live.run.watching import Watch
@@ -378,8 +379,8 @@ def test_keys_that_a_load_skipped_for_their_prefix_are_a_finding(mesh, tmp_path,
     report = check_dump(tmp_path / "job.shardviz")
     assert [(one.kind, one.tensor) for one in report.findings] == ([("foreign", "2.weight")] if prefix else [])
     for finding in report.findings:
-        assert finding.explanation.id == "key-of-another-prefix"
-        assert "remove 'model.' from the keys" in finding.fix
+        assert finding.explanation == KeyOfAWrapper("model.", is_longer=True, is_prefix=True)
+        assert "removeprefix('model.')" in finding.fix
 
 
 @spmd(mesh={"fsdp": 2})

@@ -67,6 +67,6 @@ def test_an_optimizer_from_before_sharding_is_a_finding_if_it_has_the_old_parame
     assert take(seen, sharded, tmp_path / "job.shardviz").kind == "captured"
     torch.distributed.barrier()
     findings = check_dump(tmp_path / "job.shardviz").findings
-    assert [finding.explanation.id for finding in findings] == (["optimizer-from-before"] if is_wrong else [])
+    assert [finding.explanation.id for finding in findings] == (["optimizer-of-other-parameters"] if is_wrong else [])
     assert {finding.kind for finding in findings} <= {"write-not-applied"}
     del kept_alive

@@ -145,7 +145,11 @@ def save_own(model: nn.Module, optimizer: Any, folder: Path) -> None:
 
 
 def load_own(model: nn.Module, optimizer: Any, folder: Path) -> None:
-    weights, states = torch.load(folder / f"{distributed.get_rank()}.pt", weights_only=False)
+    _load(model, optimizer, folder / f"{distributed.get_rank()}.pt")
+
+
+def _load(model: nn.Module, optimizer: Any, file: Path) -> None:
+    weights, states = torch.load(file, weights_only=False)
     model.load_state_dict(weights)
     optimizer.load_state_dict(states)
 
@@ -413,6 +417,20 @@ def one_nan(model: nn.Module, optimizer: Any, folder: Path) -> None:
 def thawed(model: nn.Module, optimizer: Any, folder: Path) -> None:
     load_dcp(model, optimizer, folder)
     model.get_parameter("other.bias").requires_grad_(True)
+
+
+def without_a_bias(model: nn.Module, optimizer: Any, folder: Path) -> None:
+    load_dcp(model, optimizer, folder)
+    model.get_submodule("other").register_parameter("bias", None)
+
+
+def longer_mask(model: nn.Module, optimizer: Any, folder: Path) -> None:
+    load_dcp(model, optimizer, folder)
+    model.register_buffer("mask", model.get_buffer("mask").repeat(2))
+
+
+def load_of_another_rank(model: nn.Module, optimizer: Any, folder: Path) -> None:
+    _load(model, optimizer, folder / f"{1 - distributed.get_rank()}.pt")
 
 
 def through_float16(model: nn.Module, optimizer: Any, folder: Path) -> None:

@@ -46,9 +46,13 @@ BROKEN = {
     jobs.no_optimizer: ("embed.weight exp_avg", "has no such state after the load", "lr"),
     jobs.no_settings: ("embed.weight lr", "it is 0.001 after the load, and was saved as 0.00096875", "setting"),
     jobs.untied: ("head.weight", "it shared storage with embed.weight before the load", "assign=True"),
-    jobs.assigned: ("param_groups[0][0]", "steps 11 tensors that are not the model's", "head.weight"),
+    jobs.assigned: ("param_groups[0][0]", "steps 11 tensors that no longer belong to the model", "head.weight"),
     jobs.through_bfloat16: ("embed.weight", "rounded to bfloat16", "in bfloat16, and cast back"),
-    jobs.moments_in_bfloat16: ("embed.weight exp_avg", "it is bfloat16 on 2 of 2 ranks after the load", "cast"),
+    jobs.moments_in_bfloat16: (
+        "embed.weight exp_avg",
+        "its dtype changed to bfloat16 on 2 of 2 ranks in the load",
+        "cast",
+    ),
     jobs.no_second_moment: ("embed.weight exp_avg_sq", "it has zeros on 2 of 2 ranks", "made or reset"),
     jobs.first_rank_everywhere: ("embed.weight", "every rank along fsdp holds the shard of fsdp=0", "rank 1 rows 8-15"),
     jobs.some_flags: ("mask", "4 of 18 elements are not those of what was saved", "rank 0 rows 3-4, rank 1 rows 3-4"),
@@ -62,16 +66,18 @@ BROKEN |= {
     jobs.zeros_on_one_rank: ("mid.bias", "it has zeros on 1 of 2 ranks", "rank 1 rows 12-22"),
     jobs.roots_of_squares: (
         "embed.weight exp_avg_sq",
-        "160 values that are not in what was sent",
+        "none of the elements held is in what was sent",
         "computed the values on the way",
     ),
     jobs.one_step_less: ("embed.weight step", "it is 1023 after the load, and was saved as 1024", "bias correction"),
     jobs.other_betas: ("embed.weight betas[0]", "it is 0.9 after the load", "leave 'setting' out"),
     jobs.variance_reset: ("norm.running_var", "all of its values are 1 on 2 of 2 ranks", "made or reset"),
     jobs.count_reset: ("norm.num_batches_tracked", "it has zeros on 2 of 2 ranks", "made or reset"),
-    jobs.one_nan: ("mid.weight", "1 values that are not in what was sent", "rank 0 rows 0, columns 0"),
+    jobs.one_nan: ("mid.weight", "of the 529 elements held, 1 is not in what was sent", "rank 0 rows 0, columns 0"),
     jobs.thawed: ("other.bias", "it was frozen before the load, and is not now", "requires_grad"),
     jobs.through_float16: ("embed.weight", "rounded to float16", "in float16, and cast back"),
+    jobs.without_a_bias: ("other.bias", "has no such tensor after the load", "with the same modules"),
+    jobs.longer_mask: ("mask", "its shape is [18], not [9], on 2 of 2 ranks", "one rank's part for the whole"),
     jobs.state_of_one_lost: ("embed.weight exp_avg", "has no such state after the load", "by parameter"),
 }
 OFTEN = (jobs.not_some_rows, jobs.moments_exchanged, jobs.no_step)
@@ -104,6 +110,13 @@ def test_right_round_trips_are_quiet_and_look_at_everything(mesh):
 @spmd(mesh={"fsdp": 2}, timeout=240)
 def test_a_broken_load_is_named_by_parameter_rank_and_rows(mesh):
     check_broken(OFTEN)
+
+
+@spmd(mesh={"tp": 2})
+def test_a_file_that_another_rank_saved_is_named(mesh):
+    text = text_of(jobs.save_own, jobs.load_of_another_rank, jobs.by_hand, jobs.adam, meshes=["tp=2"])
+    assert text.startswith("cut: 32 of 32 elements"), text
+    assert "these ranks read the file of another rank" in text
 
 
 @nightly

@@ -198,13 +198,8 @@ def explain_flattened(claimed: Layout, held: Mapping[Coord, Region], run: Mesh) 
 
 def flattened_from(mesh: Mesh, axis: str, run: Mesh) -> tuple[str, ...]:
     """Return the run's axes that a mesh's axis was flattened from, outermost first, if any."""
-    group = mesh.groups(axis)[0]
-    for width in range(2, run.ndim + 1):
-        for first in range(run.ndim - width + 1):
-            axes = run.axes[first : first + width]
-            if group in run.groups(*axes):
-                return axes
-    return ()
+    axes = run.axes_along(mesh.groups(axis)[0])
+    return axes if len(axes) > 1 else ()
 
 
 def _number(axes: tuple[str, ...], run: Mesh) -> str:

@@ -29,7 +29,6 @@ from shardviz.explain.placement.content import (
     AnotherCheckpoint,
     BufferNotWritten,
     CopiedTensor,
-    KeyOfAnotherPrefix,
     KeyOfAWrapper,
     LeftOutOfLoad,
     LoadedIntoCopies,
@@ -433,9 +432,9 @@ def _skipped_load(case: Case) -> Disorder | None:
         return LoadedIntoCopies()
     longer, shorter = sorted((key, case.name), key=len, reverse=True)
     if longer.endswith(shorter):
-        return KeyOfAnotherPrefix(longer.removesuffix(shorter), key == longer)
+        return KeyOfAWrapper(longer.removesuffix(shorter), key == longer, is_prefix=True)
     extra = Counter(longer.split(".")) - Counter(shorter.split("."))
-    return KeyOfAWrapper("".join(f"{word}." for word in extra), key == longer)
+    return KeyOfAWrapper("".join(f"{word}." for word in extra), key == longer, is_prefix=False)
 
 
 def _missing_load(case: Case, ranks: Sequence[int]) -> Disorder | None:

@@ -36,8 +36,7 @@ from shardviz.dump.records.tensors import Body, FlatRecord, LayoutRecord, MeshRe
 from shardviz.dump.records.trace import Place
 from shardviz.explain.finding import Finding
 from shardviz.explain.step.modules import LayerOnTwoStages, UnexplainedInput
-from shardviz.explain.step.two_jobs import UnexplainedJobStep
-from shardviz.explain.step.whole_step import DifferentMasks, IdenticalMasks
+from shardviz.explain.step.whole_step import DifferentMasks, IdenticalMasks, UnexplainedForward
 from shardviz.layout.placements import Replicate, Shard
 from shardviz.relate.tolerance import EPSILON, NOISE, POINT_EPSILON, allowed_in_narrow
 from shardviz.relate.values import farthest, magnitude
@@ -409,7 +408,7 @@ def _in_forward(
             "(p=0 or eval()), or load the same masks, to compare the rest"
         )
         return check_masks(judging, call.module, call.number) or NotChecked(call.module, why, "step")
-    base = UnexplainedJobStep().finding(
+    base = UnexplainedForward().finding(
         name, tuple(sorted(call.points)), f"its step differs from that of {reference_name}", generic=True
     )
     finding = of_output(evidence, first, base)
