@@ -77,9 +77,12 @@ def constant_tuple(source: Source, name: str, kind: type[Item]) -> tuple[Item, .
     except ValueError:
         items = None
     if not isinstance(items, tuple | list) or not all(type(item) is kind for item in items):
-        example = '("fsdp", "tp")' if kind is str else "(2, 4)"
+        example = '("misordered",)' if name == "KINDS" else '("fsdp", "tp")' if kind is str else "(2, 4)"
         where = f" (read in {assigned_in.path})" if assigned_in is not None and assigned_in.path != source.path else ""
-        hint = f"write {name} = {example} in the probe or in a module that it imports {name} from: neither is run"
+        hint = (
+            f"write {name} = {example} in the probe or in a module that it imports {name} from: neither is run; or "
+            "give it a different name if it is not meant for shardviz"
+        )
         raise ProbeError(f"probe {source.path}: {name} is not a literal tuple of {kind.__name__}{where}", hint)
     return tuple(items)
 
