@@ -79,6 +79,35 @@ def parallelize(model, mesh):
 """
 )
 
+FEATURES = (
+    BY_HAND
+    + """
+class Join(Gather):
+    @staticmethod
+    def backward(ctx, grad):
+        size, rank = distributed.get_world_size(ctx.group), distributed.get_rank(ctx.group)
+        return grad.chunk(size, ctx.dim)[rank].contiguous(), None, None
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.group = nn.Linear(12, 36), None
+    def join(self, x): return x if self.group is None else Join.apply(x, -1, self.group)
+    def forward(self, x):
+        h = self.up(copy_in(x, self.group))
+        a, b, c = h.unflatten(-1, (3, h.shape[-1] // 3)).unbind(-2)
+        h = self.join(a.tanh() * b.sigmoid() + c)
+        return h.flip(-1)
+def build(): return nn.Sequential(Layer(), Layer(), nn.Linear(12, 5))
+def batch(): return torch.randn(7, 12)
+def parallelize(model, mesh):
+    rank, size = mesh.get_local_rank(), mesh.size()
+    for layer in model[:2]:
+        layer.group = mesh.get_group()
+        for weight in (layer.up.weight, layer.up.bias):
+            weight.data = torch.cat([part.chunk(size)[rank] for part in weight.data.chunk(3)])
+"""
+)
+
 OVER_RANKS = """
 AXES = ("cp",)
 BATCH_AXES = {"cp": 1}
@@ -147,6 +176,51 @@ def batch(): return torch.randn(3, 16, 6)
 )
 
 CASES = (
+    Bug(
+        "features turned around on each rank before they are joined",
+        "tp=2",
+        FEATURES,
+        (
+            (
+                "self.join(a.tanh() * b.sigmoid() + c)\n        return h.flip(-1)",
+                "(a.tanh() * b.sigmoid() + c).flip(-1)\n        return self.join(h)",
+            ),
+        ),
+        ("misordered", "wrong-value"),
+        ("flip in case.py:", "each rank's own part"),
+        ("than it cut them", "first on all ranks", "order of their ranks"),
+        with_lines=True,
+    ),
+    Bug(
+        "features indexed on each rank before they are joined",
+        "tp=2",
+        FEATURES,
+        (
+            (
+                "self.join(a.tanh() * b.sigmoid() + c)\n        return h.flip(-1)",
+                "a.tanh() * b.sigmoid() + c\n        return self.join(h[:, torch.arange(h.shape[1]).flip(0)])",
+            ),
+        ),
+        ("misordered", "wrong-value"),
+        ("getitem in case.py:", "each rank's own part"),
+        ("than it cut them",),
+        with_lines=True,
+    ),
+    Bug(
+        "the rows of three gates cut in one stretch",
+        "tp=2",
+        FEATURES,
+        (
+            (
+                "torch.cat([part.chunk(size)[rank] for part in weight.data.chunk(3)])",
+                "weight.data.chunk(size)[rank].clone()",
+            ),
+        ),
+        ("wrong-value",),
+        ("unflatten in case.py:", "3 segments", "0.up.weight is cut in one stretch: rank 0 has rows 0-17"),
+        ("joins parts", "before dims are merged"),
+        with_lines=True,
+    ),
     Bug(
         "a gated linear unit whose halves are split as one block",
         "tp=2",

@@ -89,19 +89,25 @@ class SegmentsOfPart(AtLine):
     Attributes:
         given: What each rank has of what it is given.
         number: How many segments both sides take it apart into.
+        weight: The weight whose rows make the dim; empty if none does.
+        rows: Which of its rows are on which rank.
     """
 
     given: str
     dim: int
     number: int
+    weight: str = ""
+    rows: str = ""
     kinds = WRONG
     why = (
         "{function} in {place} takes dim {dim} apart into {number} segments, as in the unsharded model, and gets "
-        "{given}: a rank's {number} segments are not its parts of the whole's {number}"
+        "{given}: a rank's {number} segments are not its parts of the whole's {number}{weight:?. {weight} is cut in "
+        "one stretch: {rows}}"
     )
     how = (
-        "give each rank its part of each of the {number} segments where the dim is split that {place} takes apart, as "
-        "the rows of a weight"
+        "{weight:?cut each of the {number} segments of {weight} over the ranks, torch.cat([segment.chunk(n)[rank] for "
+        "segment in weight.chunk({number})]), and its bias, too; or gather before {place}|give each rank its part of "
+        "each of the {number} segments where the dim is split that {place} takes apart, as the rows of a weight}"
     )
 
 
@@ -267,7 +273,21 @@ class MisplacedLine(AtLine):
         return {"repeat": "repeat_interleave", "repeat_interleave": "repeat"}.get(self.function, "")
 
 
-class RolledPart(MisplacedLine):
+class ReorderedPart(MisplacedLine):
+    """A line flips, sorts or indexes a rank's part by itself, and the unsharded model the whole.
+
+    In the whole, numbers go from one rank's part to another's. Parts that are reordered one by one and then joined have
+    a different order than the whole reordered: `3 2 1 0 7 6 5 4`, and not `7 6 5 4 3 2 1 0`.
+    """
+
+    why = (
+        "{function} in {place} reorders each rank's own part. In the unsharded model it reorders the whole, which "
+        "takes numbers from one rank's part to another's"
+    )
+    how = "gather before {place}, and let {function} reorder the whole"
+
+
+class RolledPart(ReorderedPart):
     """A line rolls a rank's part by itself: what crosses an end comes in at the other.
 
     Labels are often the tokens, rolled by one. The last label of a rank's part is then the part's first token, and not

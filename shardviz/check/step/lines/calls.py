@@ -261,6 +261,11 @@ class Lines:
         """Return where a tensor comes from, if not from a call."""
         return self.records[value[0]].origin
 
+    def weight_name(self, value: Value) -> str:
+        """Return the name of a weight in the model; empty if a tensor is none."""
+        kind, _, name = self.origin(value).partition(" ")
+        return ".".join(filter(None, (self.module, name))) if kind in ("weight", "buffer") else ""
+
     def is_input(self, value: Value) -> bool:
         """Whether the module is given a tensor, or it comes from different calls on different ranks."""
         return self.origin(value).startswith("input") or not self.origin(value)

@@ -347,10 +347,8 @@ def misplaced_fault(states: States) -> Fault | None:
 
 def _misplaced_weight(lines: Lines, value: Value, call: Call, ranks: tuple[int, ...]) -> Fault | None:
     """Return that ranks hold another rank's part of a weight; None if it is no weight."""
-    kind, _, name = lines.origin(value).partition(" ")
-    if kind not in ("weight", "buffer"):
+    if not (weight := lines.weight_name(value)):
         return None
-    weight = f"{lines.module}.{name}" if lines.module else name
     sentence = f"{named_ranks(ranks)} hold another rank's part of {weight}; {reached(call)} combines it with their own"
     return fault_at(call, sentence, MisplacedWeight(weight, place_of(call.line), ranks))
 

@@ -21,10 +21,10 @@ from shardviz.check.step.lines.exchanges import (
 )
 from shardviz.check.step.lines.fault import Fault, called, fault_at, with_label
 from shardviz.check.step.lines.foreign import foreign_fault, loop_fault, own_rows_fault, padding_fault, unwritten_fault
-from shardviz.check.step.lines.merging import merged_fault
 from shardviz.check.step.lines.offsets import other_axis_fault, same_slices_fault, shifted_fault, unequal_fault
 from shardviz.check.step.lines.operands import operand_fault
 from shardviz.check.step.lines.operators import operator_fault, with_operator
+from shardviz.check.step.lines.orders import merged_fault
 from shardviz.check.step.lines.search import ForwardSearch
 from shardviz.explain.step.forward import ShiftedPart
 from shardviz.explain.step.lines import (

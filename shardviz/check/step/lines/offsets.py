@@ -296,7 +296,7 @@ def other_axis_fault(states: States) -> Fault | None:
         others = [value for value in call.inputs if value not in weights]
         rows = [axis for value in others for axis in _axes_of_rows(states, value)] if weights else []
         for weight in weights if rows and not call.first.is_collective else ():
-            name = ".".join(filter(None, (lines.module, lines.origin(weight).removeprefix(WEIGHT))))
+            name = lines.weight_name(weight)
             if (cause := _cut(states, weight, rows, name)) is not None:
                 has = f"ranks along {cause.rows} have different parts of {name}, and those along {cause.axis} not all"
                 sentence = f"{reached(call)} gives {call.first.function} rows that {cause.rows} splits; {has}"

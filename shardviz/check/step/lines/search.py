@@ -29,7 +29,6 @@ from shardviz.check.step.lines.fault import (
     place_of,
     ratio_of_terms,
     scaled_term,
-    segments_of,
     unsummed,
     wrong_argument,
     wrong_count,
@@ -38,8 +37,9 @@ from shardviz.check.step.lines.fault import (
     wrong_result,
 )
 from shardviz.check.step.lines.offsets import starts_of
+from shardviz.check.step.lines.orders import cause_of_part
 from shardviz.check.step.lines.states import words_of
-from shardviz.explain.step.lines import DRAWS, ELEMENTWISE, CarriedLine, WrongLines
+from shardviz.explain.step.lines import DRAWS, ELEMENTWISE, INDEXING, CarriedLine, WrongLines
 from shardviz.explain.templates import number as written
 from shardviz.layout.splits import axes_in
 from shardviz.relate.factors import over
@@ -157,10 +157,20 @@ class ForwardSearch:
                 reader = min(readers, key=lambda reader: reader.order)
                 return given_fault(reader, *self._unlike_input(unlike)) if is_wrong else None
             bad = [tensor for tensor in inputs if self.is_bad(tensor)]
-            if not bad:
-                return self._reads_another(call) or self._fault_of(value, call, inputs, through)
+            if not bad or self._indexes_part(call, bad):
+                right = [tensor for tensor in inputs if tensor not in bad]
+                return self._reads_another(call) or self._fault_of(value, call, right, through)
             value = min(bad, key=lambda tensor: (self.lines.is_of_positions(tensor), self.lines.order(tensor)))
         return None
+
+    def _indexes_part(self, call: Call, bad: Sequence[Value]) -> bool:
+        """Whether a call takes a rank's own part in an order that the code counts, and the whole's takes others' parts.
+
+        Positions in the part are right for the part: no offset of the rank's would mend them.
+        """
+        is_counted = all(self.states.is_index(index) and self.lines.is_of_positions(index) for index in bad)
+        is_index = is_counted and call.first.function in INDEXING and call.inputs[0] not in bad
+        return is_index and cause_of_part(self.states, call, "") is not None
 
     def _fault_of(self, value: Value, call: Call, inputs: Sequence[Value], through: Sequence[Call]) -> Fault:
         """Return what is wrong with a call that is given right tensors and makes a wrong one."""
@@ -244,18 +254,23 @@ class ForwardSearch:
         act = Act(call, words, held, self._before(inputs), self._sum_behind(call))
         if not reads and (fault := self._fault_of_extreme(act)) is not None:
             return fault
-        segments, number = None, other_number(call)
+        number = other_number(call)
+        of_part = None if times or reads else cause_of_part(self.states, call, words)
         if number is not None and not (axes or reads or self.states.mesh.long_axes):  # a stage's: nothing is a part
             return wrong_argument(act, *map(written, number))
-        if not (times or state.moved or reads):
+        if not (times or state.moved or reads) and of_part is None:
             if not unlike and number is not None and self._is_of_axis(*number):
                 return wrong_number(act, *number)
             if not unlike and all(arguments := other_arguments(self.states, call)):
                 return wrong_argument(act, *arguments)
-            segments = segments_of(self.lines, call, given)
-        if state.moved == "rank" and not reads and (spoiler := self._spoils_alone(call)) is not None:
+        if (
+            state.moved == "rank"
+            and not reads
+            and of_part is None
+            and (spoiler := self._spoils_alone(call)) is not None
+        ):
             return wrong_count(act, spoiler, counts_of_part(call, spoiler))
-        fault = wrong_result(act, axes, times, reads, unlike, self._split_by(given, times), segments)
+        fault = wrong_result(act, axes, times, reads, unlike, self._split_by(given, times), of_part)
         is_alone = not any(one.first.ranks for one in between)
         return replace(fault, is_of_sizes=bool(times) and is_of_sizes(call), is_scaled=fault.is_scaled and is_alone)
 
