@@ -1,4 +1,4 @@
-"""Plain arguments of calls: numbers and words that are not the unsharded model's, and are no sizes of tensors."""
+"""What calls are given beside tensors: numbers and words that are not the unsharded model's, and random generators."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from shardviz.check.step.lines.states import MAX_RATIO
-from shardviz.relate.tolerance import EXACT
+from shardviz.explain.step.lines import DRAWS
+from shardviz.relate.tolerance import EXACT, SINGLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shardviz.check.step.lines.calls import Call
     from shardviz.check.step.lines.states import States
+    from shardviz.layout.mesh import Mesh
 
 ARITHMETIC = ("add", "sub", "rsub", "mul", "div", "truediv", "rtruediv", "pow", "rpow", "remainder", "clamp")
 """Functions of a tensor and a number that is no size of their result."""
@@ -59,6 +61,24 @@ def is_of_sizes(call: Call) -> bool:
             math.isclose(square, Fraction(square).limit_denominator(MAX_RATIO), rel_tol=EXACT) for square in squares
         )
     return False
+
+
+def is_of_axis(number: float, wanted: float, mesh: Mesh) -> bool:
+    """Whether a number is another one times an axis's size or its root: it may be made of the size of a part."""
+    small, large = sorted((abs(number), abs(wanted)))
+    ratio = large / small if small else 0.0
+    sizes = [mesh.axis_size(axis) for axis in mesh.long_axes]
+    return any(math.isclose(power, size, rel_tol=SINGLE) for size in sizes for power in (ratio, ratio**2))
+
+
+def generator_of(states: States, call: Call) -> str:
+    """Say what ranks draw random numbers from, if they draw as many as the unsharded model; else nothing."""
+    whole = states.whole(call.whole.outputs[0]) if call.whole is not None and call.whole.outputs else None
+    held = states.held(call.outputs[0]) if call.outputs and call.first.function in DRAWS else {}
+    if whole is None or not held or any(drawn.shape != whole.shape for drawn in held.values()):
+        return ""
+    are_equal = all((drawn == next(iter(held.values()))).all() for drawn in held.values())
+    return "a generator in another state" if are_equal else "a seed or generator of each rank's own"
 
 
 def _other_arguments(call: Call) -> Iterator[tuple[str, str]]:

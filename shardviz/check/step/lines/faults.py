@@ -21,6 +21,7 @@ from shardviz.check.step.lines.exchanges import (
 )
 from shardviz.check.step.lines.fault import Fault, called, fault_at, with_label
 from shardviz.check.step.lines.foreign import foreign_fault, loop_fault, own_rows_fault, padding_fault, unwritten_fault
+from shardviz.check.step.lines.halo import neighbor_fault
 from shardviz.check.step.lines.offsets import other_axis_fault, same_slices_fault, shifted_fault, unequal_fault
 from shardviz.check.step.lines.operands import operand_fault
 from shardviz.check.step.lines.operators import operator_fault, with_operator
@@ -46,6 +47,9 @@ if TYPE_CHECKING:
 COUNTS = ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp")
 """Functions that go along a dim from its first element on."""
 
+NEAR = (WrongLine, WrongLines, CarriedLine, MisplacedLine)
+"""Causes of a line that may lack slices of a neighbor."""
+
 
 def fault_in(states: States) -> Fault | None:
     """Return the first wrong line; None if there is none, or several lines could be it."""
@@ -61,6 +65,8 @@ def fault_in(states: States) -> Fault | None:
         fault = own_rows_fault(states) or fault
     if fault is None or isinstance(fault.cause, WrongLines | CarriedLine):
         fault = operand_fault(states) or fault
+    if fault is None or type(fault.cause) in NEAR:
+        fault = neighbor_fault(states) or fault
     fault = fault or exchange_backward(states) or with_operator(states, backward_fault(states))
     return with_label(states, None if fault is None or fault.is_torchs else fault)
 

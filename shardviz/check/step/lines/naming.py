@@ -31,7 +31,14 @@ from shardviz.explain.step.line_reductions import (
     WrongLineBackward,
     WrongReductionLine,
 )
-from shardviz.explain.step.line_rows import CausalMaskOfPart, CutByAnotherAxis, DimsMerged, MisplacedMask, SameSlices
+from shardviz.explain.step.line_rows import (
+    CausalMaskOfPart,
+    CutByAnotherAxis,
+    DimsMerged,
+    MisplacedMask,
+    NeighborLeftOut,
+    SameSlices,
+)
 from shardviz.explain.step.lines import (
     DRAWS,
     MislabeledPlacement,
@@ -114,7 +121,10 @@ GUESSES = (
 OF_REDUCTIONS = (CopiesSummedLine, RepeatedReductionLine, WrongReductionLine)
 """Causes of a reduction that gives something else."""
 
-OF_PARTS = (CausalMaskOfPart, MisplacedMask, MisplacedOperand, SameSlices, ShiftedPart, UnwrittenMemory)
+OF_PARTS = (
+    *(CausalMaskOfPart, MisplacedMask, MisplacedOperand, NeighborLeftOut, SameSlices, ShiftedPart),
+    UnwrittenMemory,
+)
 """Causes of a part, a mask or memory that is wrong where all keys are there."""
 
 OF_ORDER = (DimsMerged, MisplacedLine, SegmentsOfPart)

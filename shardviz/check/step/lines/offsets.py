@@ -111,8 +111,8 @@ def starts_of(held: NDArray[np.float64], whole: NDArray[np.float64], dim: int) -
     return [
         start
         for start in range(len(whole) - len(held) + 1)
-        if np.all(_distances(whole[start], held[0]) <= near)
-        and np.all(_distances(whole[start : start + len(held)], held) <= near)
+        if np.all(distances(whole[start], held[0]) <= near)
+        and np.all(distances(whole[start : start + len(held)], held) <= near)
     ]
 
 
@@ -121,7 +121,7 @@ def _near(whole: NDArray[np.float64]) -> float:
     return SINGLE * finite_magnitude(whole)
 
 
-def _distances(held: NDArray[np.float64], whole: NDArray[np.float64]) -> NDArray[np.float64]:
+def distances(held: NDArray[np.float64], whole: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return how far numbers are apart; those of a mask are infinite, and equal."""
     with np.errstate(invalid="ignore"):
         return np.where(held == whole, 0.0, np.abs(held - whole))
@@ -185,10 +185,10 @@ def _are_same_slices(states: States, value: Value, layout: Layout) -> bool:
     due = _due(states, layout, whole.shape[dims[0]]) if len(dims) == 1 else None
     if due is None or whole.size * held.shape[dims[0]] > MAX_COMPARED:
         return False
-    distances = _distances(slices_of(held, dims[0])[:, None], slices_of(whole, dims[0])[None]).max(-1, initial=0.0)
+    nearest = distances(slices_of(held, dims[0])[:, None], slices_of(whole, dims[0])[None]).max(-1, initial=0.0)
     length = held.shape[dims[0]]
     needed = [np.take(whole, range(first, first + length), dims[0]) for first in due.values()]
-    return bool((distances.min(1) <= _near(whole)).all()) and any(error_of(held, part) > SINGLE for part in needed)
+    return bool((nearest.min(1) <= _near(whole)).all()) and any(error_of(held, part) > SINGLE for part in needed)
 
 
 def _is_same_part(states: States, value: Value) -> bool:

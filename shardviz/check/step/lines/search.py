@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.lines.arguments import counts_of_part, is_of_sizes, other_arguments, other_number
+from shardviz.check.step.lines.arguments import (
+    counts_of_part,
+    generator_of,
+    is_of_axis,
+    is_of_sizes,
+    other_arguments,
+    other_number,
+)
 from shardviz.check.step.lines.calls import SELECTS
 from shardviz.check.step.lines.exchanges import COPIES, MOVES, SUMS
 from shardviz.check.step.lines.fault import (
@@ -39,7 +46,7 @@ from shardviz.check.step.lines.fault import (
 from shardviz.check.step.lines.offsets import starts_of
 from shardviz.check.step.lines.orders import cause_of_part
 from shardviz.check.step.lines.states import words_of
-from shardviz.explain.step.lines import DRAWS, ELEMENTWISE, INDEXING, CarriedLine, WrongLines
+from shardviz.explain.step.lines import ELEMENTWISE, INDEXING, CarriedLine, WrongLines
 from shardviz.explain.templates import number as written
 from shardviz.layout.splits import axes_in
 from shardviz.relate.factors import over
@@ -60,6 +67,9 @@ EXTREMES = ("max", "amax", "min", "amin", "aminmax", "any", "all", "topk", "norm
 
 DIVISIONS = ("div", "div_", "truediv", "itruediv", "true_divide", "true_divide_", "divide", "divide_")
 """Functions that divide: a rank may divide its own term of a sum, but by the whole number."""
+
+GUARDS = ("clamp", "clip", "clamp_min", "maximum", "add", *COPIES)
+"""Functions that keep a divisor from being zero, or give it another dtype."""
 
 
 class ForwardSearch:
@@ -159,7 +169,8 @@ class ForwardSearch:
             bad = [tensor for tensor in inputs if self.is_bad(tensor)]
             if not bad or self._indexes_part(call, bad):
                 right = [tensor for tensor in inputs if tensor not in bad]
-                return self._reads_another(call) or self._fault_of(value, call, right, through)
+                ratios = filter(None, map(self._ratio_of, (call, *through)))
+                return self._reads_another(call) or next(ratios, None) or self._fault_of(value, call, right, through)
             value = min(bad, key=lambda tensor: (self.lines.is_of_positions(tensor), self.lines.order(tensor)))
         return None
 
@@ -240,7 +251,7 @@ class ForwardSearch:
 
     def _fault_of_result(self, state: State, call: Call, inputs: Sequence[Value], through: Sequence[Call]) -> Fault:
         given = [self.states.forward(one) for one in inputs]
-        words = words_of(given) if inputs else self._draws(call)
+        words = words_of(given) if inputs else generator_of(self.states, call)
         of_axes = self.states.mesh.size_over(state.axes)
         is_mean = state.op == "avg" or math.isclose(state.factor, of_axes, rel_tol=EXACT)
         is_mean = is_mean and all(one.kind != "terms" for one in given)
@@ -259,7 +270,7 @@ class ForwardSearch:
         if number is not None and not (axes or reads or self.states.mesh.long_axes):  # a stage's: nothing is a part
             return wrong_argument(act, *map(written, number))
         if not (times or state.moved or reads) and of_part is None:
-            if not unlike and number is not None and self._is_of_axis(*number):
+            if not unlike and number is not None and is_of_axis(*number, self.states.mesh):
                 return wrong_number(act, *number)
             if not unlike and all(arguments := other_arguments(self.states, call)):
                 return wrong_argument(act, *arguments)
@@ -273,13 +284,6 @@ class ForwardSearch:
         fault = wrong_result(act, axes, times, reads, unlike, self._split_by(given, times), of_part)
         is_alone = not any(one.first.ranks for one in between)
         return replace(fault, is_of_sizes=bool(times) and is_of_sizes(call), is_scaled=fault.is_scaled and is_alone)
-
-    def _is_of_axis(self, number: float, wanted: float) -> bool:
-        """Whether a number is another one times an axis's size or its root: it may be made of the size of a part."""
-        small, large = sorted((abs(number), abs(wanted)))
-        large = large / small if small else 0.0
-        sizes = [self.states.mesh.axis_size(axis) for axis in self.states.mesh.long_axes]
-        return any(math.isclose(power, size, rel_tol=SINGLE) for size in sizes for power in (large, large**2))
 
     def _spoils_alone(self, call: Call) -> Call | None:
         """Return the first call that makes of a different rank's part, and of nothing else, what is no rank's part.
@@ -328,15 +332,6 @@ class ForwardSearch:
             sums = {axis: over(axis, "sum", powers, self.states.mesh) for axis in self.states.mesh.axes}
             fits = (axis for axis, of in sums.items() if of and all(error_of(of[r], wanted) <= SINGLE for r in held))
             return next(fits, "")
-
-    def _draws(self, call: Call) -> str:
-        """Say what ranks draw random numbers from, if they draw as many as the unsharded model; else nothing."""
-        whole = self.states.whole(call.whole.outputs[0]) if call.whole is not None and call.whole.outputs else None
-        held = self.states.held(call.outputs[0]) if call.outputs and call.first.function in DRAWS else {}
-        if whole is None or not held or any(values.shape != whole.shape for values in held.values()):
-            return ""
-        is_apart = any(not (values == next(iter(held.values()))).all() for values in held.values())
-        return "a seed or generator of each rank's own" if is_apart else "a generator in another state"
 
     def _split_by(self, given: Sequence[State], times: float) -> tuple[str, bool]:
         """Return the axes whose size a number may be; with True if the number may be the root of the size.
@@ -451,8 +446,6 @@ class ForwardSearch:
         act = Act(call, state_of_terms.text, state, before, self._sum_behind(call))
         axis, is_mean = state_of_terms.axes[0], state_of_terms.op == "avg"
         by_terms = call.first.function in DIVISIONS and len(call.inputs) > 1 and call.inputs[1] == terms
-        if by_terms and state_of_terms.axes == self.states.forward(call.inputs[0]).axes and not is_mean:
-            return ratio_of_terms(act, axis)
         if last is None or before != call.line or last.line != call.line:
             fault = unsummed(act, axis, is_mean=is_mean)
         else:
@@ -460,6 +453,21 @@ class ForwardSearch:
             operand = last.first.function
             fault = unsummed(act, axis, operand, is_beside_whole=is_beside_whole, is_mean=is_mean)
         return replace(fault, by_terms=by_terms)
+
+    def _ratio_of(self, call: Call) -> Fault | None:
+        """Return the fault of a call that divides one term of a sum by one of another, kept from being zero or not."""
+        if call.first.function not in DIVISIONS or len(call.inputs) < 2:
+            return None
+        numerator, value = self.states.forward(call.inputs[0]), call.inputs[1]
+        maker = self.lines.producer(value)
+        while self.states.forward(value).kind != "terms" and maker is not None and maker.first.function in GUARDS:
+            value = maker.inputs[0]
+            maker = self.lines.producer(value)
+        divisor = self.states.forward(value)
+        if {numerator.kind, divisor.kind} != {"terms"} or numerator.axes != divisor.axes or numerator.op or divisor.op:
+            return None
+        act = Act(call, numerator.text, self.states.forward(call.outputs[0]), self._before([value]))
+        return ratio_of_terms(replace(act, summed=self._sum_behind(call)), numerator.axes[0])
 
     def _sum_behind(self, call: Call) -> str:
         """Return the collective that sums what a call makes, or a copy of it; empty if none does."""
