@@ -107,7 +107,8 @@ class SegmentsOfPart(AtLine):
     how = (
         "{weight:?cut each of the {number} segments of {weight} over the ranks, torch.cat([segment.chunk(n)[rank] for "
         "segment in weight.chunk({number})]), and its bias, too; or gather before {place}|give each rank its part of "
-        "each of the {number} segments where the dim is split that {place} takes apart, as the rows of a weight}"
+        "each of the {number} segments where the dim is split that {place} takes apart: the rows of a weight, or of "
+        "a batch in which rows of different segments belong together}"
     )
 
 

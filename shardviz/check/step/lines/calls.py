@@ -38,6 +38,9 @@ ENTRIES = ("loss", "step")
 ADDITIONS = ("add", "add_", "radd", "iadd")
 """Functions whose result's gradient is, as it is, that of each tensor that they take."""
 
+JOINS = ("cat", "concat", "concatenate", "stack")
+"""Functions that put tensors side by side."""
+
 SELECTS = ("getitem", "select", "narrow", "index_select", "unbind", "split", "chunk")
 """Functions that take parts: of one tensor, each of them gives another."""
 

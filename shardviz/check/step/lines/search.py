@@ -24,7 +24,7 @@ from shardviz.check.step.lines.arguments import (
     other_arguments,
     other_number,
 )
-from shardviz.check.step.lines.calls import SELECTS
+from shardviz.check.step.lines.calls import JOINS, SELECTS
 from shardviz.check.step.lines.exchanges import COPIES, MOVES, SUMS
 from shardviz.check.step.lines.fault import (
     Act,
@@ -135,14 +135,18 @@ class ForwardSearch:
         return origin(first), ""
 
     def _is_micro_batch(self, call: Call) -> bool:
-        """Whether a step takes parts of its batch one after the other: each has other rows than the whole's part."""
+        """Whether a step takes parts of its batch one after the other: each has other rows than the whole's part.
+
+        Parts that one call combines, as the halves of pairs, are no micro-batches.
+        """
         if not self.lines.is_step or call.first.function not in SELECTS or not call.inputs:
             return False
-        readers = self.lines.readers(call.inputs[0])
-        alike = [
-            reader for reader in readers if (reader.place, reader.first.function) == (call.place, call.first.function)
-        ]
-        return len(call.outputs) > 1 or len(alike) > 1
+        readers = [reader for reader in self.lines.readers(call.inputs[0]) if reader.first.function in SELECTS]
+        parts = {made for reader in readers for made in reader.outputs}
+        combining = (later for part in parts for later in self.lines.readers(part) if later.first.function not in JOINS)
+        alike = [reader for reader in readers if reader.place == call.place]
+        is_several = len(call.outputs) > 1 or len(alike) > 1
+        return is_several and not any(len(parts & {*later.inputs}) > 1 for later in combining)
 
     def is_bad(self, value: Value) -> bool:
         """Whether a tensor is wrong for certain."""
