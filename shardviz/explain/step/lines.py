@@ -112,41 +112,31 @@ class SegmentsOfPart(AtLine):
     )
 
 
-class OtherNumber(AtLine):
-    """A line gets the right tensors, and a plain number that is not the unsharded model's.
-
-    The number was made before, of a size: `x.shape[0]` of a part is the part's. No tensor shows it.
-
-    Attributes:
-        wanted: The unsharded model's.
-    """
-
-    number: float
-    wanted: float
-    kinds = WRONG
-    why = (
-        "{function} in {place} gets the number {number:.5g}, and in the unsharded model {wanted:.5g}: most likely it "
-        "is made of a size or a count of the rank's part"
-    )
-    how = "make the number for {place} of the whole tensor's size: multiply by the number of parts, or all_reduce it"
-
-
 class OtherArgument(AtLine):
     """A line gets the right tensors, and a flag or a number that is not the unsharded model's.
 
     A layer's number decides on its window, a flag on its mask, a mode on dropout. In a pipeline, a counter over a
-    stage's own layers begins at 0 again. No tensor shows it.
+    stage's own layers begins at 0 again. A number may be made of a size: `x.shape[0]` of a part is the part's. No
+    tensor shows it.
 
     Attributes:
         given: What ranks give it.
         wanted: What the unsharded model gives it.
+        is_of_axis: Whether it is a number that is larger or smaller by an axis's size, or its root.
     """
 
     given: str
     wanted: str
+    is_of_axis: bool = False
     kinds = WRONG
-    why = "{function} in {place} gets the argument {given}, and in the unsharded model {wanted}. Its tensors are right"
-    how = "look at what chooses {given} for {place}: a flag, a setting of the module, or a layer's number"
+    why = (
+        "{function} in {place} gets the argument {given}, and in the unsharded model {wanted}{is_of_axis:?: most "
+        "likely it is made of a size or a count of the rank's part|. Its tensors are right}"
+    )
+    how = (
+        "{is_of_axis:?make the number for {place} of the whole tensor's size: multiply by the number of parts, or "
+        "all_reduce it|look at what chooses {given} for {place}: a flag, a setting of the module, or a layer's number}"
+    )
 
 
 class CountOfPart(AtLine):

@@ -22,7 +22,6 @@ from shardviz.explain.step.lines import (
     MislabeledPlacement,
     MisplacedLine,
     OtherArgument,
-    OtherNumber,
     ScaledLine,
     ScaledTermLine,
     UnlikeOperands,
@@ -180,17 +179,15 @@ class Act:
         return replace(fault_at(self.call, sentence, cause), is_forward=True, summed=self.summed)
 
 
-def wrong_number(act: Act, held: float, wanted: float) -> Fault:
-    """Return the fault of a call that is given another plain number than the unsharded model's."""
-    clause = f"{act.function} gets the number {number(held)}, in the unsharded model {number(wanted)}, and returns"
-    return act.fault(OtherNumber(act.inner, act.function, held, wanted), clause)
+def wrong_argument(act: Act, held: str, wanted: str, *, is_of_axis: bool = False) -> Fault:
+    """Return the fault of a call that is given another flag, word or number than the unsharded model's.
 
-
-def wrong_argument(act: Act, held: str, wanted: str) -> Fault:
-    """Return the fault of a call that is given another flag, word or number than the unsharded model's."""
+    Args:
+        is_of_axis: Whether it is the unsharded model's times an axis's size.
+    """
     gets = f"{act.function} gets {act.given} and " if act.given else f"{act.function} gets "
     clause = f"{gets}the argument {held}, in the unsharded model {wanted}, and returns"
-    return act.fault(OtherArgument(act.inner, act.function, held, wanted), clause)
+    return act.fault(OtherArgument(act.inner, act.function, held, wanted, is_of_axis), clause)
 
 
 def wrong_count(act: Act, spoiler: Call, counts: str) -> Fault:

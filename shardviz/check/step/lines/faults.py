@@ -16,22 +16,26 @@ from shardviz.check.step.lines.exchanges import (
     MOVES,
     exchange_backward,
     exchange_fault,
-    misplaced_fault,
     not_restored_fault,
 )
 from shardviz.check.step.lines.fault import Fault, called, fault_at, with_label
 from shardviz.check.step.lines.foreign import foreign_fault, loop_fault, own_rows_fault, padding_fault, unwritten_fault
 from shardviz.check.step.lines.halo import neighbor_fault
-from shardviz.check.step.lines.offsets import other_axis_fault, same_slices_fault, shifted_fault, unequal_fault
-from shardviz.check.step.lines.operands import operand_fault
-from shardviz.check.step.lines.operators import operator_fault, with_operator
+from shardviz.check.step.lines.offsets import (
+    misplaced_fault,
+    other_axis_fault,
+    same_slices_fault,
+    shifted_fault,
+    unequal_fault,
+)
+from shardviz.check.step.lines.operands import operand_fault, operator_fault, with_operator
 from shardviz.check.step.lines.orders import merged_fault
 from shardviz.check.step.lines.search import ForwardSearch
 from shardviz.explain.step.forward import ShiftedPart
 from shardviz.explain.step.lines import (
     CarriedLine,
     MisplacedLine,
-    OtherNumber,
+    OtherArgument,
     SegmentsOfPart,
     UnlikeOperands,
     WrongLine,
@@ -132,7 +136,8 @@ def _narrowed(states: States, fault: Fault | None) -> Fault | None:
 
 def _may_be_shifted(fault: Fault) -> bool:
     """Whether a call moves what is right, or selects slices of it and no other part of it that is known."""
-    is_open = isinstance(fault.cause, WrongLine | OtherNumber | SegmentsOfPart | UnlikeOperands)
+    is_open = isinstance(fault.cause, WrongLine | SegmentsOfPart | UnlikeOperands)
+    is_open |= isinstance(fault.cause, OtherArgument) and fault.cause.is_of_axis
     return isinstance(fault.cause, MisplacedLine) or (fault.function in SELECTS and is_open)
 
 

@@ -16,14 +16,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.lines.arguments import (
-    counts_of_part,
-    generator_of,
-    is_of_axis,
-    is_of_sizes,
-    other_arguments,
-    other_number,
-)
 from shardviz.check.step.lines.calls import JOINS, SELECTS
 from shardviz.check.step.lines.exchanges import COPIES, MOVES, SUMS
 from shardviz.check.step.lines.fault import (
@@ -39,11 +31,18 @@ from shardviz.check.step.lines.fault import (
     unsummed,
     wrong_argument,
     wrong_count,
-    wrong_number,
     wrong_reduction,
     wrong_result,
 )
 from shardviz.check.step.lines.offsets import starts_of
+from shardviz.check.step.lines.operands import (
+    counts_of_part,
+    generator_of,
+    is_of_axis,
+    is_of_sizes,
+    other_arguments,
+    other_number,
+)
 from shardviz.check.step.lines.orders import cause_of_part
 from shardviz.check.step.lines.states import words_of
 from shardviz.explain.step.lines import ELEMENTWISE, INDEXING, CarriedLine, WrongLines
@@ -275,7 +274,7 @@ class ForwardSearch:
             return wrong_argument(act, *map(written, number))
         if not (times or state.moved or reads) and of_part is None:
             if not unlike and number is not None and is_of_axis(*number, self.states.mesh):
-                return wrong_number(act, *number)
+                return wrong_argument(act, *map(written, number), is_of_axis=True)
             if not unlike and all(arguments := other_arguments(self.states, call)):
                 return wrong_argument(act, *arguments)
         if (
