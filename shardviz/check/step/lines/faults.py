@@ -36,20 +36,17 @@ from shardviz.explain.step.lines import (
     CarriedLine,
     MisplacedLine,
     OtherArgument,
+    ReorderedPart,
     SegmentsOfPart,
     UnlikeOperands,
     WrongLine,
     WrongLines,
 )
 from shardviz.explain.step.losses import UnsummedValue
-from shardviz.layout.splits import axes_in
 
 if TYPE_CHECKING:
     from shardviz.check.step.lines.calls import Call, Value
     from shardviz.check.step.lines.states import States
-
-COUNTS = ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp")
-"""Functions that go along a dim from its first element on."""
 
 NEAR = (WrongLine, WrongLines, CarriedLine, MisplacedLine)
 """Causes of a line that may lack slices of a neighbor."""
@@ -118,7 +115,6 @@ def _narrowed(states: States, fault: Fault | None) -> Fault | None:
     if fault is not None and isinstance(fault.cause, WrongLines | CarriedLine):
         return (
             unwritten_fault(states.lines)
-            or _counted_fault(states)
             or _shifted(states)
             or not_restored_fault(states)  # of rows that are routed, each rank has an order of its own
             or moved_fault(states)
@@ -138,7 +134,8 @@ def _may_be_shifted(fault: Fault) -> bool:
     """Whether a call moves what is right, or selects slices of it and no other part of it that is known."""
     is_open = isinstance(fault.cause, WrongLine | SegmentsOfPart | UnlikeOperands)
     is_open |= isinstance(fault.cause, OtherArgument) and fault.cause.is_of_axis
-    return isinstance(fault.cause, MisplacedLine) or (fault.function in SELECTS and is_open)
+    is_moved = isinstance(fault.cause, MisplacedLine) and not isinstance(fault.cause, ReorderedPart)
+    return is_moved or (fault.function in SELECTS and is_open)
 
 
 def _shifted(states: States) -> Fault | None:
@@ -172,35 +169,6 @@ def _unsummed_at_end(states: States, returned: Value) -> Fault | None:
     made = lines.calls[-1].outputs if lines.calls and lines.producer(returned) is None else ()
     terms = next((value for value in made if states.placed(value).kind == "terms"), None)
     return ForwardSearch(states).never_summed(terms) if terms is not None else None
-
-
-def _counted_fault(states: States) -> Fault | None:
-    """Return the line that counts from the rank's first element, if ranks exchange what comes of it.
-
-    Numbers that each rank counts from its own first element are right as long as they meet no other rank's.
-    """
-    for call in states.lines.calls:
-        made = states.forward(call.outputs[0]) if call.first.function in COUNTS and call.outputs else None
-        if made is None or not made.is_wrong or call.whole is None or not call.inputs:
-            continue
-        given = states.forward(call.inputs[0])
-        chains = given.layout.chains if given.kind == "right" and given.layout is not None else ()
-        numbers = call.first.numbers.split()
-        along = [chain for dim, chain in enumerate(chains) if numbers[:1] in ([str(dim)], [str(dim - len(chains))])]
-        if any(map(axes_in, along)) and _is_exchanged(states, call):
-            return ForwardSearch(states).fault_of_moved(call.outputs[0], call)
-    return None
-
-
-def _is_exchanged(states: States, call: Call) -> bool:
-    """Whether ranks exchange what comes of a call, as long as it is not the unsharded model's."""
-    derived = set(call.outputs)
-    for later in states.lines.calls[call.order + 1 :]:
-        if derived & {*later.inputs}:
-            if later.first.is_collective:
-                return True
-            derived |= {value for value in later.outputs if not states.placed(value).is_known}
-    return False
 
 
 def moved_fault(states: States) -> Fault | None:

@@ -6,7 +6,7 @@ They may be missing, with zeros in their place, or their gradient isn't sent bac
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import product
+from itertools import islice, product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
     from shardviz.check.step.lines.calls import Call, Value
     from shardviz.check.step.lines.states import States
+
+MAX_RESULTS = 64
+"""Of more wrong results the first are looked at."""
 
 WINDOWS = ("conv1d", "conv2d", "conv3d", "unfold", "avg_pool1d", "avg_pool2d", "max_pool1d", "max_pool2d")
 """Functions of which each result is one of neighboring slices."""
@@ -52,29 +55,33 @@ def neighbor_fault(states: States) -> Fault | None:
     has none, and there the unsharded model has zeros, too.
     """
     lines = states.lines
-    for value in (value for value in lines.values if states.placed(value).is_wrong):
-        border, maker = _border(states, value), lines.producer(value)
-        if border is None or maker is None:
+    for value in islice((value for value in lines.values if states.placed(value).is_wrong), MAX_RESULTS):
+        border = _border(states, value)
+        makers, given = _makers(states, value, border.axis) if border is not None else ([], None)
+        derived = lines.derived(makers[-1]) if makers else set()
+        is_spoiled = not derived.isdisjoint(states.wrong_results) and not any(
+            _is_right(states, made) for made in derived
+        )
+        if border is None or given is None or not is_spoiled:
             continue
-        window = maker if maker.first.function in WINDOWS else None
-        given = next((one for one in maker.inputs if _is_split(states, one, border.axis)), None)
-        while given is None and (wrong := [one for one in maker.inputs if not states.placed(one).is_known]):
-            if (earlier := lines.producer(wrong[0])) is None:
-                break
-            maker, window = earlier, window or (earlier if earlier.first.function in WINDOWS else None)
-            given = next((one for one in maker.inputs if _is_split(states, one, border.axis)), None)
-        derived = lines.derived(maker)
-        if (
-            given is None
-            or derived.isdisjoint(states.wrong_results)
-            or any(_is_right(states, made) for made in derived)
-        ):
-            continue
-        if window is not None or _is_shifted(states, value, given, border):
-            cause = NeighborLeftOut(place_of(maker.line), maker.first.function, border.axis, *border.counts)
-            gets = f"{maker.first.function} gets {states.forward(given).text}"
-            return fault_at(maker, f"{reached(maker)} is the first wrong line: {gets}, and {cause.lacks}", cause)
+        if any(call.first.function in WINDOWS for call in makers) or _is_shifted(states, value, given, border):
+            call = makers[-1]
+            cause = NeighborLeftOut(place_of(call.line), call.first.function, border.axis, *border.counts)
+            gets = f"{call.first.function} gets {states.forward(given).text}"
+            return fault_at(call, f"{reached(call)} is the first wrong line: {gets}, and {cause.lacks}", cause)
     return None
+
+
+def _makers(states: States, value: Value, axis: str) -> tuple[list[Call], Value | None]:
+    """Return the calls that make a tensor, back to one that is given a right part along an axis, and that part."""
+    calls: list[Call] = []
+    while (call := states.lines.producer(value)) is not None and call not in calls:
+        calls.append(call)
+        given = next((source for source in call.inputs if _is_split(states, source, axis)), None)
+        value = next((source for source in call.inputs if not states.placed(source).is_known), value)
+        if given is not None:
+            return calls, given
+    return calls, None
 
 
 def _is_split(states: States, value: Value, axis: str) -> bool:

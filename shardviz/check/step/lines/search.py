@@ -190,16 +190,18 @@ class ForwardSearch:
         """Return what is wrong with a call that is given right tensors and makes a wrong one."""
         if value in self.carried:
             return self._fault_of_loop(value, call)
-        places = {one.place: one for one in sorted((call, *through), key=lambda one: one.order)}
+        places = {maker.place: maker for maker in sorted((call, *through), key=lambda maker: maker.order)}
         if len(places) > 1:
             first, *_, last = places.values()
-            is_own = not any(one.first.is_collective for one in (call, *through))
-            begins = [
-                one.first.since or one.line for one in (call, *through) if one.line.function == first.line.function
-            ]
+            is_own = not any(maker.first.is_collective for maker in (call, *through))
+            makers = (maker for maker in (call, *through) if maker.line.function == first.line.function)
+            begins = [maker.first.since or maker.line for maker in makers]
             begin = min(begins, key=lambda line: line.line)
             return _between(begin, last, is_own=is_own)
-        state, terms = self.states.forward(value), [one for one in inputs if self.states.placed(one).kind == "terms"]
+        state, terms = (
+            self.states.forward(value),
+            [tensor for tensor in inputs if self.states.placed(tensor).kind == "terms"],
+        )
         if call.first.ranks and call.first.is_collective:
             return self._fault_of_reduction(state, call, inputs)
         if terms and (fault := self._fault_of_mean(state, self.states.forward(terms[0]), call, inputs)) is not None:
@@ -253,14 +255,14 @@ class ForwardSearch:
         return self._fault_of_result(self.states.forward(value), call, inputs, through)
 
     def _fault_of_result(self, state: State, call: Call, inputs: Sequence[Value], through: Sequence[Call]) -> Fault:
-        given = [self.states.forward(one) for one in inputs]
+        given = [self.states.forward(tensor) for tensor in inputs]
         words = words_of(given) if inputs else generator_of(self.states, call)
         of_axes = self.states.mesh.size_over(state.axes)
         is_mean = state.op == "avg" or math.isclose(state.factor, of_axes, rel_tol=EXACT)
-        is_mean = is_mean and all(one.kind != "terms" for one in given)
+        is_mean = is_mean and all(other.kind != "terms" for other in given)
         axes = " and ".join(state.axes) if is_mean else ""
-        between = sorted(through, key=lambda one: one.order)
-        reader = next((one for one in between if one.first.is_collective), next(iter(between), None))
+        between = sorted(through, key=lambda maker: maker.order)
+        reader = next((maker for maker in between if maker.first.is_collective), next(iter(between), None))
         reads = reader.first.function if reader is not None else ""
         unlike = "" if reads else self._unlike_dim(inputs, call.first.function)
         times = state.factor if state.factor != 1 else 0
@@ -277,15 +279,11 @@ class ForwardSearch:
                 return wrong_argument(act, *map(written, number), is_of_axis=True)
             if not unlike and all(arguments := other_arguments(self.states, call)):
                 return wrong_argument(act, *arguments)
-        if (
-            state.moved == "rank"
-            and not reads
-            and of_part is None
-            and (spoiler := self._spoils_alone(call)) is not None
-        ):
+        is_of_rank = state.moved == "rank" and not reads and of_part is None
+        if is_of_rank and (spoiler := self._spoils_alone(call)) is not None:
             return wrong_count(act, spoiler, counts_of_part(call, spoiler))
         fault = wrong_result(act, axes, times, reads, unlike, self._split_by(given, times), of_part)
-        is_alone = not any(one.first.ranks for one in between)
+        is_alone = not any(maker.first.ranks for maker in between)
         return replace(fault, is_of_sizes=bool(times) and is_of_sizes(call), is_scaled=fault.is_scaled and is_alone)
 
     def _spoils_alone(self, call: Call) -> Call | None:
@@ -406,7 +404,7 @@ class ForwardSearch:
                 inputs.append(value)
             elif maker is not None:
                 through.append(maker)
-                waiting += [(one, is_own) for one in maker.inputs]
+                waiting += [(source, is_own) for source in maker.inputs]
             else:
                 self._leaves.append(value)
         return inputs, through
@@ -428,15 +426,14 @@ class ForwardSearch:
         return None
 
     def _before(self, given: Sequence[Value]) -> FrameRecord | None:
-        last = max(given, key=self.lines.order, default=None)
-        return None if last is None else self.lines.line_of(last)
+        return self.lines.line_of(max(given, key=self.lines.order)) if given else None
 
     def maker_of_terms(self, value: Value) -> Call | None:
         """Return the call whose result first is one term of a sum; a mask of own elements isn't."""
         call = self.lines.producer(value)
         while call is not None:
-            terms = [one for one in self._given(call)[0] if self.states.placed(one).kind == "terms"]
-            terms = [one for one in terms if self.states.held_dtype(one) != "bool"]
+            terms = [tensor for tensor in self._given(call)[0] if self.states.placed(tensor).kind == "terms"]
+            terms = [tensor for tensor in terms if self.states.held_dtype(tensor) != "bool"]
             earlier = self.lines.producer(terms[0]) if terms else None
             if earlier is None:
                 return call
@@ -452,7 +449,7 @@ class ForwardSearch:
         if last is None or before != call.line or last.line != call.line:
             fault = unsummed(act, axis, is_mean=is_mean)
         else:
-            is_beside_whole = any(self.states.forward(one).kind == "right" for one in call.inputs if one != terms)
+            is_beside_whole = any(self.states.forward(other).kind == "right" for other in call.inputs if other != terms)
             operand = last.first.function
             fault = unsummed(act, axis, operand, is_beside_whole=is_beside_whole, is_mean=is_mean)
         return replace(fault, by_terms=by_terms)
@@ -483,11 +480,12 @@ class ForwardSearch:
         while left:
             current = left.pop(0)
             readers = [reader for value in current.outputs for reader in self.lines.readers(value)]
-            reading = (one for one in readers if one.first.ranks or one.first.function.startswith(SUMS))
-            if (collective := next((one for one in reading if one.first.function.startswith(names)), None)) is not None:
+            reading = (reader for reader in readers if reader.first.ranks or reader.first.function.startswith(SUMS))
+            named = (reader for reader in reading if reader.first.function.startswith(names))
+            if (collective := next(named, None)) is not None:
                 return collective
             seen.add(current)
-            left += [one for one in readers if one.first.function in COPIES and one not in seen]
+            left += [reader for reader in readers if reader.first.function in COPIES and reader not in seen]
         return None
 
     def never_summed(self, value: Value) -> Fault | None:
