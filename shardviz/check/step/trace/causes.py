@@ -160,9 +160,9 @@ def with_begin_of_order(evidence: Evidence, first: Divergence | None) -> Diverge
     if weight is None or _out_of_order(weight):
         return first
     begin = begin_of_order(evidence.calls, first.call)
-    output = evidence.activations.by_name.get(begin.module) if begin.way == "within" else None
-    if output is None or output.slices is None:
-        return begin
+    output = evidence.activations.by_name.get(begin.module) if begin is not None else None
+    if begin is None or output is None or output.slices is None:
+        return begin or first
     num_dims = len(evidence.dump.by_name("step", "activation")[output.name].shape)
     return begin if output.slices.dim == num_dims - 1 else first
 

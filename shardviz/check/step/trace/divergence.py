@@ -118,16 +118,14 @@ def _between_forward(calls: Calls, call: Call) -> Divergence:
     return Divergence("forward", "between", outer, point, _right_before(calls.within(outer), call), call.module)
 
 
-def begin_of_order(calls: Calls, call: Call) -> Divergence:
-    """Return what gives a call its slices in another order: the last call before that does, or the code between."""
+def begin_of_order(calls: Calls, call: Call) -> Divergence | None:
+    """Return the last call before another that gives slices another order; None if one is in order after that."""
     for earlier in (earlier for earlier in reversed(calls.in_order) if earlier.order < call.order):
         if _begins_order(earlier):
             return _within_forward(next(filter(_begins_order, calls.within(earlier)), earlier))
         if earlier.state("output") == "right" and not calls.is_contained(earlier, "output"):
             break
-    outer = next((outer for outer in calls.around(call) if outer.state("input") == "right"), call)
-    point = call.point("input", "moved")
-    return Divergence("forward", "between", outer, point, _right_before(calls.within(outer), call), call.module)
+    return None
 
 
 def _begins_order(call: Call) -> bool:
