@@ -211,26 +211,19 @@ class StrangeRows(AtLine):
 
     Attributes:
         with_weight: Whether that multiplies rows with a weight.
-        came: The line of the exchange, if the rows are only viewed in another shape since; else empty.
     """
 
     with_weight: bool
-    came: str = ""
     kinds = WRONG
     why = (
-        (
-            "{came:?{came} brings rows in the order of the ranks that sent them, and on the way to {place} a view "
-            "reads them in the order of the weights without a transpose}"
-        ),
         "{with_weight:?In {place}, rows meet a different weight than in the unsharded model: the code sends or sorts "
         "them by a different numbering of experts than the one that splits the weights|In {place}, {function} makes "
-        "other rows than in the unsharded model of rows that it has}",
+        "other rows than in the unsharded model of rows that it has}"
     )
     how = (
-        "{came:?view what {came} brings as [ranks, own experts, ...], and transpose before you merge dims}",
         "{with_weight:?choose each row's rank, and its place there, by the split of the weights: block by block or in "
         "turns|check what {function} gets in {place} beside the rows: a factor, an index or a second tensor, which "
-        "must be in the order of the rows, or a sum over rows}",
+        "must be in the order of the rows, or a sum over rows}"
     )
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.lines.calls import Call, Lines, Value
+    from shardviz.check.step.lines.calls import Call, Value
     from shardviz.check.step.lines.states import States
     from shardviz.dump.records.lines import FrameRecord
 
@@ -44,9 +44,6 @@ MOVES = frozenset(
 
 COPIES = ("contiguous", "clone", "detach", "view", "reshape", "to")
 """Functions that leave rows in their order."""
-
-VIEWS = ("view", "reshape")
-"""Functions that give rows another shape."""
 
 ROOM = frozenset(("new_empty", "empty_like", "empty", "zeros", "zeros_like", "new_zeros"))
 """Functions that make room for numbers."""
@@ -230,14 +227,11 @@ def _first_strange(rows: Rows) -> Fault | None:
 
 def _fault_of_strange(rows: Rows, call: Call) -> Fault:
     """Return the fault of a call that makes unknown rows: what its rows meet says why, as far as they are known."""
-    states, function, viewed = rows.states, call.first.function, _exchange_viewed(rows.states.lines, call)
+    function = call.first.function
     sentence = f"{at(call.line)} makes rows that the unsharded model doesn't have; {function} gets rows that it has"
-    if function not in PRODUCTS:
-        return fault_at(call, sentence, StrangeRows(place_of(call.line), function, with_weight=False))
-    meetings = meetings_of(states, call)
+    meetings = meetings_of(rows.states, call) if function in PRODUCTS else None
     if meetings is None or not meetings.is_on_rank:
-        came = place_of(viewed) if viewed is not None else ""
-        return fault_at(call, sentence, StrangeRows(place_of(call.line), function, with_weight=True, came=came))
+        return fault_at(call, sentence, StrangeRows(place_of(call.line), function, function in PRODUCTS))
     labeled = _mislabeled(rows, call, meetings)
     if labeled is not None:
         sentence = f"{reached(labeled)} numbers rows by other experts than they were sent to; {sentence}"
@@ -256,18 +250,6 @@ def _mislabeled(rows: Rows, call: Call, meetings: Meetings) -> Call | None:
             numbers = rows.states.held(maker.outputs[0]) if rows.states.is_index(maker.outputs[0]) else {}
             if came and numbers and meetings.are_mislabeled(numbers, came):
                 return maker
-    return None
-
-
-def _exchange_viewed(lines: Lines, call: Call) -> FrameRecord | None:
-    """Return the line of the exchange whose rows a call gets in another shape and otherwise unmoved; else None."""
-    for value in call.inputs:
-        maker, is_viewed = lines.producer(value), False
-        while maker is not None and maker.first.function in COPIES and maker.inputs:
-            is_viewed |= maker.first.function in VIEWS
-            maker = lines.producer(maker.inputs[0])
-        if maker is not None and _is_exchange(maker) and is_viewed:
-            return maker.line
     return None
 
 
