@@ -79,6 +79,35 @@ def parallelize(model, mesh):
 """
 )
 
+FEATURES = (
+    BY_HAND
+    + """
+class Join(Gather):
+    @staticmethod
+    def backward(ctx, grad):
+        size, rank = distributed.get_world_size(ctx.group), distributed.get_rank(ctx.group)
+        return grad.chunk(size, ctx.dim)[rank].contiguous(), None, None
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.group = nn.Linear(12, 36), None
+    def join(self, x): return x if self.group is None else Join.apply(x, -1, self.group)
+    def forward(self, x):
+        h = self.up(copy_in(x, self.group))
+        a, b, c = h.unflatten(-1, (3, h.shape[-1] // 3)).unbind(-2)
+        h = self.join(a.tanh() * b.sigmoid() + c)
+        return h.flip(-1)
+def build(): return nn.Sequential(Layer(), Layer(), nn.Linear(12, 5))
+def batch(): return torch.randn(7, 12)
+def parallelize(model, mesh):
+    rank, size = mesh.get_local_rank(), mesh.size()
+    for layer in model[:2]:
+        layer.group = mesh.get_group()
+        for weight in (layer.up.weight, layer.up.bias):
+            weight.data = torch.cat([part.chunk(size)[rank] for part in weight.data.chunk(3)])
+"""
+)
+
 OVER_RANKS = """
 AXES = ("cp",)
 BATCH_AXES = {"cp": 1}
@@ -146,7 +175,137 @@ def batch(): return torch.randn(3, 16, 6)
 """
 )
 
+SHIFTS = (
+    BY_HAND
+    + OVER_RANKS
+    + """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mix, self.near, self.out = nn.Linear(8, 8), nn.Conv1d(8, 8, 3, padding=1), nn.Linear(8, 8)
+        self.group = None
+    def ends(self, x):
+        rank, both = part_of(self.group), gather(torch.stack([x[:, 0], x[:, -1]], 1), 1, self.group)
+        zeros = both[:, :1] * 0
+        before = both[:, 2 * rank - 1 : 2 * rank] if rank else zeros
+        return before, both[:, 2 * rank + 2 : 2 * rank + 3] if 2 * rank + 2 < both.shape[1] else zeros
+    def forward(self, x):
+        before = functional.pad(x, (0, 0, 1, 0))[:, :-1]
+        if self.group is not None:
+            before = torch.cat([self.ends(x)[0], before[:, 1:]], 1)
+        x = x + self.mix(x + before).tanh()
+        if self.group is None:
+            near = self.near(x.transpose(1, 2))
+        else:
+            first, last = self.ends(x)
+            near = self.near(torch.cat([first, x, last], 1).transpose(1, 2))[..., 1:-1]
+        return self.out(near.transpose(1, 2))
+def build(): return Model()
+def batch(): return torch.randn(3, 12, 8)
+"""
+)
+
+BAGS = (
+    BY_HAND
+    + """
+class Bag(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight, self.group, self.first = nn.Parameter(torch.randn(12, 6)), None, 0
+    def forward(self, ids):
+        here = (ids >= self.first) & (ids < self.first + len(self.weight))
+        rows = functional.embedding((ids - self.first).clamp(0, len(self.weight) - 1), self.weight) * here[..., None]
+        count = (ids >= 0).sum(-1, keepdim=True).clamp(min=1)
+        return sum_out(rows.sum(1) / count, self.group)
+def build(): return nn.Sequential(Bag(), nn.Linear(6, 3))
+def batch():
+    ids = torch.randint(12, (8, 5))
+    ids[torch.arange(8), torch.arange(8) % 5] = -1
+    return ids
+def parallelize(model, mesh):
+    rank, weight = mesh.get_local_rank(), model[0].weight
+    model[0].group = mesh.get_group()
+    weight.data = weight.data.chunk(mesh.size())[rank].clone()
+    model[0].first = rank * len(weight)
+"""
+)
+
 CASES = (
+    Bug(
+        "a token shift without the last token of the rank before",
+        "cp=2",
+        SHIFTS,
+        (("        if self.group is not None:\n", "        if False:\n"),),
+        ("wrong-value",),
+        ("pad in case.py:", "Its first slice needs the end of the part before"),
+        ("keys and values", "sizes and offsets"),
+        with_lines=True,
+    ),
+    Bug(
+        "a convolution without the neighbors' tokens",
+        "cp=2",
+        SHIFTS,
+        (("        if self.group is None:\n            near", "        if True:\n            near"),),
+        ("wrong-value",),
+        ("conv1d in case.py:", "first slice needs the end", "last slice needs the begin"),
+        ("keys and values", "sizes and offsets"),
+        with_lines=True,
+    ),
+    Bug(
+        "bags divided by the ids that a rank has",
+        "tp=2",
+        BAGS,
+        (("(ids >= 0).sum(-1", "here.sum(-1"),),
+        ("unreduced-output",),
+        ("divides each rank's own sum by its own sum or count", "rows.sum(1) / count"),
+        ("group and op of each collective",),
+        with_lines=True,
+    ),
+    Bug(
+        "features turned around on each rank before they are joined",
+        "tp=2",
+        FEATURES,
+        (
+            (
+                "self.join(a.tanh() * b.sigmoid() + c)\n        return h.flip(-1)",
+                "(a.tanh() * b.sigmoid() + c).flip(-1)\n        return self.join(h)",
+            ),
+        ),
+        ("misordered", "wrong-value"),
+        ("flip in case.py:", "each rank's own part"),
+        ("than it cut them", "first on all ranks", "order of their ranks"),
+        with_lines=True,
+    ),
+    Bug(
+        "features indexed on each rank before they are joined",
+        "tp=2",
+        FEATURES,
+        (
+            (
+                "self.join(a.tanh() * b.sigmoid() + c)\n        return h.flip(-1)",
+                "a.tanh() * b.sigmoid() + c\n        return self.join(h[:, torch.arange(h.shape[1]).flip(0)])",
+            ),
+        ),
+        ("misordered", "wrong-value"),
+        ("getitem in case.py:", "each rank's own part"),
+        ("than it cut them",),
+        with_lines=True,
+    ),
+    Bug(
+        "the rows of three gates cut in one stretch",
+        "tp=2",
+        FEATURES,
+        (
+            (
+                "torch.cat([part.chunk(size)[rank] for part in weight.data.chunk(3)])",
+                "weight.data.chunk(size)[rank].clone()",
+            ),
+        ),
+        ("wrong-value",),
+        ("unflatten in case.py:", "3 segments", "0.up.weight is cut in one stretch: rank 0 has rows 0-17"),
+        ("joins parts", "before dims are merged"),
+        with_lines=True,
+    ),
     Bug(
         "a gated linear unit whose halves are split as one block",
         "tp=2",

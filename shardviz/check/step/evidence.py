@@ -18,6 +18,7 @@ import numpy as np
 from shardviz.check.step.comparison import rounding_of, whole_of
 from shardviz.check.step.rules.all_gradients import Parts
 from shardviz.check.step.trace.calls import Calls
+from shardviz.check.step.trace.causes import with_begin_of_order
 from shardviz.check.step.trace.divergence import (
     blamed_by_weights,
     first_in_backward,
@@ -272,10 +273,10 @@ class Evidence:
     @cached_property
     def divergence(self) -> Divergence | None:
         """The first wrong module: in forward if an output is wrong, in backward if all of forward is right."""
-        if self.outputs and not self.outputs_are_right:
-            return first_in_forward(self.calls)
+        if not (self.outputs_are_right if self.outputs else self.loss_is_right):
+            return with_begin_of_order(self, first_in_forward(self.calls))
         if not self.loss_is_right:
-            return first_in_forward(self.calls) if not self.outputs else None
+            return None
         first = blamed_by_weights(first_in_backward(self.calls), self.calls, self.gradients)
         return first or (first_unlike_others(self.calls) if self.is_narrow else None)
 

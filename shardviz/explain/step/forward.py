@@ -15,11 +15,12 @@ class JoinedOutOfOrder(Cause, kind="misordered"):
     """
 
     why = (
-        "The code joins the parts in a different order than it cut them, such as the order of their arrival",
+        "The code joins the parts in a different order than it cut them, such as the order of their arrival, or flips, "
+        "sorts or rolls each part by itself before it joins them",
         "The code undoes a permutation with the permutation itself instead of its inverse",
     )
     how = (
-        "concatenate parts by their rank in the group",
+        "concatenate parts by their rank in the group, and flip, sort or roll what is joined",
         "undo x[order] by y[order.argsort()]",
     )
 

@@ -211,26 +211,19 @@ class StrangeRows(AtLine):
 
     Attributes:
         with_weight: Whether that multiplies rows with a weight.
-        came: The line of the exchange, if the rows are only viewed in another shape since; else empty.
     """
 
     with_weight: bool
-    came: str = ""
     kinds = WRONG
     why = (
-        (
-            "{came:?{came} brings rows in the order of the ranks that sent them, and on the way to {place} a view "
-            "reads them in the order of the weights without a transpose}"
-        ),
         "{with_weight:?In {place}, rows meet a different weight than in the unsharded model: the code sends or sorts "
         "them by a different numbering of experts than the one that splits the weights|In {place}, {function} makes "
-        "other rows than in the unsharded model of rows that it has}",
+        "other rows than in the unsharded model of rows that it has}"
     )
     how = (
-        "{came:?view what {came} brings as [ranks, own experts, ...], and transpose before you merge dims}",
         "{with_weight:?choose each row's rank, and its place there, by the split of the weights: block by block or in "
         "turns|check what {function} gets in {place} beside the rows: a factor, an index or a second tensor, which "
-        "must be in the order of the rows, or a sum over rows}",
+        "must be in the order of the rows, or a sum over rows}"
     )
 
 
@@ -354,3 +347,40 @@ class ForeignNumbersSummed(AtLine):
     def writes(self) -> bool:
         """Whether the function writes at the indices."""
         return self.function.startswith(("scatter", "index_add", "index_copy", "index_put", "setitem"))
+
+
+class NeighborLeftOut(AtLine):
+    """A line needs slices of a neighbor's part at the border of each part, and doesn't get them.
+
+    A shift by one token, a causal convolution or a difference looks back, or ahead, along a dim that is split. At the
+    begin of its part a rank needs the last slices of the rank before. Only the first rank has none: there the unsharded
+    model has zeros, too. Shapes are right, and so are all other slices.
+
+    Attributes:
+        axis: The axis that splits the dim.
+        first: How many slices are wrong at the begin of each part.
+        last: How many are wrong at its end.
+    """
+
+    axis: str
+    first: int
+    last: int
+    kinds = WRONG
+    why = (
+        "{function} in {place} works on each rank's own part along {axis}. {first:?Its first {first:1?slice needs|"
+        "{first} slices need} the end of the part before{last:?, and its last {last:1?slice needs|{last} slices need} "
+        "the begin of the part behind}|Its last {last:1?slice needs|{last} slices need} the begin of the part behind}, "
+        "and no rank gets that"
+    )
+    how = (
+        "before {place}, fetch {first:?the end of the part of the rank before along {axis}}{last:?{first:? and |}the "
+        "begin of the part of the rank behind along {axis}}, with a backward that sends the gradient back; zeros are "
+        "right only at the ends of the whole"
+    )
+
+    @property
+    def lacks(self) -> str:
+        """What is wrong, in words."""
+        counts = {"first": self.first, "last": self.last}
+        sides = [f"its {side} {f'{count} slices' if count > 1 else 'slice'}" for side, count in counts.items() if count]
+        return f"each part comes out right but for {' and '.join(sides)} along {self.axis}, next to another rank's part"

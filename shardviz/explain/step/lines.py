@@ -89,57 +89,54 @@ class SegmentsOfPart(AtLine):
     Attributes:
         given: What each rank has of what it is given.
         number: How many segments both sides take it apart into.
+        weight: The weight whose rows make the dim; empty if none does.
+        rows: Which of its rows are on which rank.
     """
 
     given: str
     dim: int
     number: int
+    weight: str = ""
+    rows: str = ""
     kinds = WRONG
     why = (
         "{function} in {place} takes dim {dim} apart into {number} segments, as in the unsharded model, and gets "
-        "{given}: a rank's {number} segments are not its parts of the whole's {number}"
+        "{given}: a rank's {number} segments are not its parts of the whole's {number}{weight:?. {weight} is cut in "
+        "one stretch: {rows}}"
     )
     how = (
-        "give each rank its part of each of the {number} segments where the dim is split that {place} takes apart, as "
-        "the rows of a weight"
+        "{weight:?cut each of the {number} segments of {weight} over the ranks, torch.cat([segment.chunk(n)[rank] for "
+        "segment in weight.chunk({number})]), and its bias, too; or gather before {place}|give each rank its part of "
+        "each of the {number} segments where the dim is split that {place} takes apart: the rows of a weight, or of "
+        "a batch in which rows of different segments belong together}"
     )
-
-
-class OtherNumber(AtLine):
-    """A line gets the right tensors, and a plain number that is not the unsharded model's.
-
-    The number was made before, of a size: `x.shape[0]` of a part is the part's. No tensor shows it.
-
-    Attributes:
-        wanted: The unsharded model's.
-    """
-
-    number: float
-    wanted: float
-    kinds = WRONG
-    why = (
-        "{function} in {place} gets the number {number:.5g}, and in the unsharded model {wanted:.5g}: most likely it "
-        "is made of a size or a count of the rank's part"
-    )
-    how = "make the number for {place} of the whole tensor's size: multiply by the number of parts, or all_reduce it"
 
 
 class OtherArgument(AtLine):
     """A line gets the right tensors, and a flag or a number that is not the unsharded model's.
 
     A layer's number decides on its window, a flag on its mask, a mode on dropout. In a pipeline, a counter over a
-    stage's own layers begins at 0 again. No tensor shows it.
+    stage's own layers begins at 0 again. A number may be made of a size: `x.shape[0]` of a part is the part's. No
+    tensor shows it.
 
     Attributes:
         given: What ranks give it.
         wanted: What the unsharded model gives it.
+        is_of_axis: Whether it is a number that is larger or smaller by an axis's size, or its root.
     """
 
     given: str
     wanted: str
+    is_of_axis: bool = False
     kinds = WRONG
-    why = "{function} in {place} gets the argument {given}, and in the unsharded model {wanted}. Its tensors are right"
-    how = "look at what chooses {given} for {place}: a flag, a setting of the module, or a layer's number"
+    why = (
+        "{function} in {place} gets the argument {given}, and in the unsharded model {wanted}{is_of_axis:?: most "
+        "likely it is made of a size or a count of the rank's part|. Its tensors are right}"
+    )
+    how = (
+        "{is_of_axis:?make the number for {place} of the whole tensor's size: multiply by the number of parts, or "
+        "all_reduce it|look at what chooses {given} for {place}: a flag, a setting of the module, or a layer's number}"
+    )
 
 
 class CountOfPart(AtLine):
@@ -267,7 +264,21 @@ class MisplacedLine(AtLine):
         return {"repeat": "repeat_interleave", "repeat_interleave": "repeat"}.get(self.function, "")
 
 
-class RolledPart(MisplacedLine):
+class ReorderedPart(MisplacedLine):
+    """A line flips, sorts or indexes a rank's part by itself, and the unsharded model the whole.
+
+    In the whole, numbers go from one rank's part to another's. Parts that are reordered one by one and then joined have
+    a different order than the whole reordered: `3 2 1 0 7 6 5 4`, and not `7 6 5 4 3 2 1 0`.
+    """
+
+    why = (
+        "{function} in {place} reorders each rank's own part. In the unsharded model it reorders the whole, which "
+        "takes numbers from one rank's part to another's"
+    )
+    how = "gather before {place}, and let {function} reorder the whole"
+
+
+class RolledPart(ReorderedPart):
     """A line rolls a rank's part by itself: what crosses an end comes in at the other.
 
     Labels are often the tokens, rolled by one. The last label of a rank's part is then the part's first token, and not

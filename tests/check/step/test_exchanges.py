@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from shardviz.check.step.lines.exchanges import is_reordered, places_of
+from shardviz.check.step.lines.exchanges import is_reordered, rows_in
 
 RNG = np.random.default_rng(1)
 GIVEN = np.repeat(RNG.standard_normal((5, 4)), 2, axis=0)  # each token goes to two experts
@@ -16,11 +16,11 @@ def rows(of, places):
 
 
 def test_rows_are_found_at_their_first_place_and_others_are_not():
-    assert places_of(GIVEN[[3, 9]], GIVEN).tolist() == [2, 8]
-    assert places_of(GIVEN[[3]] * (1 + 1e-13), GIVEN).tolist() == [2]
-    assert places_of(GIVEN[[3]] * 1.001, GIVEN).tolist() == [-1]
-    assert places_of(GIVEN[:0], GIVEN).tolist() == []
-    assert places_of(GIVEN[:2], GIVEN[:0]).tolist() == [-1, -1]
+    assert rows_in(GIVEN[[3, 9]], GIVEN).tolist() == [2, 8]
+    assert rows_in(GIVEN[[3]] * (1 + 1e-13), GIVEN).tolist() == [2]
+    assert rows_in(GIVEN[[3]] * 1.001, GIVEN).tolist() == [-1]
+    assert rows_in(GIVEN[:0], GIVEN).tolist() == []
+    assert rows_in(GIVEN[:2], GIVEN[:0]).tolist() == [-1, -1]
 
 
 def test_rows_that_are_sent_back_as_they_came_are_in_order():

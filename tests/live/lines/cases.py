@@ -189,6 +189,23 @@ CASES = (
         "part.cumsum(1)",
     ),
     Case(
+        "tokens turned around within the part",
+        SEQUENCE,
+        (("q = F.linear(part + places[at], weight)", "q = F.linear(part.flip(1) + places[at], weight)"),),
+        "part.flip(1)",
+    ),
+    Case(
+        "the token before without the rank before",
+        SEQUENCE,
+        (
+            (
+                "q = F.linear(part + places[at], weight)",
+                "q = F.linear(part + F.pad(part, (0, 0, 1, 0))[:, :-1], weight)",
+            ),
+        ),
+        "F.pad(part, (0, 0, 1, 0))",
+    ),
+    Case(
         "gates of the first experts",
         EXPERTS,
         (("gates[..., self.rank * count : (self.rank + 1) * count]", "gates[..., :count]"),),

@@ -20,7 +20,7 @@ from shardviz.check.step.lines.calls import Lines
 from shardviz.check.step.lines.fault import Fault, at, called, fault_at, place_of, reached
 from shardviz.check.step.lines.faults import fault_of, fault_of_mean
 from shardviz.check.step.lines.labels import labels_fault, means_fault
-from shardviz.check.step.lines.operators import with_operator
+from shardviz.check.step.lines.operands import with_operator
 from shardviz.check.step.lines.search import DIVISIONS
 from shardviz.check.step.lines.states import States
 from shardviz.dump.records.lines import TO_LOCAL

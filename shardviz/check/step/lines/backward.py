@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from shardviz.check.step.lines.calls import CONVERSIONS, SELECTS
+from shardviz.check.step.lines.calls import CONVERSIONS, JOINS, SELECTS
 from shardviz.check.step.lines.fault import Fault, after, at, fault_at, place_of, reached
 from shardviz.check.step.lines.halo import halo_not_sent_back
 from shardviz.check.step.lines.states import MAX_BESIDE, State, words_of
@@ -38,9 +38,6 @@ if TYPE_CHECKING:
 
 APPLIED = re.compile(r"\w+\.apply(?=\()")
 """How code calls an autograd.Function."""
-
-JOINS = ("cat", "concat", "concatenate", "stack")
-"""Functions that join what a collective gathers."""
 
 MOST_LISTED = 8
 """Micro-batches that are listed at most."""

@@ -38,6 +38,9 @@ ENTRIES = ("loss", "step")
 ADDITIONS = ("add", "add_", "radd", "iadd")
 """Functions whose result's gradient is, as it is, that of each tensor that they take."""
 
+JOINS = ("cat", "concat", "concatenate", "stack")
+"""Functions that put tensors side by side."""
+
 SELECTS = ("getitem", "select", "narrow", "index_select", "unbind", "split", "chunk")
 """Functions that take parts: of one tensor, each of them gives another."""
 
@@ -261,6 +264,11 @@ class Lines:
         """Return where a tensor comes from, if not from a call."""
         return self.records[value[0]].origin
 
+    def weight_name(self, value: Value) -> str:
+        """Return the name of a weight in the model; empty if a tensor is none."""
+        kind, _, name = self.origin(value).partition(" ")
+        return ".".join(filter(None, (self.module, name))) if kind in ("weight", "buffer") else ""
+
     def is_input(self, value: Value) -> bool:
         """Whether the module is given a tensor, or it comes from different calls on different ranks."""
         return self.origin(value).startswith("input") or not self.origin(value)
@@ -308,6 +316,13 @@ class Lines:
         self._by_what_they_read()
         self._by_what_they_make()
 
+    @cached_property
+    def rounds(self) -> Mapping[Key, tuple[Sequence[Call], Sequence[LineRecord]]]:
+        """The calls of each line and function, as often as a loop runs them, with the unsharded model's."""
+        of_whole = in_groups((self.key_of(line), line) for line in self.unsharded.lines)
+        of_ranks = in_groups((self.key_of(call.first), call) for call in self.calls)
+        return {key: (calls, of_whole.get(key, [])) for key, calls in of_ranks.items()}
+
     def _by_loops(self) -> None:
         """Pair what a loop has left of its variables with the unsharded model's, if that has fewer rounds.
 
@@ -315,25 +330,21 @@ class Lines:
         A variable is what a round reads of the round before, and the first round of what comes before the loop. What a
         collective makes of it goes from rank to rank, and is none.
         """
-        rounds = in_groups((self.key_of(call.first), call) for call in self.calls)
-        of_whole = in_groups((self.key_of(line), line) for line in self.unsharded.lines)
-        for key, calls in rounds.items():
-            if key not in of_whole or len(calls) <= len(of_whole[key]):
-                continue
-            for at in range(min(len(call.inputs) for call in calls)):
-                maker, makes = self._carries(calls, at, rounds)
-                whole = of_whole.get(self.key_of(maker.first)) if maker is not None else None
+        for calls, of_whole in self.rounds.values():
+            for at in range(min(len(call.inputs) for call in calls)) if 0 < len(of_whole) < len(calls) else ():
+                maker, makes = self._carries(calls, at)
+                whole = self.rounds[self.key_of(maker.first)][1] if maker is not None else []
                 if maker is not None and whole and len(whole[-1].outputs) == len(maker.outputs):
                     self.wanted.setdefault(maker.outputs[makes], whole[-1].outputs[makes])
                     self.carried[maker.outputs[makes]] = len(calls)
 
-    def _carries(self, calls: Sequence[Call], at: int, rounds: Mapping[Key, Sequence[Call]]) -> tuple[Call | None, int]:
+    def _carries(self, calls: Sequence[Call], at: int) -> tuple[Call | None, int]:
         """Return the last call that makes a variable of which every round reads what the one before has left."""
         makers = [self.producer(call.inputs[at]) for call in calls]
         first, carried = makers[1], calls[1].inputs[at]
         if first is None or first.first.is_collective or first.first.ranks or carried not in first.outputs:
             return None, 0
-        making, makes = rounds[self.key_of(first.first)], first.outputs.index(carried)
+        making, makes = self.rounds[self.key_of(first.first)][0], first.outputs.index(carried)
         if len(making) != len(calls) or makers[0] in making or len({len(made.outputs) for made in making}) > 1:
             return None, 0
         is_carried = all(call.inputs[at] == made.outputs[makes] for call, made in zip(calls[1:], making, strict=False))

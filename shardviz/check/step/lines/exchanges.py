@@ -1,11 +1,8 @@
-"""Lines that exchange rows wrongly, as of tokens with experts, or take a wrong part.
+"""Lines that exchange rows wrongly, as of tokens with experts.
 
 What a rank has of other ranks' rows is no part of the unsharded model's tensors, in whatever layout. Each of its rows
-is still a row of one of them, as long as nothing is wrong: rows are looked up, not parts.
-
-A head of keys that is chosen by the wrong number is a part of the unsharded model's tensor, but not this rank's. It is
-wrong where it meets a tensor of which the rank has its own part, if all that comes of the two is wrong. Without such a
-partner it may be meant: an index into the rank's own part starts at 0, too.
+is still a row of one of them, as long as nothing is wrong: rows are looked up, not parts. That row says the weight that
+it must meet.
 """
 
 from __future__ import annotations
@@ -16,26 +13,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.lines.fault import Fault, at, fault_at, given_fault, place_of, reached
-from shardviz.check.step.lines.meetings import PRODUCTS, meetings_of, places_of
-from shardviz.explain.step.forward import MisplacedOperand, MisplacedWeight
+from shardviz.check.step.lines.fault import Fault, at, fault_at, place_of, reached
 from shardviz.explain.step.line_rows import ExchangeNotReversed, RowsNotRestored, RowsOfOtherExperts, StrangeRows
 from shardviz.explain.step.lines import INDEXING, MisplacedLine
 from shardviz.layout.layout import Layout
-from shardviz.relate.tolerance import ELEMENT, EXACT, SINGLE
-from shardviz.relate.values import error_of, part_of
-from shardviz.text import named_ranks
+from shardviz.relate.tolerance import ELEMENT, EXACT
+from shardviz.relate.values import error_of, magnitude, part_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.lines.calls import Call, Lines, Value
-    from shardviz.check.step.lines.meetings import Meetings
+    from shardviz.check.step.lines.calls import Call, Value
     from shardviz.check.step.lines.states import States
     from shardviz.dump.records.lines import FrameRecord
 
+    Array = NDArray[np.float64]
 
 EXCHANGE = "all_to_all"
 SUMS = ("all_reduce", "reduce", "reduce_scatter")
@@ -50,9 +44,6 @@ MOVES = frozenset(
 
 COPIES = ("contiguous", "clone", "detach", "view", "reshape", "to")
 """Functions that leave rows in their order."""
-
-VIEWS = ("view", "reshape")
-"""Functions that give rows another shape."""
 
 ROOM = frozenset(("new_empty", "empty_like", "empty", "zeros", "zeros_like", "new_zeros"))
 """Functions that make room for numbers."""
@@ -123,7 +114,7 @@ class Rows:
 
     states: States
 
-    def of(self, value: Value) -> dict[int, NDArray[np.float64]]:
+    def of(self, value: Value) -> dict[int, Array]:
         """Return each rank's rows; empty for what has none, and for whole numbers."""
         held = self.states.held(value) if not self.states.is_index(value) else {}
         if any(array.ndim < 2 or array.shape[-1] < 2 for array in held.values()):
@@ -135,12 +126,12 @@ class Rows:
         held = [array for array in self.of(value).values() if array.size]
         if not held:
             return None
-        places = [places_of(array, self._pool.get(array.shape[1], array[:0])) for array in held]
+        places = [rows_in(array, self._pool.get(array.shape[1], array[:0])) for array in held]
         return all(bool(((at >= 0) | ~array.any(axis=1)).all()) for at, array in zip(places, held, strict=True))
 
     @cached_property
-    def _pool(self) -> Mapping[int, NDArray[np.float64]]:
-        by_size: dict[int, list[NDArray[np.float64]]] = {}
+    def _pool(self) -> Mapping[int, Array]:
+        by_size: dict[int, list[Array]] = {}
         for number, record in self.states.lines.wholes.items():
             if len(record.shape) > 1 and record.shape[-1] > 1:
                 array = self.states.whole(number)
@@ -169,7 +160,7 @@ def _not_restored(rows: Rows) -> Fault | None:
     return None
 
 
-def _wanted_rows(rows: Rows, value: Value) -> NDArray[np.float64] | None:
+def _wanted_rows(rows: Rows, value: Value) -> Array | None:
     """Return the rows of the unsharded model's tensor that a tensor is compared with, or that it is a copy of."""
     lines = rows.states.lines
     maker = lines.producer(value)
@@ -188,20 +179,20 @@ def _moved(call: Call, rows: Rows) -> tuple[Value, Value] | None:
 
 
 def is_reordered(
-    came: Mapping[int, NDArray[np.float64]],
-    sent: Mapping[int, NDArray[np.float64]],
-    first: NDArray[np.float64],
-    last: NDArray[np.float64],
+    came: Mapping[int, Array],
+    sent: Mapping[int, Array],
+    first: Array,
+    last: Array,
 ) -> bool:
     """Whether ranks send back results of all received rows, but in a different order."""
     if len(first) != len(last) or came.keys() != sent.keys():
         return False
-    same = places_of(first, first)  # the same token may go to two experts
+    same = rows_in(first, first)  # the same token may go to two experts
     orders = []
     for rank, array in came.items():
         if array.shape[1] != first.shape[1] or sent[rank].shape[1] != last.shape[1]:
             return False
-        there, back = places_of(array, first), places_of(sent[rank], last)
+        there, back = rows_in(array, first), rows_in(sent[rank], last)
         if len(there) != len(back) or (there < 0).any() or (back < 0).any():
             return False
         orders.append((same[there], same[back]))
@@ -236,14 +227,11 @@ def _first_strange(rows: Rows) -> Fault | None:
 
 def _fault_of_strange(rows: Rows, call: Call) -> Fault:
     """Return the fault of a call that makes unknown rows: what its rows meet says why, as far as they are known."""
-    states, function, viewed = rows.states, call.first.function, _exchange_viewed(rows.states.lines, call)
+    function = call.first.function
     sentence = f"{at(call.line)} makes rows that the unsharded model doesn't have; {function} gets rows that it has"
-    if function not in PRODUCTS:
-        return fault_at(call, sentence, StrangeRows(place_of(call.line), function, with_weight=False))
-    meetings = meetings_of(states, call)
+    meetings = meetings_of(rows.states, call) if function in PRODUCTS else None
     if meetings is None or not meetings.is_on_rank:
-        came = place_of(viewed) if viewed is not None else ""
-        return fault_at(call, sentence, StrangeRows(place_of(call.line), function, with_weight=True, came=came))
+        return fault_at(call, sentence, StrangeRows(place_of(call.line), function, function in PRODUCTS))
     labeled = _mislabeled(rows, call, meetings)
     if labeled is not None:
         sentence = f"{reached(labeled)} numbers rows by other experts than they were sent to; {sentence}"
@@ -262,18 +250,6 @@ def _mislabeled(rows: Rows, call: Call, meetings: Meetings) -> Call | None:
             numbers = rows.states.held(maker.outputs[0]) if rows.states.is_index(maker.outputs[0]) else {}
             if came and numbers and meetings.are_mislabeled(numbers, came):
                 return maker
-    return None
-
-
-def _exchange_viewed(lines: Lines, call: Call) -> FrameRecord | None:
-    """Return the line of the exchange whose rows a call gets in another shape and otherwise unmoved; else None."""
-    for value in call.inputs:
-        maker, is_viewed = lines.producer(value), False
-        while maker is not None and maker.first.function in COPIES and maker.inputs:
-            is_viewed |= maker.first.function in VIEWS
-            maker = lines.producer(maker.inputs[0])
-        if maker is not None and _is_exchange(maker) and is_viewed:
-            return maker.line
     return None
 
 
@@ -314,61 +290,141 @@ def _is_reversed(states: States, call: Call) -> bool:
     return abs(there - here) <= ELEMENT.get(states.held_dtype(inputs[0]), EXACT) * size
 
 
-def _sorted(held: Mapping[int, NDArray[np.float64]]) -> list[float]:
+def _sorted(held: Mapping[int, Array]) -> list[float]:
     """Return all ranks' numbers, sorted."""
     return sorted(number for array in held.values() for number in array.ravel().tolist())
 
 
-def misplaced_fault(states: States) -> Fault | None:
-    """Return the line that takes another rank's part; None if no call combines it with the rank's own part."""
-    lines = states.lines
-    for call in lines.calls if states.wrong_results else ():
-        if not call.outputs or not all(states.placed(value).is_wrong for value in call.outputs):
-            continue
-        given = {value: states.forward(value) for value in call.inputs}
-        moved = next((value for value, state in given.items() if state.moved == "rank"), None)
-        is_mixed = moved is not None and any(state.split_layout for state in given.values())
-        if moved is not None and is_mixed and spoils(states, call):
-            maker = lines.producer(moved)
-            begin, ranks = moved, tuple(_strangers(states, moved))
-            while maker is not None and (
-                earlier := [value for value in maker.inputs if states.forward(value).moved == "rank"]
+PRODUCTS = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "_grouped_mm")
+"""Functions by which rows meet a weight."""
+
+MAX_MEETINGS = 256
+"""Products that are looked at on a side."""
+
+
+@dataclass(frozen=True)
+class Meetings:
+    """The weights of experts that rows meet in some calls of a product.
+
+    Attributes:
+        pool: The unsharded model's rows.
+        due: The numbers of the weights that each of them meets in the unsharded model, by its first place in the pool.
+        of_ranks: On each rank, the number of a weight and the places of the rows that meet it, in order.
+    """
+
+    pool: Array
+    due: Mapping[int, frozenset[int]]
+    of_ranks: Mapping[int, Sequence[tuple[int, list[int]]]]
+
+    @property
+    def is_on_rank(self) -> bool:
+        """Whether every row is on a rank that has its weight, and some meet another of the rank's."""
+        is_wrong = False
+        for meetings in self.of_ranks.values():
+            there = {weight for weight, _ in meetings}
+            for weight, places in meetings:
+                if not all(self.due[place] & there for place in places):
+                    return False
+                is_wrong |= any(weight not in self.due[place] for place in places)
+        return is_wrong
+
+    def are_mislabeled(self, labels: Mapping[int, Array], came: Mapping[int, Array]) -> bool:
+        """Whether numbers of the rows that came say which of a rank's weights they meet, and are wrong for some."""
+        is_wrong = False
+        for rank, meetings in self.of_ranks.items():
+            weights, numbers, rows = [weight for weight, _ in meetings], labels.get(rank), came.get(rank)
+            if (
+                numbers is None
+                or rows is None
+                or numbers.shape != rows.shape[:1]
+                or rows.shape[1:] != self.pool.shape[1:]
             ):
-                begin = earlier[0]
-                maker = lines.producer(begin)
-            if maker is None:
-                weight = _misplaced_weight(lines, begin, call, ranks)
-                return given_fault(call) if weight is None and not lines.is_cut else weight
-            gives = f"{reached(maker)} gives {named_ranks(ranks)} another rank's part"
-            cause = MisplacedOperand(place_of(maker.line), maker.first.function, place_of(call.line), ranks)
-            return fault_at(maker, f"{gives}; {at(call.line, maker.line)} combines it with the rank's own part", cause)
-    return None
+                return False
+            if numbers.min(initial=0) < 0 or numbers.max(initial=0) >= len(weights):
+                return False
+            met = [weights[int(number)] for number in numbers]
+            places = [int(place) for place in rows_in(rows, self.pool)]
+            counts = [(weight, len(of_weight)) for weight, of_weight in meetings]
+            if -1 in places or any(met.count(weight) != count for weight, count in counts):
+                return False
+            is_wrong |= any(weight not in self.due[place] for weight, place in zip(met, places, strict=True))
+        return is_wrong
 
 
-def _misplaced_weight(lines: Lines, value: Value, call: Call, ranks: tuple[int, ...]) -> Fault | None:
-    """Return that ranks hold another rank's part of a weight; None if it is no weight."""
-    kind, _, name = lines.origin(value).partition(" ")
-    if kind not in ("weight", "buffer"):
+def meetings_of(states: States, call: Call) -> Meetings | None:
+    """Return what rows meet in the products on a call's line; None if a weight or a row of it isn't known."""
+    lines = states.lines
+    wholes = [line for line in lines.unsharded.lines if line.function in PRODUCTS and len(line.inputs) == 2]
+    pairs: list[tuple[Array, Array]] = []
+    for line in wholes[:MAX_MEETINGS]:
+        given = [array for number in line.inputs if (array := states.whole(number)) is not None]
+        pairs += _pairs(*given) if len(given) == 2 else ()
+    rows, of_ranks = [], {rank: list[tuple[int, list[int]]]() for rank in lines.sharded}
+    calls = [other for other in lines.calls if _line(other) == _line(call) and len(other.inputs) == 2]
+    calls = [other for other in calls if other.first.function == call.first.function][:MAX_MEETINGS]
+    width = next((array.shape[-1] for array in states.held(call.inputs[0]).values()), 0)
+    weights: list[Array] = []
+    numbers: list[int] = []
+    for array, weight in pairs:
+        if array.shape[1] == width:
+            number = _number(weights, weight)
+            weights += [weight] if number is None else []
+            rows.append(array)
+            numbers += [len(weights) - 1 if number is None else number] * len(array)
+    if not rows or len(calls) < 1:
         return None
-    weight = f"{lines.module}.{name}" if lines.module else name
-    sentence = f"{named_ranks(ranks)} hold another rank's part of {weight}; {reached(call)} combines it with their own"
-    return fault_at(call, sentence, MisplacedWeight(weight, place_of(call.line), ranks))
+    pool = np.concatenate(rows)
+    due: dict[int, frozenset[int]] = {}
+    for place, number in zip(rows_in(pool, pool), numbers, strict=True):
+        due[int(place)] = due.get(int(place), frozenset()) | {number}
+    made: set[Value] = set()
+    for other in calls:
+        if other.inputs[0] in made:
+            continue  # a second product, of what the first makes
+        made |= lines.derived(other)
+        sides = [states.held(value) for value in other.inputs]
+        for rank, meetings in of_ranks.items():
+            for array, weight in _pairs(*(held[rank] for held in sides)) if all(rank in held for held in sides) else ():
+                known, rows_met = _number(weights, weight), array[array.any(1)]
+                places = rows_in(rows_met, pool).tolist() if array.shape[1] == width else [-1]
+                if known is None or -1 in places:
+                    return None
+                meetings.append((known, places))
+    return Meetings(pool, due, of_ranks)
 
 
-def spoils(states: States, call: Call) -> bool:
-    """Whether nothing right comes of a call's result, and what the module returns does."""
-    later = (value for following in states.lines.following(call) for value in following.outputs)
-    is_spoiled = all(states.forward(value).kind == "none" for value in call.outputs)
-    return (
-        is_spoiled
-        and not any(states.placed(value).is_known for value in later)
-        and not states.lines.derived(call).isdisjoint(states.wrong_results)
-    )
+def _line(call: Call) -> FrameRecord:
+    return call.first.frames[-1]
 
 
-def _strangers(states: States, moved: Value) -> Iterator[int]:
-    """Yield the ranks that don't have their own part."""
-    held, whole, layout = states.held(moved), states.reference_of(moved), states.forward(moved).layout
-    for rank, region in layout.regions() if whole is not None and layout is not None else ():
-        if whole is not None and rank in held and error_of(held[rank], part_of(whole, region)) > SINGLE:
-            yield rank
+def _pairs(rows: Array, weight: Array) -> Iterator[tuple[Array, Array]]:
+    """Yield rows, with the matrix that they meet: of a batch, each with its own."""
+    if rows.ndim == 3 and weight.ndim == 3 and len(rows) == len(weight):
+        yield from zip(rows, weight, strict=True)
+    elif rows.ndim == 2 and weight.ndim == 2:
+        yield rows, weight
+
+
+def _number(weights: Sequence[Array], weight: Array) -> int | None:
+    """Return which of some weights another is; None if it is none of them."""
+    alike = (at for at, one in enumerate(weights) if one.shape == weight.shape and error_of(weight, one) <= EXACT)
+    return next(alike, None)
+
+
+def rows_in(rows: Array, pool: Array) -> NDArray[np.int64]:
+    """Return the first place of each row among others; -1 for one that is not among them."""
+    if not len(pool) or not len(rows):
+        return np.full(len(rows), -1)
+    along = np.random.default_rng(0).standard_normal(pool.shape[1])
+    order = np.argsort(pool @ along, kind="stable")
+    keys, projections = (pool @ along)[order], rows @ along
+    near = EXACT * max(magnitude(pool), 1e-30)
+    slack = near * float(np.abs(along).sum())
+    places = np.full(len(rows), -1)
+    for row, (low, high) in enumerate(
+        zip(*(np.searchsorted(keys, projections + by) for by in (-slack, slack)), strict=True)
+    ):
+        at = order[low:high]
+        at = at[np.max(np.abs(pool[at] - rows[row]), axis=1, initial=0.0) <= near]
+        places[row] = at.min(initial=len(pool)) if len(at) else -1
+    return places

@@ -1,7 +1,6 @@
 """What is known of a first wrong line: what stands there, in a sentence, and the cause that it is.
 
-A call of the forward makes a wrong result, reduces wrongly, or reads terms of a sum as the whole. Functions that take a
-dim apart into segments go wrong if they are given a rank's contiguous part of it.
+A call of the forward makes a wrong result, reduces wrongly, or reads terms of a sum as the whole.
 """
 
 from __future__ import annotations
@@ -23,11 +22,8 @@ from shardviz.explain.step.lines import (
     MislabeledPlacement,
     MisplacedLine,
     OtherArgument,
-    OtherNumber,
-    RolledPart,
     ScaledLine,
     ScaledTermLine,
-    SegmentsOfPart,
     UnlikeOperands,
     UnsummedLine,
     WrongLine,
@@ -36,9 +32,7 @@ from shardviz.explain.templates import number
 from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from shardviz.check.step.lines.calls import Call, Lines
+    from shardviz.check.step.lines.calls import Call
     from shardviz.check.step.lines.states import State, States
     from shardviz.dump.records.lines import FrameRecord
     from shardviz.explain.cause import Cause
@@ -185,17 +179,15 @@ class Act:
         return replace(fault_at(self.call, sentence, cause), is_forward=True, summed=self.summed)
 
 
-def wrong_number(act: Act, held: float, wanted: float) -> Fault:
-    """Return the fault of a call that is given another plain number than the unsharded model's."""
-    clause = f"{act.function} gets the number {number(held)}, in the unsharded model {number(wanted)}, and returns"
-    return act.fault(OtherNumber(act.inner, act.function, held, wanted), clause)
+def wrong_argument(act: Act, held: str, wanted: str, *, is_of_axis: bool = False) -> Fault:
+    """Return the fault of a call that is given another flag, word or number than the unsharded model's.
 
-
-def wrong_argument(act: Act, held: str, wanted: str) -> Fault:
-    """Return the fault of a call that is given another flag, word or number than the unsharded model's."""
+    Args:
+        is_of_axis: Whether it is the unsharded model's times an axis's size.
+    """
     gets = f"{act.function} gets {act.given} and " if act.given else f"{act.function} gets "
     clause = f"{gets}the argument {held}, in the unsharded model {wanted}, and returns"
-    return act.fault(OtherArgument(act.inner, act.function, held, wanted), clause)
+    return act.fault(OtherArgument(act.inner, act.function, held, wanted, is_of_axis), clause)
 
 
 def wrong_count(act: Act, spoiler: Call, counts: str) -> Fault:
@@ -208,7 +200,7 @@ def wrong_count(act: Act, spoiler: Call, counts: str) -> Fault:
 
 
 def wrong_result(
-    act: Act, axes: str, times: float, reads: str, unlike: str, root: tuple[str, bool], segments: tuple[int, int] | None
+    act: Act, axes: str, times: float, reads: str, unlike: str, root: tuple[str, bool], of_part: Cause | None
 ) -> Fault:
     """Return the fault of a call whose result is wrong.
 
@@ -219,17 +211,15 @@ def wrong_result(
             between, or the first of them.
         unlike: The dim along which two inputs have different slices of one size on a rank; empty if there is none.
         root: The axes whose size may make `times`, as `dp or tp`, and whether the root of the size does.
-        segments: The dim that it takes apart, and into how many segments; the rank has one stretch of it.
+        of_part: The cause if it does with a rank's part what is right for the whole.
     """
     moved, place, function = act.held.moved, act.place, act.function
-    if moved == "order" and function == "roll":
-        cause: Cause = RolledPart(act.inner, function, is_of_rank=False)
+    if of_part is not None:
+        cause: Cause = of_part
     elif moved:
         cause = MisplacedLine(act.inner, function, is_of_rank=moved == "rank")
     elif unlike:
         cause = UnlikeOperands(place, function, act.given, int(unlike))
-    elif segments is not None:
-        cause = SegmentsOfPart(place, function, act.given, *segments)
     elif axes:
         cause = UnaveragedLine(place, function, axes)
     elif times:
@@ -353,31 +343,3 @@ WHOLE = "the whole"
 SUM = "Partial()"
 FROM_LOCAL = "_FromTorchTensor"
 """What `DTensor.from_local` calls."""
-
-PARTS = ("chunk", "tensor_split", "split", "unsafe_chunk", "glu")
-"""Functions that give or combine the segments of a dim."""
-
-
-def segments_of(lines: Lines, call: Call, given: Sequence[State]) -> tuple[int, int] | None:
-    """Return a dim and the number of its segments, if both sides take the dim apart into as many; else None.
-
-    A rank with a contiguous part of the dim then reads elements of some of the whole's segments as if they were of all.
-    """
-    function, whole = call.first.function, call.whole
-    if whole is None or not call.inputs or not call.outputs or function not in PARTS:
-        return None
-    shape = lines.records[call.inputs[0][0]].shape
-    dims = list(_contiguous_dims(given))
-    of_output = lines.records[call.outputs[0][0]].shape
-    cut = [dim for dim, sizes in enumerate(zip(shape, of_output, strict=False)) if len(set(sizes)) > 1]
-    number = 2 if function == "glu" else len(call.outputs)
-    is_alike = len(call.outputs) == len(whole.outputs) and number > 1 and len(shape) == len(of_output)
-    return (cut[0], number) if is_alike and len(cut) == 1 and cut[0] in dims else None
-
-
-def _contiguous_dims(given: Sequence[State]) -> Iterator[int]:
-    """Yield the dims of the first tensor of which a rank has one contiguous part."""
-    layout = given[0].layout if given and given[0].kind == "right" else None
-    for dim, chain in enumerate(layout.chains if layout is not None else ()):
-        if chain and isinstance(chain[0], str):
-            yield dim

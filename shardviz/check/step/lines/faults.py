@@ -16,35 +16,40 @@ from shardviz.check.step.lines.exchanges import (
     MOVES,
     exchange_backward,
     exchange_fault,
-    misplaced_fault,
     not_restored_fault,
 )
 from shardviz.check.step.lines.fault import Fault, called, fault_at, with_label
 from shardviz.check.step.lines.foreign import foreign_fault, loop_fault, own_rows_fault, padding_fault, unwritten_fault
-from shardviz.check.step.lines.merging import merged_fault
-from shardviz.check.step.lines.offsets import other_axis_fault, same_slices_fault, shifted_fault, unequal_fault
-from shardviz.check.step.lines.operands import operand_fault
-from shardviz.check.step.lines.operators import operator_fault, with_operator
+from shardviz.check.step.lines.halo import neighbor_fault
+from shardviz.check.step.lines.offsets import (
+    misplaced_fault,
+    other_axis_fault,
+    same_slices_fault,
+    shifted_fault,
+    unequal_fault,
+)
+from shardviz.check.step.lines.operands import operand_fault, operator_fault, with_operator
+from shardviz.check.step.lines.orders import merged_fault
 from shardviz.check.step.lines.search import ForwardSearch
 from shardviz.explain.step.forward import ShiftedPart
 from shardviz.explain.step.lines import (
     CarriedLine,
     MisplacedLine,
-    OtherNumber,
+    OtherArgument,
+    ReorderedPart,
     SegmentsOfPart,
     UnlikeOperands,
     WrongLine,
     WrongLines,
 )
 from shardviz.explain.step.losses import UnsummedValue
-from shardviz.layout.splits import axes_in
 
 if TYPE_CHECKING:
     from shardviz.check.step.lines.calls import Call, Value
     from shardviz.check.step.lines.states import States
 
-COUNTS = ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp")
-"""Functions that go along a dim from its first element on."""
+NEAR = (WrongLine, WrongLines, CarriedLine, MisplacedLine)
+"""Causes of a line that may lack slices of a neighbor."""
 
 
 def fault_in(states: States) -> Fault | None:
@@ -61,6 +66,8 @@ def fault_in(states: States) -> Fault | None:
         fault = own_rows_fault(states) or fault
     if fault is None or isinstance(fault.cause, WrongLines | CarriedLine):
         fault = operand_fault(states) or fault
+    if fault is None or type(fault.cause) in NEAR:
+        fault = neighbor_fault(states) or fault
     fault = fault or exchange_backward(states) or with_operator(states, backward_fault(states))
     return with_label(states, None if fault is None or fault.is_torchs else fault)
 
@@ -108,7 +115,6 @@ def _narrowed(states: States, fault: Fault | None) -> Fault | None:
     if fault is not None and isinstance(fault.cause, WrongLines | CarriedLine):
         return (
             unwritten_fault(states.lines)
-            or _counted_fault(states)
             or _shifted(states)
             or not_restored_fault(states)  # of rows that are routed, each rank has an order of its own
             or moved_fault(states)
@@ -126,8 +132,10 @@ def _narrowed(states: States, fault: Fault | None) -> Fault | None:
 
 def _may_be_shifted(fault: Fault) -> bool:
     """Whether a call moves what is right, or selects slices of it and no other part of it that is known."""
-    is_open = isinstance(fault.cause, WrongLine | OtherNumber | SegmentsOfPart | UnlikeOperands)
-    return isinstance(fault.cause, MisplacedLine) or (fault.function in SELECTS and is_open)
+    is_open = isinstance(fault.cause, WrongLine | SegmentsOfPart | UnlikeOperands)
+    is_open |= isinstance(fault.cause, OtherArgument) and fault.cause.is_of_axis
+    is_moved = isinstance(fault.cause, MisplacedLine) and not isinstance(fault.cause, ReorderedPart)
+    return is_moved or (fault.function in SELECTS and is_open)
 
 
 def _shifted(states: States) -> Fault | None:
@@ -161,35 +169,6 @@ def _unsummed_at_end(states: States, returned: Value) -> Fault | None:
     made = lines.calls[-1].outputs if lines.calls and lines.producer(returned) is None else ()
     terms = next((value for value in made if states.placed(value).kind == "terms"), None)
     return ForwardSearch(states).never_summed(terms) if terms is not None else None
-
-
-def _counted_fault(states: States) -> Fault | None:
-    """Return the line that counts from the rank's first element, if ranks exchange what comes of it.
-
-    Numbers that each rank counts from its own first element are right as long as they meet no other rank's.
-    """
-    for call in states.lines.calls:
-        made = states.forward(call.outputs[0]) if call.first.function in COUNTS and call.outputs else None
-        if made is None or not made.is_wrong or call.whole is None or not call.inputs:
-            continue
-        given = states.forward(call.inputs[0])
-        chains = given.layout.chains if given.kind == "right" and given.layout is not None else ()
-        numbers = call.first.numbers.split()
-        along = [chain for dim, chain in enumerate(chains) if numbers[:1] in ([str(dim)], [str(dim - len(chains))])]
-        if any(map(axes_in, along)) and _is_exchanged(states, call):
-            return ForwardSearch(states).fault_of_moved(call.outputs[0], call)
-    return None
-
-
-def _is_exchanged(states: States, call: Call) -> bool:
-    """Whether ranks exchange what comes of a call, as long as it is not the unsharded model's."""
-    derived = set(call.outputs)
-    for later in states.lines.calls[call.order + 1 :]:
-        if derived & {*later.inputs}:
-            if later.first.is_collective:
-                return True
-            derived |= {value for value in later.outputs if not states.placed(value).is_known}
-    return False
 
 
 def moved_fault(states: States) -> Fault | None:

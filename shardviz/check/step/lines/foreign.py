@@ -14,7 +14,6 @@ A rank's part may be taken for the first of the whole: queries of a causal mask,
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -320,20 +319,14 @@ def _fault_of_loop(calls: Sequence[Call], reading: Sequence[Call], rank: int, be
     return fault_at(call, sentence, cause)
 
 
-def _rounds(states: States) -> Iterator[tuple[list[Call], dict[int, int], list[Array]]]:
+def _rounds(states: States) -> Iterator[tuple[Sequence[Call], dict[int, int], list[Array]]]:
     """Yield the calls of a line that runs less often than in the unsharded model, with each rank's first round.
 
     The unsharded model's results are yielded with them. A rank's rounds follow each other in the unsharded model.
     """
     lines = states.lines
-    wholes: defaultdict[object, list[LineRecord]] = defaultdict(list)
-    of_ranks: defaultdict[object, list[Call]] = defaultdict(list)
-    for line in lines.unsharded.lines:
-        wholes[lines.key_of(line)].append(line)
-    for call in lines.calls:
-        of_ranks[lines.key_of(call.first)].append(call)
-    for key, calls in of_ranks.items():
-        count, of_whole = len(calls), wholes.get(key, [])
+    for calls, of_whole in lines.rounds.values():
+        count = len(calls)
         is_part = 1 < count < len(of_whole) and len(of_whole) % count == 0
         if not is_part or {len(call.outputs) for call in calls} | {len(line.outputs) for line in of_whole} != {1}:
             continue

@@ -36,16 +36,14 @@ MAX_COMPARED = 1 << 24
 def means_fault(states: States) -> Fault | None:
     """Return the line that divides each micro-batch's sum by its own count, if both add up to the whole batch's."""
     lines = states.lines
-    whole = {lines.key_of(line): line for line in lines.unsharded.lines if len(line.inputs) == 2}
-    rounds: dict[object, list[Call]] = {}
-    for call in lines.calls:
-        if call.first.function in DIVISIONS and len(call.inputs) == 2:
-            rounds.setdefault(lines.key_of(call.first), []).append(call)
     axes, mesh, ranks = states.batch_axes, states.mesh, _ranks_of_batch(states)
-    for key, calls in rounds.items():
-        wanted = [states.whole(number) for number in whole[key].inputs] if key in whole and len(calls) > 1 else []
+    for calls, of_whole in lines.rounds.values():
+        operands = {len(call.inputs) for call in calls} | {len(line.inputs) for line in of_whole}
+        if calls[0].first.function not in DIVISIONS or operands != {2} or len(calls) < 2 or not of_whole:
+            continue
+        wanted = [states.whole(number) for number in of_whole[-1].inputs]
         sums, counts = (_numbers(states, calls, operand, ranks) for operand in (0, 1))
-        if not wanted or len(set(counts)) < 2 or not (_adds_up(sums, wanted[0]) and _adds_up(counts, wanted[1])):
+        if len(set(counts)) < 2 or not (_adds_up(sums, wanted[0]) and _adds_up(counts, wanted[1])):
             continue
         shown = ", ".join(f"{count:.5g}" for count in counts[: len(calls)])
         sentence = f"{at(calls[0].line)} divides each micro-batch's sum by its own count: {shown} on rank {ranks[0]}"

@@ -9,7 +9,6 @@ In a ring, keys come block by block: a rank runs the unsharded model's one line 
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import replace
 from itertools import islice, product
 from types import MappingProxyType
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.check.step.lines.calls import Call, Lines, Value
-    from shardviz.dump.records.lines import FrameRecord, LineRecord
+    from shardviz.dump.records.lines import FrameRecord
 
     Array = NDArray[np.float64]
     Places = tuple[list[int], list[int]]
@@ -74,16 +73,9 @@ def mask_fault(states: States, calls: Sequence[Call]) -> Fault | None:
 def ring_mask_fault(states: States) -> Fault | None:
     """Return the line of the positions by which a block of a ring is masked as another one; None without proof."""
     lines = states.lines
-    wholes: defaultdict[object, list[LineRecord]] = defaultdict(list)
-    rounds: defaultdict[object, list[Call]] = defaultdict(list)
-    for line in lines.unsharded.lines:
-        wholes[_key(line)].append(line)
-    for call in lines.calls:
-        rounds[_key(call.first)].append(call)
     looped = States(states.dump, replace(lines, wanted=dict(lines.wanted)))
     masking: list[Call] = []
-    for key, calls in rounds.items():
-        of_whole = wholes.get(key, [])
+    for calls, of_whole in lines.rounds.values():
         if not of_whole or len(calls) <= len(of_whole) or len(calls) % len(of_whole):
             continue
         for number, call in enumerate(calls):
@@ -96,10 +88,6 @@ def ring_mask_fault(states: States) -> Fault | None:
     combined = (call for call in masking if _has_mask(looped, call))
     faults = (_fault_of(looped, call, in_ring=True) for call in islice(combined, MAX_ROUNDS))
     return next(filter(None, faults), None)
-
-
-def _key(line: LineRecord) -> object:
-    return line.call, tuple((frame.file, frame.line) for frame in line.frames), line.function
 
 
 def _has_mask(states: States, call: Call) -> bool:
@@ -182,10 +170,10 @@ def _hidden_later(states: States, call: Call) -> dict[int, NDArray[np.bool_]]:
 
 def _is_update(lines: Lines, call: Call) -> bool:
     """Whether a call changes a variable of a loop: its line makes what it reads, too, or what reads its result."""
-    key = _key(call.first)
+    key = lines.key_of(call.first)
     beside = [lines.producer(value) for value in call.inputs]
     beside += [reader for value in call.outputs for reader in lines.readers(value)]
-    return any(other is not None and _key(other.first) == key for other in beside)
+    return any(other is not None and lines.key_of(other.first) == key for other in beside)
 
 
 def _is_of_scores(lines: Lines, call: Call) -> bool:

@@ -20,7 +20,7 @@ from shardviz.check.step.rules.losses import mean_of_means
 from shardviz.dump.records.lines import COMPARED_OVER_PARTS, NO_MEAN, STEP
 from shardviz.explain.checkpoints.states import UnexplainedState
 from shardviz.explain.finding import Finding
-from shardviz.explain.step.forward import MisplacedOperand, ShiftedPart, UngatheredKeys
+from shardviz.explain.step.forward import JoinedOutOfOrder, MisplacedOperand, ShiftedPart, UngatheredKeys
 from shardviz.explain.step.gradients import UnsummedInputGradient
 from shardviz.explain.step.line_reductions import (
     CopiesSummedLine,
@@ -31,12 +31,20 @@ from shardviz.explain.step.line_reductions import (
     WrongLineBackward,
     WrongReductionLine,
 )
-from shardviz.explain.step.line_rows import CausalMaskOfPart, CutByAnotherAxis, MisplacedMask, SameSlices
+from shardviz.explain.step.line_rows import (
+    CausalMaskOfPart,
+    CutByAnotherAxis,
+    DimsMerged,
+    MisplacedMask,
+    NeighborLeftOut,
+    SameSlices,
+)
 from shardviz.explain.step.lines import (
     DRAWS,
     MislabeledPlacement,
     MisplacedLine,
     OtherOperand,
+    SegmentsOfPart,
     UnsummedLine,
     UnwrittenMemory,
     WrongLines,
@@ -113,8 +121,14 @@ GUESSES = (
 OF_REDUCTIONS = (CopiesSummedLine, RepeatedReductionLine, WrongReductionLine)
 """Causes of a reduction that gives something else."""
 
-OF_PARTS = (CausalMaskOfPart, MisplacedMask, MisplacedOperand, SameSlices, ShiftedPart, UnwrittenMemory)
+OF_PARTS = (
+    *(CausalMaskOfPart, MisplacedMask, MisplacedOperand, NeighborLeftOut, SameSlices, ShiftedPart),
+    UnwrittenMemory,
+)
 """Causes of a part, a mask or memory that is wrong where all keys are there."""
+
+OF_ORDER = (DimsMerged, MisplacedLine, SegmentsOfPart)
+"""Causes of numbers that stand in another order."""
 
 OF_NORMS = (NormOverWrongAxes, StepOfPart, ClippedByParts)
 """Causes that a factor is measured for: a number that is made of sizes has it by chance."""
@@ -243,6 +257,7 @@ def with_line(finding: Finding, fault: Fault) -> Finding:
     is_open |= fault.is_scaled and isinstance(finding.explanation, OF_FACTORS)
     is_open |= isinstance(fault.cause, UnaveragedLine) and isinstance(finding.explanation, OutputNotReduced)
     is_open |= isinstance(fault.cause, CutByAnotherAxis)
+    is_open |= isinstance(finding.explanation, JoinedOutOfOrder) and isinstance(fault.cause, OF_ORDER)
     is_open |= isinstance(finding.explanation, UnsummedInputGradient) and _is_before_readers(fault)
     is_open |= isinstance(fault.cause, OtherOperand | UnsummedLine) and isinstance(
         finding.explanation, RankDependentCode

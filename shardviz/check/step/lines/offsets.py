@@ -1,7 +1,11 @@
-"""Lines that take a part at a wrong offset, the same slices on every rank, or a weight's part by another axis.
+"""Lines that take a wrong part: at a wrong offset, the same slices on every rank, another rank's, or by another axis.
 
 A stretch of a dim begins where another part does, or the rank's own place is computed as its coordinate times the
 length of its part, although an axis does not divide the dim: parts before its own are longer.
+
+A head of keys that is chosen by the wrong number is a part of the unsharded model's tensor, but not this rank's. It is
+wrong where it meets a tensor of which the rank has its own part, if all that comes of the two is wrong. Without such a
+partner it may be meant: an index into the rank's own part starts at 0, too.
 """
 
 from __future__ import annotations
@@ -12,22 +16,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.lines.exchanges import spoils
-from shardviz.check.step.lines.fault import at, fault_at, place_of, reached
-from shardviz.explain.step.forward import ShiftedPart
+from shardviz.check.step.lines.fault import at, fault_at, given_fault, place_of, reached
+from shardviz.explain.step.forward import MisplacedOperand, MisplacedWeight, ShiftedPart
 from shardviz.explain.step.line_rows import CutByAnotherAxis, OffsetOfUnequalParts, SameSlices
 from shardviz.layout.layout import Layout
 from shardviz.layout.splits import axes_in
 from shardviz.relate.tolerance import SINGLE
-from shardviz.relate.values import error_of, finite_magnitude, slices_of
-from shardviz.text import listed
+from shardviz.relate.values import error_of, finite_magnitude, part_of, slices_of
+from shardviz.text import listed, named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.lines.calls import Call, Value
+    from shardviz.check.step.lines.calls import Call, Lines, Value
     from shardviz.check.step.lines.fault import Fault
     from shardviz.check.step.lines.states import States
 
@@ -111,8 +114,8 @@ def starts_of(held: NDArray[np.float64], whole: NDArray[np.float64], dim: int) -
     return [
         start
         for start in range(len(whole) - len(held) + 1)
-        if np.all(_distances(whole[start], held[0]) <= near)
-        and np.all(_distances(whole[start : start + len(held)], held) <= near)
+        if np.all(distances(whole[start], held[0]) <= near)
+        and np.all(distances(whole[start : start + len(held)], held) <= near)
     ]
 
 
@@ -121,7 +124,7 @@ def _near(whole: NDArray[np.float64]) -> float:
     return SINGLE * finite_magnitude(whole)
 
 
-def _distances(held: NDArray[np.float64], whole: NDArray[np.float64]) -> NDArray[np.float64]:
+def distances(held: NDArray[np.float64], whole: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return how far numbers are apart; those of a mask are infinite, and equal."""
     with np.errstate(invalid="ignore"):
         return np.where(held == whole, 0.0, np.abs(held - whole))
@@ -185,10 +188,10 @@ def _are_same_slices(states: States, value: Value, layout: Layout) -> bool:
     due = _due(states, layout, whole.shape[dims[0]]) if len(dims) == 1 else None
     if due is None or whole.size * held.shape[dims[0]] > MAX_COMPARED:
         return False
-    distances = _distances(slices_of(held, dims[0])[:, None], slices_of(whole, dims[0])[None]).max(-1, initial=0.0)
+    nearest = distances(slices_of(held, dims[0])[:, None], slices_of(whole, dims[0])[None]).max(-1, initial=0.0)
     length = held.shape[dims[0]]
     needed = [np.take(whole, range(first, first + length), dims[0]) for first in due.values()]
-    return bool((distances.min(1) <= _near(whole)).all()) and any(error_of(held, part) > SINGLE for part in needed)
+    return bool((nearest.min(1) <= _near(whole)).all()) and any(error_of(held, part) > SINGLE for part in needed)
 
 
 def _is_same_part(states: States, value: Value) -> bool:
@@ -296,7 +299,7 @@ def other_axis_fault(states: States) -> Fault | None:
         others = [value for value in call.inputs if value not in weights]
         rows = [axis for value in others for axis in _axes_of_rows(states, value)] if weights else []
         for weight in weights if rows and not call.first.is_collective else ():
-            name = ".".join(filter(None, (lines.module, lines.origin(weight).removeprefix(WEIGHT))))
+            name = lines.weight_name(weight)
             if (cause := _cut(states, weight, rows, name)) is not None:
                 has = f"ranks along {cause.rows} have different parts of {name}, and those along {cause.axis} not all"
                 sentence = f"{reached(call)} gives {call.first.function} rows that {cause.rows} splits; {has}"
@@ -330,3 +333,56 @@ def _cut(states: States, weight: Value, rows: Sequence[str], name: str) -> CutBy
         return None
     together = max(number[cut[0]])
     return CutByAnotherAxis(name, cut[0], differing[0], together, count) if together < count else None
+
+
+def misplaced_fault(states: States) -> Fault | None:
+    """Return the line that takes another rank's part; None if no call combines it with the rank's own part."""
+    lines = states.lines
+    for call in lines.calls if states.wrong_results else ():
+        if not call.outputs or not all(states.placed(value).is_wrong for value in call.outputs):
+            continue
+        given = {value: states.forward(value) for value in call.inputs}
+        moved = next((value for value, state in given.items() if state.moved == "rank"), None)
+        is_mixed = moved is not None and any(state.split_layout for state in given.values())
+        if moved is not None and is_mixed and spoils(states, call):
+            maker = lines.producer(moved)
+            begin, ranks = moved, tuple(_strangers(states, moved))
+            while maker is not None and (
+                earlier := [value for value in maker.inputs if states.forward(value).moved == "rank"]
+            ):
+                begin = earlier[0]
+                maker = lines.producer(begin)
+            if maker is None:
+                weight = _misplaced_weight(lines, begin, call, ranks)
+                return given_fault(call) if weight is None and not lines.is_cut else weight
+            gives = f"{reached(maker)} gives {named_ranks(ranks)} another rank's part"
+            cause = MisplacedOperand(place_of(maker.line), maker.first.function, place_of(call.line), ranks)
+            return fault_at(maker, f"{gives}; {at(call.line, maker.line)} combines it with the rank's own part", cause)
+    return None
+
+
+def _misplaced_weight(lines: Lines, value: Value, call: Call, ranks: tuple[int, ...]) -> Fault | None:
+    """Return that ranks hold another rank's part of a weight; None if it is no weight."""
+    if not (weight := lines.weight_name(value)):
+        return None
+    sentence = f"{named_ranks(ranks)} hold another rank's part of {weight}; {reached(call)} combines it with their own"
+    return fault_at(call, sentence, MisplacedWeight(weight, place_of(call.line), ranks))
+
+
+def spoils(states: States, call: Call) -> bool:
+    """Whether nothing right comes of a call's result, and what the module returns does."""
+    later = (value for following in states.lines.following(call) for value in following.outputs)
+    is_spoiled = all(states.forward(value).kind == "none" for value in call.outputs)
+    return (
+        is_spoiled
+        and not any(states.placed(value).is_known for value in later)
+        and not states.lines.derived(call).isdisjoint(states.wrong_results)
+    )
+
+
+def _strangers(states: States, moved: Value) -> Iterator[int]:
+    """Yield the ranks that don't have their own part."""
+    held, whole, layout = states.held(moved), states.reference_of(moved), states.forward(moved).layout
+    for rank, region in layout.regions() if whole is not None and layout is not None else ():
+        if whole is not None and rank in held and error_of(held[rank], part_of(whole, region)) > SINGLE:
+            yield rank

@@ -1,39 +1,55 @@
-"""Lines that combine right numbers with a tensor that is not the one which their result needs.
+"""What calls are given: another tensor than their result needs, other numbers or words, or DTensors.
 
 A sum, a product or a quotient can be undone: what the unsharded model has of a result, and one operand, say what the
 other must have been. If the rank has exactly that in a different tensor, the line reads the wrong one; if it has what
 an operand must be multiplied by, or what must be added to it, that is left out there.
+
+A function of DTensors returns what it returns of whole tensors, whatever their placements are, and its backward does
+so, too. If what goes in is right, a rule of torch's for that function is wrong.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from itertools import islice, product
 from typing import TYPE_CHECKING
 from warnings import catch_warnings, simplefilter
 
 import numpy as np
 
-from shardviz.check.step.lines.fault import Fault, at, place_of
-from shardviz.explain.step.lines import LACKS, OtherOperand
+from shardviz.check.step.lines.calls import ADDITIONS
+from shardviz.check.step.lines.fault import Fault, at, fault_at, place_of, reached
+from shardviz.check.step.lines.states import MAX_RATIO
+from shardviz.errors import LayoutError
+from shardviz.explain.step.line_reductions import WrongLineBackward
+from shardviz.explain.step.lines import DRAWS, LACKS, OtherOperand
+from shardviz.explain.step.operators import WrongOperator
+from shardviz.groups import the_only
 from shardviz.layout.candidates import placements_of
-from shardviz.relate.tolerance import SINGLE
-from shardviz.relate.values import part_of
+from shardviz.layout.layout import Layout
+from shardviz.layout.placements import Partial, Placement, Replicate, Shard, parse_placements
+from shardviz.relate.factors import REDUCTIONS, over
+from shardviz.relate.tolerance import ELEMENT, EXACT, SINGLE
+from shardviz.relate.values import error_of, part_of
 from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from shardviz.check.step.lines.calls import Call, Value
     from shardviz.check.step.lines.states import States
     from shardviz.dump.records.lines import FrameRecord, LineRecord
     from shardviz.explain.step.lines import Lack
     from shardviz.layout.mesh import Mesh
 
     Array = NDArray[np.float64]
+    Arrays = Mapping[int, Array]
 
-SUMS = ("add", "add_", "iadd", "radd")
 DIFFERENCES = ("sub", "sub_", "isub")
 PRODUCTS = ("mul", "mul_", "imul", "rmul")
 QUOTIENTS = ("div", "div_", "truediv", "itruediv")
@@ -165,7 +181,7 @@ class _Rank:
         if first is None or second is None or due.shape not in (first.shape, second.shape):
             return
         with np.errstate(all="ignore"):
-            if line.function in SUMS:
+            if line.function in ADDITIONS:
                 needed = due - second, due - first
             elif line.function in DIFFERENCES:
                 needed = due + second, first - due
@@ -236,3 +252,188 @@ def _is_near(array: Array, due: Array) -> bool:
     wanted = due[is_due]
     is_equal = wanted.size >= LEAST and np.max(np.abs(array[is_due] - wanted)) <= NEAR * np.max(np.abs(wanted))
     return bool(is_equal) and len(np.unique(wanted)) >= LEAST
+
+
+ARITHMETIC = ("add", "sub", "rsub", "mul", "div", "truediv", "rtruediv", "pow", "rpow", "remainder", "clamp")
+"""Functions of a tensor and a number that is no size of their result."""
+
+
+def other_number(call: Call) -> tuple[float, float] | None:
+    """Return the one number that all ranks give a call and the unsharded model does not, and the unsharded model's."""
+    pairs = list(_other_arguments(call))
+    if len(pairs) != 1:
+        return None
+    if all(map(_is_size, pairs[0])) and call.first.function not in ARITHMETIC:
+        return None
+    with suppress(ValueError):  # `True` is no number, nor is what a damaged file has
+        return float(pairs[0][0]), float(pairs[0][1])
+    return None
+
+
+def other_arguments(states: States, call: Call) -> tuple[str, str]:
+    """Return what ranks give a call instead of what the unsharded model gives it; empty if a part may need it.
+
+    Whole numbers may be sizes or indices, of which a part has others if anything is split.
+    """
+    is_split = bool(states.mesh.long_axes)
+    pairs = [pair for pair in _other_arguments(call) if not (is_split and all(map(_is_size, pair)))]
+    return ", ".join(given for given, _ in pairs), ", ".join(wanted for _, wanted in pairs)
+
+
+def counts_of_part(*calls: Call) -> str:
+    """Say which numbers ranks give calls in place of which: `arange gets 3 for 5 and div gets 2 for 4`."""
+    pairs_of = {call: list(_other_arguments(call)) for call in calls}
+    return " and ".join(
+        f"{call.first.function} gets {', '.join(map(' for '.join, pairs))}" for call, pairs in pairs_of.items() if pairs
+    )
+
+
+def is_of_sizes(call: Call) -> bool:
+    """Whether both sides multiply by different numbers that are small ratios, or roots of such, as no norm is."""
+    different = [number for pair in _other_arguments(call) for number in pair]
+    with suppress(ValueError, OverflowError):
+        squares = [float(number) ** 2 for number in different]
+        return bool(squares) and all(
+            math.isclose(square, Fraction(square).limit_denominator(MAX_RATIO), rel_tol=EXACT) for square in squares
+        )
+    return False
+
+
+def is_of_axis(number: float, wanted: float, mesh: Mesh) -> bool:
+    """Whether a number is another one times an axis's size or its root: it may be made of the size of a part."""
+    small, large = sorted((abs(number), abs(wanted)))
+    ratio = large / small if small else 0.0
+    sizes = [mesh.axis_size(axis) for axis in mesh.long_axes]
+    return any(math.isclose(power, size, rel_tol=SINGLE) for size in sizes for power in (ratio, ratio**2))
+
+
+def generator_of(states: States, call: Call) -> str:
+    """Say what ranks draw random numbers from, if they draw as many as the unsharded model; else nothing."""
+    whole = states.whole(call.whole.outputs[0]) if call.whole is not None and call.whole.outputs else None
+    held = states.held(call.outputs[0]) if call.outputs and call.first.function in DRAWS else {}
+    if whole is None or not held or any(drawn.shape != whole.shape for drawn in held.values()):
+        return ""
+    are_equal = all((drawn == next(iter(held.values()))).all() for drawn in held.values())
+    return "a generator in another state" if are_equal else "a seed or generator of each rank's own"
+
+
+def _other_arguments(call: Call) -> Iterator[tuple[str, str]]:
+    """Yield the arguments that all ranks give a call and the unsharded model does not, with the unsharded model's."""
+    if call.whole is None or call.counts_by_rank:
+        return
+    given, wanted = call.first.numbers.split(), call.whole.numbers.split()
+    if len(given) == len(wanted):
+        yield from (pair for pair in zip(given, wanted, strict=True) if pair[0] != pair[1])
+
+
+def _is_size(word: str) -> bool:
+    """Whether an argument may be a size or an index: a whole number."""
+    return word.lstrip("-").isdecimal()
+
+
+OWN_ROWS = (Partial("sum"), Partial("avg"))
+"""What ranks may have of a number along the axes of other rows, which a DTensor of a part of the mesh does not name."""
+
+
+def operator_fault(states: States, calls: Iterable[Call] | None = None) -> Fault | None:
+    """Return the first function that returns something else of DTensors than of the whole; None if there is none.
+
+    Args:
+        calls: The calls that it may be; None for all.
+    """
+    for call in states.lines.calls if calls is None else sorted(calls, key=lambda call: call.order):
+        if not _is_operator(states, call) or all(_is_as_claimed(states, value) is not False for value in call.outputs):
+            continue
+        if all(_is_as_claimed(states, value) for value in call.inputs):
+            function, labels = call.first.function, _labels(states, call)
+            made = ", ".join(_label(states, value) for value in call.outputs)
+            sentence = (
+                f"{reached(call)} is the first wrong line: {function} gets {labels}, all as they claim, and what it "
+                f"returns as {made} is not the unsharded model's"
+            )
+            return fault_at(call, sentence, WrongOperator(place_of(call.line), function, labels))
+    return None
+
+
+def with_operator(states: States, fault: Fault | None) -> Fault | None:
+    """Return a fault in backward, or that of the function of DTensors of which only the backward is wrong."""
+    if fault is None or not isinstance(fault.cause, WrongLineBackward):
+        return fault
+    for call in states.lines.calls:
+        is_here = call.line == fault.line and call.first.function == fault.cause.function
+        if not is_here or not _is_operator(states, call):
+            continue
+        of_call = [*call.inputs, *call.outputs]
+        if all(_is_as_claimed(states, value, with_rows=True) for value in of_call):
+            labels = _labels(states, call)
+            cause = WrongOperator(place_of(call.line), call.first.function, labels, is_backward=True)
+            return replace(fault, sentence=f"{fault.sentence}; it is given {labels}, all as they claim", cause=cause)
+    return fault
+
+
+def _is_operator(states: States, call: Call) -> bool:
+    """Whether a call is a function of torch's on DTensors alone, the same as the unsharded model's."""
+    function, whole = call.first.function, call.whole
+    is_same = whole is not None and {record.numbers for record in call.records.values()} == {whole.numbers}
+    is_torchs = function.islower() and function not in DRAWS and not call.first.is_collective
+    return (
+        is_same
+        and is_torchs
+        and bool(call.inputs and call.outputs)
+        and all(_label(states, value) for value in (*call.inputs, *call.outputs))
+    )
+
+
+def _label(states: States, value: Value) -> str:
+    """Return the placements that a DTensor has on all ranks; empty if it is none, or ranks differ."""
+    labels = {states.lines.records[pair].placements for pair in value}
+    return labels.pop() if len(labels) == 1 else ""
+
+
+def _labels(states: States, call: Call) -> str:
+    return " and ".join(dict.fromkeys(f"[{_label(states, value)}]" for value in call.inputs))
+
+
+def _is_as_claimed(states: States, value: Value, *, with_rows: bool = False) -> bool | None:
+    """Whether a DTensor is what it claims to be of the unsharded model's; None if that is not known.
+
+    Args:
+        with_rows: Whether ranks may have different rows along axes that the DTensor doesn't span.
+    """
+    whole, held, mesh = states.reference_of(value), states.held(value), states.mesh
+    if whole is None or len(held) < mesh.size:
+        return None
+    split = [Shard(dim) for dim in range(whole.ndim)]
+    rows: tuple[Placement, ...] = (Replicate(), *split, *OWN_ROWS) if with_rows else (Replicate(),)
+    near = ELEMENT.get(states.held_dtype(value), EXACT)
+    try:
+        claimed = _claimed(states, value, whole.ndim)
+        ways = product(*((claimed[axis],) if axis in claimed else rows for axis in mesh.axes))
+        return any(_has_placements(states, held, whole, placements, near) for placements in ways) if claimed else None
+    except LayoutError:
+        return None
+
+
+def _claimed(states: States, value: Value, num_dims: int) -> dict[str, Placement]:
+    """Return the placements of a DTensor by axis; empty if ranks differ, or axes are none of the mesh's.
+
+    Raises:
+        LayoutError: The dump has what no DTensor can have.
+    """
+    axes = the_only({states.lines.records[pair].axes for pair in value}) or ()
+    placements = parse_placements(_label(states, value), num_dims)
+    is_possible = len(placements) == len(axes) and set(axes) <= set(states.mesh.axes)
+    return dict(zip(axes, placements, strict=True)) if is_possible else {}
+
+
+def _has_placements(states: States, held: Arrays, whole: Array, placements: Sequence[Placement], near: float) -> bool:
+    mesh = states.mesh
+    for axis, placement in zip(mesh.axes, placements, strict=True):
+        if isinstance(placement, Partial):
+            held = over(axis, placement.op, held, mesh) if placement.op in REDUCTIONS else {}
+    settled = [Replicate() if isinstance(placement, Partial) else placement for placement in placements]
+    layout = Layout.from_placements(mesh, whole.shape, settled)
+    return len(held) == mesh.size and all(
+        held[rank].shape == region.shape and error_of(held[rank], part_of(whole, region)) <= near
+        for rank, region in layout.regions()
+    )

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.lines.arguments import counts_of_part, is_of_sizes, other_arguments, other_number
-from shardviz.check.step.lines.calls import SELECTS
+from shardviz.check.step.lines.calls import JOINS, SELECTS
 from shardviz.check.step.lines.exchanges import COPIES, MOVES, SUMS
 from shardviz.check.step.lines.fault import (
     Act,
@@ -29,17 +28,24 @@ from shardviz.check.step.lines.fault import (
     place_of,
     ratio_of_terms,
     scaled_term,
-    segments_of,
     unsummed,
     wrong_argument,
     wrong_count,
-    wrong_number,
     wrong_reduction,
     wrong_result,
 )
 from shardviz.check.step.lines.offsets import starts_of
+from shardviz.check.step.lines.operands import (
+    counts_of_part,
+    generator_of,
+    is_of_axis,
+    is_of_sizes,
+    other_arguments,
+    other_number,
+)
+from shardviz.check.step.lines.orders import cause_of_part
 from shardviz.check.step.lines.states import words_of
-from shardviz.explain.step.lines import DRAWS, ELEMENTWISE, CarriedLine, WrongLines
+from shardviz.explain.step.lines import ELEMENTWISE, INDEXING, CarriedLine, WrongLines
 from shardviz.explain.templates import number as written
 from shardviz.layout.splits import axes_in
 from shardviz.relate.factors import over
@@ -60,6 +66,9 @@ EXTREMES = ("max", "amax", "min", "amin", "aminmax", "any", "all", "topk", "norm
 
 DIVISIONS = ("div", "div_", "truediv", "itruediv", "true_divide", "true_divide_", "divide", "divide_")
 """Functions that divide: a rank may divide its own term of a sum, but by the whole number."""
+
+GUARDS = ("clamp", "clip", "clamp_min", "maximum", "add", *COPIES)
+"""Functions that keep a divisor from being zero, or give it another dtype."""
 
 
 class ForwardSearch:
@@ -125,14 +134,18 @@ class ForwardSearch:
         return origin(first), ""
 
     def _is_micro_batch(self, call: Call) -> bool:
-        """Whether a step takes parts of its batch one after the other: each has other rows than the whole's part."""
+        """Whether a step takes parts of its batch one after the other: each has other rows than the whole's part.
+
+        Parts that one call combines, as the halves of pairs, are no micro-batches.
+        """
         if not self.lines.is_step or call.first.function not in SELECTS or not call.inputs:
             return False
-        readers = self.lines.readers(call.inputs[0])
-        alike = [
-            reader for reader in readers if (reader.place, reader.first.function) == (call.place, call.first.function)
-        ]
-        return len(call.outputs) > 1 or len(alike) > 1
+        readers = [reader for reader in self.lines.readers(call.inputs[0]) if reader.first.function in SELECTS]
+        parts = {made for reader in readers for made in reader.outputs}
+        combining = (later for part in parts for later in self.lines.readers(part) if later.first.function not in JOINS)
+        alike = [reader for reader in readers if reader.place == call.place]
+        is_several = len(call.outputs) > 1 or len(alike) > 1
+        return is_several and not any(len(parts & {*later.inputs}) > 1 for later in combining)
 
     def is_bad(self, value: Value) -> bool:
         """Whether a tensor is wrong for certain."""
@@ -157,25 +170,38 @@ class ForwardSearch:
                 reader = min(readers, key=lambda reader: reader.order)
                 return given_fault(reader, *self._unlike_input(unlike)) if is_wrong else None
             bad = [tensor for tensor in inputs if self.is_bad(tensor)]
-            if not bad:
-                return self._reads_another(call) or self._fault_of(value, call, inputs, through)
+            if not bad or self._indexes_part(call, bad):
+                right = [tensor for tensor in inputs if tensor not in bad]
+                ratios = filter(None, map(self._ratio_of, (call, *through)))
+                return self._reads_another(call) or next(ratios, None) or self._fault_of(value, call, right, through)
             value = min(bad, key=lambda tensor: (self.lines.is_of_positions(tensor), self.lines.order(tensor)))
         return None
+
+    def _indexes_part(self, call: Call, bad: Sequence[Value]) -> bool:
+        """Whether a call takes a rank's own part in an order that the code counts, and the whole's takes others' parts.
+
+        Positions in the part are right for the part: no offset of the rank's would mend them.
+        """
+        is_counted = all(self.states.is_index(index) and self.lines.is_of_positions(index) for index in bad)
+        is_index = is_counted and call.first.function in INDEXING and call.inputs[0] not in bad
+        return is_index and cause_of_part(self.states, call, "") is not None
 
     def _fault_of(self, value: Value, call: Call, inputs: Sequence[Value], through: Sequence[Call]) -> Fault:
         """Return what is wrong with a call that is given right tensors and makes a wrong one."""
         if value in self.carried:
             return self._fault_of_loop(value, call)
-        places = {one.place: one for one in sorted((call, *through), key=lambda one: one.order)}
+        places = {maker.place: maker for maker in sorted((call, *through), key=lambda maker: maker.order)}
         if len(places) > 1:
             first, *_, last = places.values()
-            is_own = not any(one.first.is_collective for one in (call, *through))
-            begins = [
-                one.first.since or one.line for one in (call, *through) if one.line.function == first.line.function
-            ]
+            is_own = not any(maker.first.is_collective for maker in (call, *through))
+            makers = (maker for maker in (call, *through) if maker.line.function == first.line.function)
+            begins = [maker.first.since or maker.line for maker in makers]
             begin = min(begins, key=lambda line: line.line)
             return _between(begin, last, is_own=is_own)
-        state, terms = self.states.forward(value), [one for one in inputs if self.states.placed(one).kind == "terms"]
+        state, terms = (
+            self.states.forward(value),
+            [tensor for tensor in inputs if self.states.placed(tensor).kind == "terms"],
+        )
         if call.first.ranks and call.first.is_collective:
             return self._fault_of_reduction(state, call, inputs)
         if terms and (fault := self._fault_of_mean(state, self.states.forward(terms[0]), call, inputs)) is not None:
@@ -229,14 +255,14 @@ class ForwardSearch:
         return self._fault_of_result(self.states.forward(value), call, inputs, through)
 
     def _fault_of_result(self, state: State, call: Call, inputs: Sequence[Value], through: Sequence[Call]) -> Fault:
-        given = [self.states.forward(one) for one in inputs]
-        words = words_of(given) if inputs else self._draws(call)
+        given = [self.states.forward(tensor) for tensor in inputs]
+        words = words_of(given) if inputs else generator_of(self.states, call)
         of_axes = self.states.mesh.size_over(state.axes)
         is_mean = state.op == "avg" or math.isclose(state.factor, of_axes, rel_tol=EXACT)
-        is_mean = is_mean and all(one.kind != "terms" for one in given)
+        is_mean = is_mean and all(other.kind != "terms" for other in given)
         axes = " and ".join(state.axes) if is_mean else ""
-        between = sorted(through, key=lambda one: one.order)
-        reader = next((one for one in between if one.first.is_collective), next(iter(between), None))
+        between = sorted(through, key=lambda maker: maker.order)
+        reader = next((maker for maker in between if maker.first.is_collective), next(iter(between), None))
         reads = reader.first.function if reader is not None else ""
         unlike = "" if reads else self._unlike_dim(inputs, call.first.function)
         times = state.factor if state.factor != 1 else 0
@@ -244,27 +270,21 @@ class ForwardSearch:
         act = Act(call, words, held, self._before(inputs), self._sum_behind(call))
         if not reads and (fault := self._fault_of_extreme(act)) is not None:
             return fault
-        segments, number = None, other_number(call)
+        number = other_number(call)
+        of_part = None if times or reads else cause_of_part(self.states, call, words)
         if number is not None and not (axes or reads or self.states.mesh.long_axes):  # a stage's: nothing is a part
             return wrong_argument(act, *map(written, number))
-        if not (times or state.moved or reads):
-            if not unlike and number is not None and self._is_of_axis(*number):
-                return wrong_number(act, *number)
+        if not (times or state.moved or reads) and of_part is None:
+            if not unlike and number is not None and is_of_axis(*number, self.states.mesh):
+                return wrong_argument(act, *map(written, number), is_of_axis=True)
             if not unlike and all(arguments := other_arguments(self.states, call)):
                 return wrong_argument(act, *arguments)
-            segments = segments_of(self.lines, call, given)
-        if state.moved == "rank" and not reads and (spoiler := self._spoils_alone(call)) is not None:
+        is_of_rank = state.moved == "rank" and not reads and of_part is None
+        if is_of_rank and (spoiler := self._spoils_alone(call)) is not None:
             return wrong_count(act, spoiler, counts_of_part(call, spoiler))
-        fault = wrong_result(act, axes, times, reads, unlike, self._split_by(given, times), segments)
-        is_alone = not any(one.first.ranks for one in between)
+        fault = wrong_result(act, axes, times, reads, unlike, self._split_by(given, times), of_part)
+        is_alone = not any(maker.first.ranks for maker in between)
         return replace(fault, is_of_sizes=bool(times) and is_of_sizes(call), is_scaled=fault.is_scaled and is_alone)
-
-    def _is_of_axis(self, number: float, wanted: float) -> bool:
-        """Whether a number is another one times an axis's size or its root: it may be made of the size of a part."""
-        small, large = sorted((abs(number), abs(wanted)))
-        large = large / small if small else 0.0
-        sizes = [self.states.mesh.axis_size(axis) for axis in self.states.mesh.long_axes]
-        return any(math.isclose(power, size, rel_tol=SINGLE) for size in sizes for power in (large, large**2))
 
     def _spoils_alone(self, call: Call) -> Call | None:
         """Return the first call that makes of a different rank's part, and of nothing else, what is no rank's part.
@@ -313,15 +333,6 @@ class ForwardSearch:
             sums = {axis: over(axis, "sum", powers, self.states.mesh) for axis in self.states.mesh.axes}
             fits = (axis for axis, of in sums.items() if of and all(error_of(of[r], wanted) <= SINGLE for r in held))
             return next(fits, "")
-
-    def _draws(self, call: Call) -> str:
-        """Say what ranks draw random numbers from, if they draw as many as the unsharded model; else nothing."""
-        whole = self.states.whole(call.whole.outputs[0]) if call.whole is not None and call.whole.outputs else None
-        held = self.states.held(call.outputs[0]) if call.outputs and call.first.function in DRAWS else {}
-        if whole is None or not held or any(values.shape != whole.shape for values in held.values()):
-            return ""
-        is_apart = any(not (values == next(iter(held.values()))).all() for values in held.values())
-        return "a seed or generator of each rank's own" if is_apart else "a generator in another state"
 
     def _split_by(self, given: Sequence[State], times: float) -> tuple[str, bool]:
         """Return the axes whose size a number may be; with True if the number may be the root of the size.
@@ -393,7 +404,7 @@ class ForwardSearch:
                 inputs.append(value)
             elif maker is not None:
                 through.append(maker)
-                waiting += [(one, is_own) for one in maker.inputs]
+                waiting += [(source, is_own) for source in maker.inputs]
             else:
                 self._leaves.append(value)
         return inputs, through
@@ -415,15 +426,14 @@ class ForwardSearch:
         return None
 
     def _before(self, given: Sequence[Value]) -> FrameRecord | None:
-        last = max(given, key=self.lines.order, default=None)
-        return None if last is None else self.lines.line_of(last)
+        return self.lines.line_of(max(given, key=self.lines.order)) if given else None
 
     def maker_of_terms(self, value: Value) -> Call | None:
         """Return the call whose result first is one term of a sum; a mask of own elements isn't."""
         call = self.lines.producer(value)
         while call is not None:
-            terms = [one for one in self._given(call)[0] if self.states.placed(one).kind == "terms"]
-            terms = [one for one in terms if self.states.held_dtype(one) != "bool"]
+            terms = [tensor for tensor in self._given(call)[0] if self.states.placed(tensor).kind == "terms"]
+            terms = [tensor for tensor in terms if self.states.held_dtype(tensor) != "bool"]
             earlier = self.lines.producer(terms[0]) if terms else None
             if earlier is None:
                 return call
@@ -436,15 +446,28 @@ class ForwardSearch:
         act = Act(call, state_of_terms.text, state, before, self._sum_behind(call))
         axis, is_mean = state_of_terms.axes[0], state_of_terms.op == "avg"
         by_terms = call.first.function in DIVISIONS and len(call.inputs) > 1 and call.inputs[1] == terms
-        if by_terms and state_of_terms.axes == self.states.forward(call.inputs[0]).axes and not is_mean:
-            return ratio_of_terms(act, axis)
         if last is None or before != call.line or last.line != call.line:
             fault = unsummed(act, axis, is_mean=is_mean)
         else:
-            is_beside_whole = any(self.states.forward(one).kind == "right" for one in call.inputs if one != terms)
+            is_beside_whole = any(self.states.forward(other).kind == "right" for other in call.inputs if other != terms)
             operand = last.first.function
             fault = unsummed(act, axis, operand, is_beside_whole=is_beside_whole, is_mean=is_mean)
         return replace(fault, by_terms=by_terms)
+
+    def _ratio_of(self, call: Call) -> Fault | None:
+        """Return the fault of a call that divides one term of a sum by one of another, kept from being zero or not."""
+        if call.first.function not in DIVISIONS or len(call.inputs) < 2:
+            return None
+        numerator, value = self.states.forward(call.inputs[0]), call.inputs[1]
+        maker = self.lines.producer(value)
+        while self.states.forward(value).kind != "terms" and maker is not None and maker.first.function in GUARDS:
+            value = maker.inputs[0]
+            maker = self.lines.producer(value)
+        divisor = self.states.forward(value)
+        if {numerator.kind, divisor.kind} != {"terms"} or numerator.axes != divisor.axes or numerator.op or divisor.op:
+            return None
+        act = Act(call, numerator.text, self.states.forward(call.outputs[0]), self._before([value]))
+        return ratio_of_terms(replace(act, summed=self._sum_behind(call)), numerator.axes[0])
 
     def _sum_behind(self, call: Call) -> str:
         """Return the collective that sums what a call makes, or a copy of it; empty if none does."""
@@ -457,11 +480,12 @@ class ForwardSearch:
         while left:
             current = left.pop(0)
             readers = [reader for value in current.outputs for reader in self.lines.readers(value)]
-            reading = (one for one in readers if one.first.ranks or one.first.function.startswith(SUMS))
-            if (collective := next((one for one in reading if one.first.function.startswith(names)), None)) is not None:
+            reading = (reader for reader in readers if reader.first.ranks or reader.first.function.startswith(SUMS))
+            named = (reader for reader in reading if reader.first.function.startswith(names))
+            if (collective := next(named, None)) is not None:
                 return collective
             seen.add(current)
-            left += [one for one in readers if one.first.function in COPIES and one not in seen]
+            left += [reader for reader in readers if reader.first.function in COPIES and reader not in seen]
         return None
 
     def never_summed(self, value: Value) -> Fault | None:

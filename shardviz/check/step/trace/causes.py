@@ -27,9 +27,9 @@ from shardviz.check.step.rules.terms import (
     mixed_shards,
 )
 from shardviz.check.step.trace.calls import is_within
+from shardviz.check.step.trace.divergence import begin_of_order
 from shardviz.dump.records.trace import PointRecord, of_point
 from shardviz.errors import ShardvizError
-from shardviz.explain.step.forward import JoinedOutOfOrder
 from shardviz.explain.step.gradients import AveragedBackward, CutResidual, RepeatedBackwardSum, ScaledOnTheWayBack
 from shardviz.explain.step.modules import (
     AveragedForward,
@@ -89,10 +89,7 @@ def cause_of(evidence: Evidence, first: Divergence) -> Finding | None:
         if explained is not None:
             return explained
     return (
-        check_added(evidence, first)
-        or check_order_of_weights(evidence, first)
-        or _given_out_of_order(first)
-        or check_rows_of_peers(evidence, first)
+        check_added(evidence, first) or check_order_of_weights(evidence, first) or check_rows_of_peers(evidence, first)
     )
 
 
@@ -151,18 +148,23 @@ def _is_near(values: NDArray[np.float64], expected: NDArray[np.float64], near: f
     return values.shape == expected.shape and bool(np.all(np.abs(values - expected) <= near))
 
 
-def _given_out_of_order(first: Divergence) -> Finding | None:
-    """Return the finding if a linear layer goes wrong that is given its features in another order.
+def with_begin_of_order(evidence: Evidence, first: Divergence | None) -> Divergence | None:
+    """Return a divergence; if a linear layer is given its features in another order, that of what gives it them.
 
-    Tokens in another order come out of it in that order; features meet the wrong columns of its weight.
+    Tokens in another order come out of a linear layer in that order. Features meet the wrong columns of its weight,
+    unless these are in another order, too.
     """
-    call = first.call
-    is_linear = call.type == "Linear" and call.state("input") == "moved"
-    if not is_linear or (first.direction, first.way) != ("forward", "within"):
-        return None
-    ranks = tuple(sorted({rank for rank, _ in call.tensors("input", "moved")}))
-    sentence = f"the features of {call.module}'s input are in a different order than those of its weight"
-    return JoinedOutOfOrder().finding(call.module, ranks, sentence)
+    if first is None or first.call.type != "Linear" or first.call.state("input") != "moved":
+        return first
+    weight = evidence.dump.by_name("stamped", "param").get(f"{first.module}.weight")
+    if weight is None or _out_of_order(weight):
+        return first
+    begin = begin_of_order(evidence.calls, first.call)
+    output = evidence.activations.by_name.get(begin.module) if begin is not None else None
+    if begin is None or output is None or output.slices is None:
+        return begin or first
+    num_dims = len(evidence.dump.by_name("step", "activation")[output.name].shape)
+    return begin if output.slices.dim == num_dims - 1 else first
 
 
 def _beside_a_vector(evidence: Evidence, result: Compared) -> Finding | None:

@@ -118,6 +118,21 @@ def _between_forward(calls: Calls, call: Call) -> Divergence:
     return Divergence("forward", "between", outer, point, _right_before(calls.within(outer), call), call.module)
 
 
+def begin_of_order(calls: Calls, call: Call) -> Divergence | None:
+    """Return the last call before another that gives slices another order; None if one is in order after that."""
+    for earlier in (earlier for earlier in reversed(calls.in_order) if earlier.order < call.order):
+        if _begins_order(earlier):
+            return _within_forward(next(filter(_begins_order, calls.within(earlier)), earlier))
+        if earlier.state("output") == "right" and not calls.is_contained(earlier, "output"):
+            break
+    return None
+
+
+def _begins_order(call: Call) -> bool:
+    """Whether a call is given slices in order, and returns them in another."""
+    return call.state("output") == "moved" and call.state("input") == "right"
+
+
 def _right_before(calls: Sequence[Call], call: Call) -> str:
     """Return the name of the last call with a right output before a call; empty without one."""
     before = [one for one in calls if one.order < call.order and not one.is_bad("output")]

@@ -270,7 +270,8 @@ def cause_at(evidence: Evidence, first: Divergence) -> Cause:
             return UngatheredInput(name, axis, dim)
         inner = [one for one in evidence.calls.within(first.call) if one.module == first.after]
         pending = inner[-1].point("output", "pending") if inner and first.way == "between" else None
-        if pending is None and first.way == "between" and first.before == first.module:
+        is_given_wrong = first.way == "between" and first.before == first.module
+        if pending is None and (is_given_wrong or _is_given_out_of_order(first)):
             return UnexplainedInput(name)
         return (
             UnexplainedModule(name) if pending is None else UnexplainedModule(name, first.after, pending_axis(pending))
@@ -288,6 +289,11 @@ def cause_at(evidence: Evidence, first: Divergence) -> Cause:
     if first.way == "between":
         return UnexplainedBetweenModules(name, first.after or "what reads its output")
     return UnexplainedModuleBackward(name)
+
+
+def _is_given_out_of_order(first: Divergence) -> bool:
+    """Whether a linear layer is given its features in another order, or tokens, which it would leave in that order."""
+    return first.way == "within" and first.call.type == "Linear" and first.call.state("input") == "moved"
 
 
 def _readings(calls: Calls, first: Divergence) -> tuple[str, tuple[str, ...], str]:

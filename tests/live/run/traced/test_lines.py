@@ -126,3 +126,18 @@ def test_without_lines_the_run_that_shows_them_is_named(capsys, folder):
     two = run(folder, "mixer_again", *RANKS, "train.py", "mixer", traced=("--trace",))
     first = first_difference(capsys, one, two)
     assert first["look"] == "to see the line, run both jobs again with --trace lines=1"
+
+
+@nightly
+def test_halves_of_pairs_that_are_on_different_ranks_are_named(capsys, tmp_path):
+    halves = "    chosen, rejected = model(rows).mean(1).chunk(2)"
+    loss = f"{halves}\n    loss = -nn.functional.logsigmoid(chosen - rejected).mean()\n"
+    pairs = SCRIPT.replace("    loss = loss_of(model(rows), centered)\n", loss)
+    (tmp_path / "pairs.py").write_text(pairs)
+    together = "torch.cat([half.chunk(size)[rank] for half in torch.randn(8, 16).chunk(2)])"
+    (tmp_path / "right.py").write_text(pairs.replace("torch.randn(8, 16).chunk(size)[rank]", together))
+    one = run(tmp_path, "one", sys.executable, "pairs.py", "right")
+    first = first_difference(capsys, one, run(tmp_path, "pairs", *RANKS, "pairs.py", "right"))
+    assert f"pairs.py:{pairs.splitlines().index(halves) + 1}" in first["sentence"], first
+    assert first["cause_id"] == "segments-of-part", first
+    assert first_difference(capsys, one, run(tmp_path, "together", *RANKS, "right.py", "right")) is None
