@@ -197,8 +197,9 @@ def _places_of_call(states: States, call: Call) -> tuple[dict[int, Places], Valu
         return {rank: (queries[rank][0], keys[rank][0]) for rank in queries if rank in keys}, call.inputs[3]
     if call.first.function not in MASKING or len(call.inputs) < 2:
         return {}, None
-    by_variety = sorted(call.inputs, key=lambda value: -_variety(states, value))
-    return _places(states, by_variety[0]), by_variety[1]
+    scores, mask = sorted(call.inputs, key=lambda value: -_variety(states, value))[:2]
+    is_made_of_scores = any(scores in maker.inputs for maker in states.lines.makers(mask))  # as their maximum is
+    return ({}, None) if is_made_of_scores else (_places(states, scores), mask)
 
 
 def _variety(states: States, value: Value) -> int:
