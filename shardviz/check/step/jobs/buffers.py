@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from shardviz.check.step.jobs.whole_job import WholeJob
     from shardviz.check.step.trace.traces import OfRank, Weight
+    from shardviz.dump.dump import Dump
     from shardviz.explain.finding import Finding
 
 LIKE = 0.25
@@ -51,6 +52,13 @@ def own_buffers(reference: WholeJob, job: WholeJob) -> Iterator[Finding]:
         axes = [axis for axis in job.mesh.long_axes if _differ_along(axis, values, job, UPDATE_OF_JOB * moved)]
         if axes and all(_is_like(own, expected) for own in values.values()):
             yield _finding(name, axes, job, tuple(values))
+
+
+def unseen_buffers(dump: Dump, job: WholeJob) -> list[str]:
+    """Return the buffers of a job's model that its trace lacks after the step, as those that a forward writes."""
+    seen = by_name(job.job.ranks, "buffer", "updated")
+    buffers = (tensor for tensor in dump.at("initial") if tensor.role == "buffer")
+    return [name for buffer in buffers for name in buffer.names if name not in seen]
 
 
 def _finding(name: str, axes: list[str], job: WholeJob, ranks: tuple[int, ...]) -> Finding:
