@@ -16,7 +16,7 @@ from shardviz.check.report import NotChecked, findings_in, grouped, ranks_by_nam
 from shardviz.check.step.comparison import compared
 from shardviz.check.step.jobs.assembly import JobEvidence, Weights, assembled, findings_on
 from shardviz.check.step.jobs.averages import averages_of
-from shardviz.check.step.jobs.buffers import own_buffers, unseen_buffers
+from shardviz.check.step.jobs.buffers import own_buffers, unseen_buffers, with_buffer_read
 from shardviz.check.step.jobs.clips import clips_of, unclipped, with_own_clips
 from shardviz.check.step.jobs.earlier import cause_of_steps, drifts_of, histories_of
 from shardviz.check.step.jobs.later import LaterResult, later_steps_of
@@ -323,7 +323,7 @@ def _step_of(
     results += [*held_back_gradients(weights, job), *different_settings(reference, job), *lost_states(reference, job)]
     findings = grouped(findings_in(results), ranks_by_name(dump))
     placed = sorted(findings_in(with_lines(dump, findings)), key=lambda finding: not finding.module)
-    findings = with_own_clips(placed, job)
+    findings = [with_buffer_read(finding, evidence.calls, reference, job) for finding in with_own_clips(placed, job)]
     look = _look_at_lines(findings, reference, job)
     kept = Updates() if findings else states_before(reference, job, weights)
     findings += grouped(findings_in(kept.results), ranks_by_name(dump))
