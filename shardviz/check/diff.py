@@ -144,6 +144,7 @@ def compare(
     without = [NotChecked("", plans.not_compared, "step")] if plans is not None and plans.not_compared else []
     gained, not_in_first = split_by_certainty(_only_in(second, first, after), before, "first")
     lost, not_in_second = split_by_certainty(_only_in(first, second, before), after, "second")
+    gained = tuple(finding for finding in gained if not _is_in_step(finding, step))
     unread = (*unread_parts(before, "first"), *unread_parts(after, "second"), *not_in_first, *not_in_second)
     return Difference(
         tuple(change for change in changes if change not in relaid),
@@ -156,6 +157,13 @@ def compare(
         plans.sizes if plans is not None else (),
         unread=tuple(sorted({*unread_ranks(before), *unread_ranks(after)})),
     )
+
+
+def _is_in_step(finding: Finding, step: StepDifference) -> bool:
+    """Whether copies differ of a tensor by which the step's first wrong module is explained already."""
+    module = finding.tensor.rpartition(".")[0]
+    causes = [departure.explanation for departure in step.departures if departure.module == module]
+    return finding.kind == "unreplicated" and not finding.others and finding.explanation in causes
 
 
 def _is_trace_alone(dump: Dump) -> bool:

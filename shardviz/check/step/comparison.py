@@ -236,11 +236,12 @@ def wrapped_over(wrappers: Mapping[str, WrapperRecord] | None, mesh: Mesh, rank:
 
 
 def wrappers_of(dump: Dump, rank: int, name: str) -> dict[str, WrapperRecord] | None:
-    """Return the wrappers that reduce a parameter's gradient on a rank; None if unrecorded."""
+    """Return the wrappers that reduce a parameter's gradient on a rank, by any of its names; None if unrecorded."""
     record = dump.files.ranks.get(rank)
     if record is None or record.wrappers is None:
         return None
-    return {wrapper.kind: wrapper for wrapper in record.wrappers if name in wrapper.names}
+    names = {name, *dump.ties.get(name, ())}
+    return {wrapper.kind: wrapper for wrapper in record.wrappers if not names.isdisjoint(wrapper.names)}
 
 
 def _other_divisors(dump: Dump, rank: int, fsdp: WrapperRecord | None) -> frozenset[float]:

@@ -112,6 +112,40 @@ class GraphCutBehind(Cause):
     )
 
 
+class WrongOutside(Cause):
+    """An output that no module reads gets a wrong gradient back.
+
+    A module returns more than one tensor: beside hidden states the logits of a router, or values that later layers and
+    stages use. Its output is right, and so is the gradient of what the next module reads; the gradient of the further
+    output comes from code that belongs to no module.
+
+    Attributes:
+        output: The output: `output[1] of moe`.
+        around: The module whose code has the output, and may use it; empty for the model itself.
+        is_sent: Whether the modules that follow run on other ranks.
+    """
+
+    output: str
+    around: str
+    is_sent: bool
+    why = (
+        (
+            "{is_sent:?{output} goes to the next stage, and the gradient that its use there has isn't sent back, or "
+            "isn't added|{output} is used by a term of the loss, a hook or other code outside of modules, whose part "
+            "of the gradient is missing or has another weight than in the unsharded model}"
+        ),
+        (
+            "{around:?The code of {around:called}|The model's own code} uses the tensor, too, and its part of the "
+            "gradient is wrong, as behind a collective without a backward"
+        ),
+    )
+    how = (
+        "{is_sent:?send back the gradient of every tensor that was sent forward, and start backward from all outputs: "
+        "torch.autograd.backward(outputs, gradients)|look at the code that uses {output}: at the weight of its term in "
+        "the loss, which is multiplied or divided by the number of ranks together with other terms, or not with them}"
+    )
+
+
 class CutResidual(Cause):
     """The gradient of a residual connection does not flow back.
 

@@ -173,7 +173,8 @@ class UnexplainedBetweenModules(Cause):
             "In backward, the gradient goes wrong between {after:called} and {module:called}, in a collective without "
             "a backward or with a wrong one"
         ),
-        "A transfer between stages scales or cuts the gradient",
+        "A transfer between stages scales or cuts the gradient, or {module:called}'s output is also used outside of "
+        "modules, as by a term of the loss, and that has another weight",
     )
     how = (
         "look at the code that takes the output of {module:called} to {after:called}, and at the backward of its "

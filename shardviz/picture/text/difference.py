@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 JOBS_AGREE = "the jobs agree up to this step's gradients; to compare its update, trace the next step too"
 UPDATES_AGREE = "the jobs agree in this step and the weights after it"
+MOST_BUFFERS = 3
 MOST_NAMES = 8
 """Places of one cause whose names are written out, identical layers counted as one."""
 
@@ -43,6 +44,10 @@ def difference_lines(difference: Difference, terminal: Terminal) -> list[Text]:
             lines += [line((title, "bold")), *findings_lines(findings, terminal), line("")]
     for reason in reasons_of(difference.not_compared):
         text = printable(f"not compared: {reason}")
+        lines += wrapped(text, terminal.width, line((f"{terminal.glyphs.unknown} ", DIM)), 4)
+    if not difference and difference.step.has_update and difference.step.unseen_buffers:
+        names = folded_names(difference.step.unseen_buffers, MOST_BUFFERS)
+        text = printable(f"not compared: what the step makes of buffers that its forward may write: {names}")
         lines += wrapped(text, terminal.width, line((f"{terminal.glyphs.unknown} ", DIM)), 4)
     return [*lines, _verdict(difference, terminal)]
 

@@ -1,7 +1,9 @@
 """The first wrong module, from states alone: forward, backward, and what looks like one and is not."""
 
+from types import SimpleNamespace
+
 from shardviz.check.step.trace.calls import Call, Calls
-from shardviz.check.step.trace.divergence import first_in_backward, first_in_forward
+from shardviz.check.step.trace.divergence import blamed_by_weights, first_in_backward, first_in_forward
 from shardviz.dump.records.trace import PointRecord
 
 IN, OUT, BACK_IN, BACK_OUT = "input", "output", "gradient of input", "gradient of output"
@@ -81,3 +83,60 @@ def test_terms_that_are_passed_on_are_those_of_the_module_that_sends_them_back()
     )
     found = first_in_backward(calls)
     assert (found.way, found.module, found.before, found.axis) == ("unsummed", "attn3", "linear2", "tp")
+
+
+def returning(module, outputs, reads, read="odd"):
+    """Make a call that reads a tensor, and returns some of which gradients come back in some states."""
+    points = [PointRecord(module, IN, 0, "right", tensor=reads), PointRecord(module, BACK_IN, 0, read, tensor=reads)]
+    for index, (tensor, state) in enumerate(outputs):
+        points.append(PointRecord(module, OUT, 0, "right", index=index, tensor=tensor))
+        points.append(PointRecord(module, BACK_OUT, 0, state, index=index, tensor=tensor))
+    return module, points
+
+
+def in_order(*rows):
+    return Calls(tuple(Call(module, 0, order, {0: points}) for order, (module, points) in enumerate(rows)))
+
+
+def test_a_further_output_that_no_module_reads_gets_its_wrong_gradient_from_outside():
+    calls = in_order(
+        returning("moe.router", [(2, "right")], reads=1),
+        returning("moe.experts.0", [(3, "right")], reads=1),
+        returning("moe", [(4, "right"), (5, "odd")], reads=1),
+        returning("head", [(6, "right")], reads=4, read="right"),
+    )
+    first = first_in_backward(calls)
+    assert (first.way, first.module, first.before) == ("outside", "moe", "output[1] of moe")
+
+
+def test_an_output_that_is_handed_on_from_layer_to_layer_is_that_of_the_module_that_makes_it():
+    calls = in_order(
+        returning("layers.0.v", [(2, "odd")], reads=1),
+        returning("layers.0.k", [(3, "right")], reads=1),
+        returning("layers.0", [(4, "right"), (2, "odd")], reads=0),
+        ("layers.1", [*returning("layers.1", [(5, "right"), (2, "odd")], reads=2)[1]]),
+        returning("head", [(6, "right")], reads=5, read="right"),
+    )
+    first = first_in_backward(calls)
+    assert (first.way, first.module, first.before) == ("outside", "layers.0.v", "output[1] of layers.1")
+
+
+def test_an_output_that_code_of_the_model_reads_is_no_further_one_if_it_is_the_only_one():
+    calls = in_order(
+        returning("moe.router", [(2, "odd")], reads=1),
+        returning("moe", [(4, "right")], reads=1),
+        returning("head", [(6, "right")], reads=4, read="right"),
+    )
+    assert first_in_backward(calls).module == "moe"
+
+
+def test_of_several_modules_that_read_a_tensor_none_is_blamed_if_their_weights_are_right():
+    calls = in_order(
+        returning("norm", [(1, "odd")], reads=0),
+        returning("q", [(2, "right")], reads=1),
+        returning("k", [(3, "right")], reads=1),
+        returning("head", [(6, "right")], reads=4, read="right"),
+    )
+    right = {name: SimpleNamespace(wrong=()) for name in ("q.weight", "k.weight")}
+    first = blamed_by_weights(first_in_backward(calls), calls, right)
+    assert (first.way, first.module, first.after) == ("between", "norm", "q and k")

@@ -7,16 +7,19 @@ DistributedDataParallel sends rank 0's buffers before the next forward.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shardviz.check.step.jobs.assembly import are_whole
 from shardviz.check.step.jobs.starts import by_name
+from shardviz.explain.placement.values import UnsynchronizedBuffer
 from shardviz.explain.step.buffers import BufferOfParts, OwnBufferRead
+from shardviz.explain.step.modules import UnexplainedModule
 from shardviz.relate.tolerance import UPDATE_OF_JOB
 from shardviz.relate.values import farthest
-from shardviz.text import listed
+from shardviz.text import listed, named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -24,7 +27,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.check.step.jobs.whole_job import WholeJob
+    from shardviz.check.step.trace.calls import Calls
     from shardviz.check.step.trace.traces import OfRank, Weight
+    from shardviz.dump.dump import Dump
     from shardviz.explain.finding import Finding
 
 LIKE = 0.25
@@ -51,6 +56,36 @@ def own_buffers(reference: WholeJob, job: WholeJob) -> Iterator[Finding]:
         axes = [axis for axis in job.mesh.long_axes if _differ_along(axis, values, job, UPDATE_OF_JOB * moved)]
         if axes and all(_is_like(own, expected) for own in values.values()):
             yield _finding(name, axes, job, tuple(values))
+
+
+def with_buffer_read(finding: Finding, calls: Calls, reference: WholeJob, job: WholeJob) -> Finding:
+    """Return an unexplained finding about a module with the buffer that it reads, if ranks' copies of that differ.
+
+    The module's output is wrong on all ranks on which the buffer is not one process's; where some have the right rows
+    of it, these may not be told apart from the others.
+    """
+    if not isinstance(finding.explanation, UnexplainedModule) or not reference.is_of_one:
+        return finding
+    wrong = {rank for call in calls.by_module.get(finding.module, ()) for rank, _ in call.tensors("output", "odd")}
+    before, whole = (by_name(each.job.ranks, "buffer", "step") for each in (job, reference))
+    for name in (name for name in before if name.rpartition(".")[0] == finding.module and name in whole):
+        wanted = next(iter(whole[name].values()))
+        if not are_whole(wanted, *before[name].values()):
+            continue
+        values = {rank: _array(weight) for rank, weight in before[name].items()}
+        odd = {rank for rank, held in values.items() if not np.array_equal(held, _array(wanted))}
+        axes = tuple(axis for axis in job.mesh.long_axes if _differ_along(axis, values, job, 0.0))
+        if axes and odd <= wrong:
+            clause = f"the buffer {name} that it reads is not one process's on {named_ranks(sorted(odd))}"
+            return replace(finding, details=(*finding.details, clause)).because(UnsynchronizedBuffer(axes))
+    return finding
+
+
+def unseen_buffers(dump: Dump, job: WholeJob) -> list[str]:
+    """Return the buffers of a job's model that its trace lacks after the step, as those that a forward writes."""
+    seen = by_name(job.job.ranks, "buffer", "updated")
+    buffers = (tensor for tensor in dump.at("initial") if tensor.role == "buffer")
+    return [name for buffer in buffers for name in buffer.names if name not in seen]
 
 
 def _finding(name: str, axes: list[str], job: WholeJob, ranks: tuple[int, ...]) -> Finding:

@@ -16,7 +16,7 @@ from shardviz.check.report import NotChecked, findings_in, grouped, ranks_by_nam
 from shardviz.check.step.comparison import compared
 from shardviz.check.step.jobs.assembly import JobEvidence, Weights, assembled, findings_on
 from shardviz.check.step.jobs.averages import averages_of
-from shardviz.check.step.jobs.buffers import own_buffers
+from shardviz.check.step.jobs.buffers import own_buffers, unseen_buffers, with_buffer_read
 from shardviz.check.step.jobs.clips import clips_of, unclipped, with_own_clips
 from shardviz.check.step.jobs.earlier import cause_of_steps, drifts_of, histories_of
 from shardviz.check.step.jobs.later import LaterResult, later_steps_of
@@ -144,16 +144,22 @@ def compare_jobs(before: Dump, after: Dump) -> StepDifference | None:
             return _not_compared(f"the step, module by module: no trace of {named_ranks(missing, MAX_LISTED)}")
         first = WholeJob(first_trace, mesh_of_job(before, first_trace), "the first run")
         second = WholeJob(second_trace, mesh_of_job(after, second_trace), "the second run")
-        if first.is_of_one or second.is_of_one:
-            return _compare(*((first, second) if first.is_of_one else (second, first))).difference
-        if first.is_pipeline and second.is_pipeline:
-            return _not_compared(TWO_PIPELINES)
-        if first.is_pipeline or second.is_pipeline:
-            return _compare(*((second, first) if first.is_pipeline else (first, second))).difference
-        first_attempt = _compare(first, second)
-        if first_attempt.worth == BEST or (first_attempt.is_complete and first_attempt.worth == AGREEING):
-            return first_attempt.difference
-        return max(first_attempt, _compare(second, first), key=lambda attempt: attempt.worth).difference
+        names = {name: None for dump, job in ((before, first), (after, second)) for name in unseen_buffers(dump, job)}
+        return replace(_compare_both(first, second), unseen_buffers=tuple(names))
+
+
+def _compare_both(first: WholeJob, second: WholeJob) -> StepDifference:
+    """Compare two jobs, the one with whole values as the reference; else each may be, and the more telling counts."""
+    if first.is_of_one or second.is_of_one:
+        return _compare(*((first, second) if first.is_of_one else (second, first))).difference
+    if first.is_pipeline and second.is_pipeline:
+        return _not_compared(TWO_PIPELINES)
+    if first.is_pipeline or second.is_pipeline:
+        return _compare(*((second, first) if first.is_pipeline else (first, second))).difference
+    first_attempt = _compare(first, second)
+    if first_attempt.worth == BEST or (first_attempt.is_complete and first_attempt.worth == AGREEING):
+        return first_attempt.difference
+    return max(first_attempt, _compare(second, first), key=lambda attempt: attempt.worth).difference
 
 
 def _not_compared(why: str) -> StepDifference:
@@ -315,7 +321,7 @@ def _step_of(
     results += [*held_back_gradients(weights, job), *different_settings(reference, job), *lost_states(reference, job)]
     findings = grouped(findings_in(results), ranks_by_name(dump))
     placed = sorted(findings_in(with_lines(dump, findings)), key=lambda finding: not finding.module)
-    findings = with_own_clips(placed, job)
+    findings = [with_buffer_read(finding, evidence.calls, reference, job) for finding in with_own_clips(placed, job)]
     look = _look_at_lines(findings, reference, job)
     kept = Updates() if findings else states_before(reference, job, weights)
     findings += grouped(findings_in(kept.results), ranks_by_name(dump))

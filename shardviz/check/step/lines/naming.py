@@ -21,7 +21,7 @@ from shardviz.dump.records.lines import COMPARED_OVER_PARTS, NO_MEAN, STEP
 from shardviz.explain.checkpoints.states import UnexplainedState
 from shardviz.explain.finding import Finding
 from shardviz.explain.step.forward import JoinedOutOfOrder, MisplacedOperand, ShiftedPart, UngatheredKeys
-from shardviz.explain.step.gradients import UnsummedInputGradient
+from shardviz.explain.step.gradients import UnsummedInputGradient, WrongOutside
 from shardviz.explain.step.line_reductions import (
     CopiesSummedLine,
     GradientsOfOtherMicroBatches,
@@ -106,6 +106,7 @@ OPEN = (
     UngatheredInput,
     UnexplainedBetweenModules,
     UnexplainedForward,
+    WrongOutside,
 )
 """Causes that say where a step goes wrong and not why: the line takes their place."""
 
@@ -149,6 +150,8 @@ def module_to_open(finding: Finding) -> str | None:
         return None  # no line has what is missing
     if isinstance(finding.explanation, UnexplainedBetweenModules):
         return finding.module.rpartition(".")[0]
+    if isinstance(finding.explanation, WrongOutside):
+        return finding.explanation.around
     if isinstance(finding.explanation, UngatheredKeys):
         return finding.explanation.module.rpartition(".")[0]
     if finding.module or isinstance(finding.explanation, OPEN):

@@ -21,7 +21,7 @@ import numpy as np
 from shardviz.check.step.comparison import spans
 from shardviz.check.step.rules.factors import size_in_words
 from shardviz.check.step.rules.losses import cause_of_value, exponentials_of, unexplained_loss, unexplained_value
-from shardviz.check.step.trace.divergence import OUTPUT
+from shardviz.check.step.trace.divergence import is_wrong_from_loss
 from shardviz.dump.records.base import WEIGHTS
 from shardviz.explain.step.changed import AddedNumber, OnlyZerosThere, RoundedResult, TransposedResult
 from shardviz.explain.step.forward import JoinedOutOfOrder, PartOfAnotherRank, RepeatedParts
@@ -110,7 +110,8 @@ def _where_to_look(evidence: Evidence, comparison: Compared) -> Cause:
 
 def _in_backward(evidence: Evidence) -> Cause:
     cut = evidence.without_gradient
-    is_of_loss = any(call.is_bad(OUTPUT) for call in evidence.calls.by_module.get("", ()))
+    of_model = evidence.calls.by_module.get("", ())
+    is_of_loss = any(is_wrong_from_loss(evidence.calls, call) for call in of_model)
     moves = {move for record in evidence.dump.files.ranks.values() for move in record.moves}
     if cut or len(moves) != 1:
         return CutGraph(cut) if cut else UnexplainedBackward(is_of_loss, is_unseen=evidence.loss is None)

@@ -7,7 +7,9 @@ right.
 A gradient is that of a tensor: what all modules that read it send back, together. So where several read a tensor and
 its gradient is wrong, those are not to blame beside which another reader was given a wrong gradient itself. Nor is one
 whose own weights have right gradients: it did its part. Then another reader is at fault whose weights' gradients are
-wrong, or the module around them, which reads the tensor as well: a residual.
+wrong, or the module around them, which reads the tensor as well: a residual; or what the tensor is read by cannot be
+told apart. And a tensor that leaves the modules as a further output, such as a router's logits, is read by what is no
+module: the loss, a hook or another stage.
 """
 
 from __future__ import annotations
@@ -27,9 +29,9 @@ if TYPE_CHECKING:
 
 
 Direction = Literal["forward", "backward"]
-Way = Literal["within", "between", "unsummed", "cut", "lost"]
-"""How it goes wrong: in the call; in its own code between two calls that it makes; what it returns is never summed;
-nothing can flow back from it; or what flows back to it does not arrive."""
+Way = Literal["within", "between", "outside", "unsummed", "cut", "lost"]
+"""How it goes wrong: in the call; in its own code between two calls that it makes; in what reads its output outside of
+all calls; what it returns is never summed; nothing can flow back from it; or what flows back to it does not arrive."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,8 @@ class Divergence:
         way: How it goes wrong.
         call: The call; its module is the first wrong one.
         point: The first point that is not the unsharded model's; None if it is not there at all.
-        after: The last call before it that is right, of those that it makes.
-        before: The call that is given, or gives back, what is wrong.
+        after: The last call before it that is right, of those that it makes; the last that returns what it makes.
+        before: The call that is given, or gives back, what is wrong; the output whose gradient comes from outside.
     """
 
     direction: Direction
@@ -163,13 +165,50 @@ def first_in_backward(calls: Calls) -> Divergence | None:
     cut = _cut(calls)
     if cut is not None or not _begins_right(calls):
         return cut or _behind_skipped(calls)
+    calls = _without_passed_outputs(calls)
     return _descended(calls) or _between_calls(calls)
 
 
+def _without_passed_outputs(calls: Calls) -> Calls:
+    """Return calls without the gradients of outputs that a call was given: they come from whatever else reads them."""
+
+    def points_of(call: Call) -> dict[int, list[PointRecord]]:
+        passed = _passed(call)
+        return {
+            rank: [point for point in points if point.what != OUTPUT or (rank, point.tensor) not in passed]
+            for rank, points in call.points.items()
+        }
+
+    return Calls(tuple(replace(call, points=points_of(call)) if _passed(call) else call for call in calls.in_order))
+
+
+def _passed(call: Call) -> set[tuple[int, int]]:
+    """Return the tensors that a call returns as they were given to it, if it returns others as well."""
+    outputs = call.tensors("output")
+    passed = outputs & call.tensors("input")
+    return passed if passed < outputs else set()
+
+
 def _begins_right(calls: Calls) -> bool:
-    """Whether the gradient that backward begins with is the unsharded model's; else there is nothing to go by."""
+    """Whether a gradient that backward begins with is the unsharded model's; else there is nothing to go by."""
     with_output = [call for call in calls.in_order if call.state(OUTPUT) is not None]
-    return bool(with_output) and with_output[-1].is_good(OUTPUT)
+    return bool(with_output) and not is_wrong_from_loss(calls, with_output[-1])
+
+
+def is_wrong_from_loss(calls: Calls, call: Call) -> bool:
+    """Whether a gradient of the last call's output is wrong, and can only come from what reads it.
+
+    What a module returns beside other outputs, of which one gets a right gradient, it may have used itself.
+    """
+    wrong = call.tensors(OUTPUT, *BAD, "cut")
+    returning = [other.tensors("output") for other in calls.in_order if other is not call]
+    beside_others = {tensor for outputs in returning if outputs - wrong for tensor in outputs}
+    return bool(wrong if not is_given_right(call) else wrong - beside_others)
+
+
+def is_given_right(call: Call) -> bool:
+    """Whether a call gets a right gradient of one of its outputs at least."""
+    return bool(call.tensors(OUTPUT, "right", "moved", "pending") - call.tensors(OUTPUT, *BAD, "cut"))
 
 
 def _behind_skipped(calls: Calls) -> Divergence | None:
@@ -196,7 +235,7 @@ def _is_expected(calls: Calls, call: Call, what: What) -> bool:
 
 def _goes_wrong(calls: Calls, call: Call) -> bool:
     """Whether a call is given the right gradient and gives back a wrong one, which gets out of the calls around it."""
-    is_wrong = call.is_bad(INPUT) and not _is_incomparable(call)
+    is_wrong = bool(call.tensors(INPUT, *BAD, "cut") - _passed(call)) and not _is_incomparable(call)
     return call.is_good(OUTPUT) and is_wrong and not _is_expected(calls, call, INPUT)
 
 
@@ -207,8 +246,9 @@ def _is_incomparable(call: Call) -> bool:
 
 
 def _descended(calls: Calls) -> Divergence | None:
-    """Return the innermost call that goes wrong within the last one that does."""
-    innermost = next((call for call in reversed(calls.in_order) if _goes_wrong(calls, call)), None)
+    """Return the innermost call that goes wrong within the last one that does, if nothing else explains it."""
+    wrong = (call for call in reversed(calls.in_order) if _goes_wrong(calls, call))
+    innermost = next((call for call in wrong if not _is_explained(calls, call, calls.in_order)), None)
     if innermost is None:
         return None
     while inner := _blamed(calls, calls.within(innermost)):
@@ -332,6 +372,8 @@ def _between_calls(calls: Calls) -> Divergence | None:
     """Return the last call that is given a wrong gradient if no call gives one: it went wrong on the way."""
     for call in reversed(calls.in_order):
         if call.is_bad(OUTPUT) and not _is_expected(calls, call, OUTPUT):
+            if (outside := _outside(calls, call)) is not None:
+                return outside
             state = call.state(OUTPUT)
             way: Way = "lost" if state == "none" else "between"
             states: tuple[State, ...] = ("none",) if way == "lost" else ("odd", "repeated")
@@ -339,6 +381,24 @@ def _between_calls(calls: Calls) -> Divergence | None:
             after = next((one.module for one in later if one.is_good(INPUT) or one.is_good(OUTPUT)), "")
             return Divergence("backward", way, call, call.point(OUTPUT, *states), after, call.module)
     return None
+
+
+def _outside(calls: Calls, call: Call) -> Divergence | None:
+    """Return the call that makes a further output of a call's if its gradient is wrong, and no call reads it any more.
+
+    Another output of the call has a right gradient, so what is wrong does not come from the module that follows.
+    """
+    if not is_given_right(call):
+        return None
+    wrong = call.tensors(OUTPUT, *BAD)
+    returning = {tensor: [other for other in calls.in_order if tensor in other.tensors("output")] for tensor in wrong}
+    rank, tensor = max(wrong, key=lambda tensor: returning[tensor][0].order)
+    maker, last = returning[rank, tensor][0], returning[rank, tensor][-1]
+    if any((rank, tensor) in other.tensors("input") for other in calls.in_order if other.order > last.order):
+        return None
+    index = next(point.index for point in last.points[rank] if (point.what, point.tensor) == ("output", tensor))
+    output = f"output[{index}] of {module_name(last.module) or 'the model'}"
+    return Divergence("backward", "outside", maker, maker.point(OUTPUT, *BAD), after=last.module, before=output)
 
 
 def blamed_by_weights(first: Divergence | None, calls: Calls, gradients: Mapping[str, Compared]) -> Divergence | None:
@@ -356,4 +416,19 @@ def blamed_by_weights(first: Divergence | None, calls: Calls, gradients: Mapping
     # A residual around the call has no backward.
     outer = next((call for call in calls.around(first.call) if call.is_bad(INPUT)), None)
     is_residual = outer is not None and first.point is not None and bool(first.point.added)
-    return replace(first, call=outer) if outer and is_residual and outer.tensors(INPUT) & tensors else first
+    if outer and is_residual and outer.tensors(INPUT) & tensors:
+        return replace(first, call=outer)
+    return _before_readers(calls, first) or first
+
+
+def _before_readers(calls: Calls, first: Divergence) -> Divergence | None:
+    """Return what makes the tensor that a call sends a wrong gradient back to, if others that read it do as well."""
+    wrong = [call for call in calls.in_order if _goes_wrong(calls, call) and not calls.within(call)]
+    if not _shares_blame(first.call, wrong):
+        return None
+    tensors = first.call.tensors(INPUT, *BAD)
+    maker = next((call for call in calls.in_order if call.tensors("output") & tensors), None)
+    if maker is None or not maker.is_bad(OUTPUT):
+        return None
+    readers = [call.module for call in wrong if call.tensors(INPUT, *BAD) & tensors]
+    return Divergence("backward", "between", maker, maker.point(OUTPUT, *BAD), " and ".join(readers), maker.module)

@@ -11,7 +11,7 @@ from shardviz.check.step.trace.causes import cause_of, times_in_backward
 from shardviz.check.step.trace.divergence import INPUT, OUTPUT, pending_axis, unsummed_behind
 from shardviz.dump.records.trace import Place
 from shardviz.explain.finding import Finding
-from shardviz.explain.step.gradients import CutInModule, GraphCutBehind, UnsummedInputGradient
+from shardviz.explain.step.gradients import CutInModule, GraphCutBehind, UnsummedInputGradient, WrongOutside
 from shardviz.explain.step.modules import (
     UnexplainedBetweenModules,
     UnexplainedInput,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from shardviz.check.report import NotChecked
     from shardviz.check.step.comparison import Compared, Found
     from shardviz.check.step.evidence import Evidence
-    from shardviz.check.step.trace.calls import Calls
+    from shardviz.check.step.trace.calls import Call, Calls
     from shardviz.check.step.trace.divergence import Divergence
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Kind
@@ -120,8 +120,8 @@ def of_output(evidence: Evidence, first: Divergence, finding: Finding) -> Findin
 
 
 def _explained(evidence: Evidence, first: Divergence, pairs: Sequence[Found] = ()) -> Finding | None:
-    """Return what a rule says of the first wrong values, unless they are a sum that is pending."""
-    if first.way in ("unsummed", "cut", "lost"):
+    """Return what a rule says of the first wrong values, unless they are a sum that is pending, or no module's."""
+    if first.way in ("unsummed", "cut", "lost", "outside"):
         return None
     return cause_of(evidence, first) or _of_weights(first, pairs)
 
@@ -168,8 +168,14 @@ def where(first: Divergence) -> str:
     if first.way == "lost":
         lost = f"no gradient comes back to {_lost_output(first)}"
         return f"in backward {name} is the first wrong module: {lost}"
+    if first.way == "outside":
+        if first.module == first.after:
+            return f"in backward the gradient of {first.before} is the first that is wrong, and no module reads it"
+        begin = f"in backward the gradient of {name}'s output is the first that is wrong"
+        return f"{begin}: it leaves the modules as {first.before}"
     if first.way == "between":
         right = f", and right if {first.after} is" if first.after else ""
+        right = f"; {first.after} read it" if " and " in first.after else right
         return f"in backward the gradient of {name}'s output is the first that is wrong, as it arrives there{right}"
     begin = f"in backward {name} is the first wrong module: the gradient of its output"
     pending = first.call.point("gradient of output", "pending")
@@ -282,10 +288,13 @@ def cause_at(evidence: Evidence, first: Divergence) -> Cause:
         return UnsummedInputGradient(name, first.axis, "", *_readings(evidence.calls, first))
     if first.way == "lost":
         if first.before == first.module:
-            return GraphCutBehind(_lost_output(first), _is_last_of_stage(evidence, first))
+            return GraphCutBehind(_lost_output(first), _is_last_of_stage(evidence, first.call))
         return CutInModule(name, f"the output of {first.before}")
     if first.way == "cut":
         return CutInModule(name, f"the input of {first.before}" if first.before else f"the output of {name}")
+    if first.way == "outside":
+        last = evidence.calls.by_module[first.after][-1]
+        return WrongOutside(first.before, _using_output(evidence, first), _is_last_of_stage(evidence, last))
     if first.way == "between":
         return UnexplainedBetweenModules(name, first.after or "what reads its output")
     return UnexplainedModuleBackward(name)
@@ -337,11 +346,16 @@ def _lost_output(first: Divergence) -> str:
     return f"output[{first.point.index}] of {first.before}"
 
 
-def _is_last_of_stage(evidence: Evidence, first: Divergence) -> bool:
+def _using_output(evidence: Evidence, first: Divergence) -> str:
+    """Return the module whose code has the output that a call makes: its own, if it makes it of what others return."""
+    return first.module if evidence.calls.within(first.call) else first.module.rpartition(".")[0]
+
+
+def _is_last_of_stage(evidence: Evidence, call: Call) -> bool:
     """Whether the next module in the model's order runs on other ranks, which get the output by a send."""
-    later = (one for one in evidence.calls.in_order if one.order > first.call.order and one.module)
-    following = next((one for one in later if not is_within(first.module, one.module)), None)
-    return following is not None and not following.points.keys() & first.call.points.keys()
+    later = (other for other in evidence.calls.in_order if other.order > call.order and other.module)
+    following = next((other for other in later if not is_within(call.module, other.module)), None)
+    return following is not None and not following.points.keys() & call.points.keys()
 
 
 def _is_gathered(evidence: Evidence, first: Divergence, dim: int) -> bool:

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import structs
 
 from shardviz.check.step.trace.calls import is_within
 from shardviz.dump.arrays.sample import kept_indices, strides_between
@@ -423,16 +424,25 @@ def trace_of(dump: Dump) -> JobTrace | None:
         DumpError: It is damaged.
     """
     folder = dump.files.path / TRACE_FOLDER
-    return None if folder.is_symlink() or not folder.is_dir() else read_trace(folder)
+    if folder.is_symlink() or not folder.is_dir():
+        return None
+    tied = {rank: record.tied for rank, record in dump.files.ranks.items()}
+    return read_trace(folder, tied)
 
 
-def read_trace(folder: Path) -> JobTrace:
+def read_trace(folder: Path, tied: Mapping[int, tuple[tuple[str, ...], ...]] = MappingProxyType({})) -> JobTrace:
     """Read the trace of a step.
+
+    Args:
+        folder: Where ranks wrote it.
+        tied: The names that share storage on each rank, which the job's own dump has.
 
     Raises:
         DumpError: It is damaged.
     """
-    traced = dump_of(read_files(folder))
+    files = read_files(folder)
+    ranks = {rank: structs.replace(record, tied=tied.get(rank, ())) for rank, record in files.ranks.items()}
+    traced = dump_of(replace(files, ranks=ranks) if any(tied.values()) else files)
     return JobTrace(traced, {rank: OfRank(rank, traced) for rank in sorted(traced.files.ranks)})
 
 
