@@ -51,7 +51,7 @@ optimizer = OPTIMIZER
 scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9 ** step)
 x = torch.randn(5, 8, 6, generator=torch.Generator().manual_seed(1))
 for step in range(4):
-    rows, numbers = x[STEP, RANK::WORLD], torch.arange(40).view(5, 8)[STEP, RANK::WORLD]
+    rows, numbers = x[STEP, ROWS], torch.arange(40).view(5, 8)[STEP, ROWS]
     with torch.autocast("cpu", torch.bfloat16, enabled=WORLD > 1 and HALF):
         loss = called(rows, numbers).float().square().mean()
     (LOSS).backward()
@@ -68,6 +68,7 @@ USUAL = {
     "WRAP": DDP,
     "OPTIMIZER": "torch.optim.AdamW(model.parameters(), 0.01)",
     "STEP": "step",
+    "ROWS": "RANK::WORLD",
     "HALF": "False",
     "LOSS": "loss",
     "TIMES": "1",
@@ -118,6 +119,7 @@ WRONG = [
         "order-begins-again",
         "in step 3 rank 1 is given the rows of step 1 again",
     ),
+    ({"STEP": "step + RANK", "ROWS": ":"}, "whole-batch-per-rank", "and rank 0 all rows of that"),
     ({"HALF": "True", "LOSS": "loss / WORLD"}, "ddp-averages-shares", "1/2 of the unsharded model's"),
     ({"WRAP": NARROW, "LOSS": "loss * WORLD"}, "", "2 times the unsharded model's"),
 ]
