@@ -164,7 +164,7 @@ class Around:
 
     def _of_result(self, name: str) -> Fault | None:
         value = self.lines.results.get(name, (None, 0))[0]
-        if value is None:
+        if value is None or (name == "loss" and self._is_output(value)):  # the model's own lines make that
             return None
         is_term = name == "loss" and self._is_averaged_term(self.states.forward(value))
         return (fault_of_mean if is_term else fault_of)(self.states, value)

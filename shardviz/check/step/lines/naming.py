@@ -183,27 +183,35 @@ def with_lines(dump: Dump, results: Iterable[Finding | NotChecked]) -> Iterator[
     """Yield the results of a step's checks, those about the module that ranks looked into with its first wrong line."""
     opened, around = _opened(dump), Around.of(dump) if not is_of_parts(dump) else None
     faults = [(lines, fault) for lines in opened if (fault := fault_in(States(dump, lines))) is not None]
-    of_loss = [fault for lines, fault in faults if not lines.module and isinstance(fault.cause, WrongOperator)]
-    of_model = of_loss[0] if of_loss and around is not None and around.is_loss_of_model else None
+    is_of_model = around is not None and around.is_loss_of_model  # the model's own lines are the loss's
+    of_model = next((fault for lines, fault in faults if is_of_model and not lines.module and not fault.is_given), None)
     for outcome in results:
         if not isinstance(outcome, Finding):
             yield outcome
             continue
         module, named = module_to_open(outcome), outcome
-        for lines, fault in faults:  # what a module is given wrong is made by the one around it
+        for lines, inner in faults:  # what a module is given wrong is made by the one around it
             if module_to_open(named) in (lines.module, lines.asked_module):
-                named = _given_wrong(named, lines, fault) if fault.is_given else with_line(named, fault)
+                named = _given_wrong(named, lines, inner) if inner.is_given else with_line(named, inner)
         if named is outcome:
             named = _with_line_of_term(dump, named, opened)
         if named is not outcome:
             yield named
-        elif around is not None and module == STEP and (fault := around.fault_of(outcome) or of_model) is not None:
+            continue
+        fault = _fault_around(around, of_model, outcome) if around is not None and module == STEP else None
+        if around is not None and fault is not None:
             yield with_line_around(dump, outcome, fault, are_gradients_wrong=around.has_wrong_gradient)
         else:
             cause = outcome.explanation
             place = cause.place if isinstance(cause, UnexplainedBackward) and cause.moved else ""
             yield replace(outcome, line=outcome.line or place)
     yield from _not_read(dump) if not opened and around is None else ()
+
+
+def _fault_around(around: Around, of_model: Fault | None, finding: Finding) -> Fault | None:
+    """Return the line at which a finding's results go wrong: around the model, or in it if it returns the loss."""
+    is_of_loss = finding.tensor == "loss" or (of_model is not None and isinstance(of_model.cause, WrongOperator))
+    return around.fault_of(finding) or (of_model if is_of_loss else None)
 
 
 def _opened(dump: Dump) -> list[Lines]:
