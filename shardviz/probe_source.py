@@ -81,7 +81,7 @@ def constant_tuple(source: Source, name: str, kind: type[Item]) -> tuple[Item, .
         where = f" (read in {assigned_in.path})" if assigned_in is not None and assigned_in.path != source.path else ""
         hint = (
             f"write {name} = {example} in the probe or in a module that it imports {name} from: neither is run; or "
-            "give it a different name if it is not meant for shardviz"
+            f"rename {name} if it isn't meant for shardviz"
         )
         raise ProbeError(f"probe {source.path}: {name} is not a literal tuple of {kind.__name__}{where}", hint)
     return tuple(items)

@@ -144,7 +144,7 @@ def compare(
     without = [NotChecked("", plans.not_compared, "step")] if plans is not None and plans.not_compared else []
     gained, not_in_first = split_by_certainty(_only_in(second, first, after), before, "first")
     lost, not_in_second = split_by_certainty(_only_in(first, second, before), after, "second")
-    gained = tuple(finding for finding in gained if not _is_in_step(finding, step))
+    gained, lost = (tuple(one for one in findings if not _is_in_step(one, step)) for findings in (gained, lost))
     unread = (*unread_parts(before, "first"), *unread_parts(after, "second"), *not_in_first, *not_in_second)
     return Difference(
         tuple(change for change in changes if change not in relaid),
@@ -160,7 +160,7 @@ def compare(
 
 
 def _is_in_step(finding: Finding, step: StepDifference) -> bool:
-    """Whether copies differ of a tensor by which the step's first wrong module is explained already."""
+    """Whether the step's first wrong module is explained by this finding: ranks' replicas of its buffer differ."""
     module = finding.tensor.rpartition(".")[0]
     causes = [departure.explanation for departure in step.departures if departure.module == module]
     return finding.kind == "unreplicated" and not finding.others and finding.explanation in causes

@@ -87,11 +87,13 @@ class Report:
     def findings_of(self) -> Mapping[str, tuple[Finding, ...]]:
         """The findings of each tensor that has any, worst first, with its own numbers.
 
-        A tied name without a finding has those of the other names of its storage.
+        A tied name without a finding of its own has those of the names that it is tied to.
         """
         by_name = in_groups((member.tensor, member) for finding in self.findings for member in finding.of_all)
-        of_storage = {name: by_name[other] for other in by_name for name in self.ties.get(other, ())}
-        return {name: tuple(findings) for name, findings in (of_storage | dict(by_name)).items()}
+        of_ties = {
+            name: [finding for tied in names for finding in by_name.get(tied, ())] for name, names in self.ties.items()
+        }
+        return {name: tuple(findings) for name, findings in (of_ties | dict(by_name)).items() if findings}
 
     @cached_property
     def named_ranks(self) -> frozenset[int]:

@@ -149,9 +149,9 @@ def compared(
         DumpError: One of them is not a dump.
     """
     from shardviz.check.diff import compare
-    from shardviz.check.step.trace.traces import trace_of
     from shardviz.commands.common.checkpoints import refuse_picture
     from shardviz.commands.common.dumps import read_dump, terminal_for, write_answer, write_json, write_markup
+    from shardviz.dump.write import TRACE_FOLDER
     from shardviz.picture.html.step import difference_html
     from shardviz.picture.model.step import step_json
     from shardviz.picture.text.difference import difference_lines
@@ -172,7 +172,7 @@ def compared(
         write_answer(difference_lines(difference, terminal), terminal, output)
     if why := difference.nothing_compared:
         talk(f"shardviz: error: {printable(why)}")
-        num_traced = sum(trace_of(dump) is not None for dump in dumps)
+        num_traced = sum((dump.files.path / TRACE_FOLDER).is_dir() for dump in dumps)
         if num_traced < len(dumps):  # of two traces, the line above says what to do
             talk(f"  Hint: {TRACE_BOTH if num_traced else 'compare two dumps of one model, each with its weights'}")
         return EXIT_USAGE

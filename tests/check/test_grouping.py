@@ -125,3 +125,5 @@ def test_a_tied_name_has_the_findings_of_the_other_names_unless_it_has_some() ->
     ties = dict.fromkeys(("embed", "head"), ("embed", "head"))
     assert Report(2, 3, (head,), ties=ties).findings_of == {"embed": (head,), "head": (head,)}
     assert Report(2, 3, (head, embed), ties=ties).findings_of == {"embed": (embed,), "head": (head,)}
+    of_three = dict.fromkeys(("embed", "head", "out"), ("embed", "head", "out"))
+    assert Report(2, 3, (head, embed), ties=of_three).findings_of["out"] == (embed, head)

@@ -77,8 +77,8 @@ def test_the_same_exchange_within_every_module_is_told_once(tmp_path, capsys):
         "≠ moved  embed.weight.m, embed.weight.v, layers.[0-1].up.weight.m, layers.[0-1].up.weight.v,",
         "  layers.1.down.weight.m, layers.1.down.weight.v",
         "  m and v changed places",
-        "  cause  What wrote the second checkpoint has m and v exchanged in its list of names",
-        "  fix    exchange m and v where the second's tensors are named",
+        "  cause  The code that wrote the second checkpoint swaps m and v",
+        "  fix    swap m and v in that code's list of names",
         "",
         "≠ 8 moved",
     ]

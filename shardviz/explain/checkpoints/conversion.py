@@ -416,12 +416,12 @@ class ExchangedNames(Cause, kind="foreign"):
     words: tuple[str, ...]
     are_of_layer: bool = False
     why = (
-        "What wrote the second checkpoint has {words} exchanged in its list of names",
-        "{are_of_layer:?It takes the parts of a fused tensor in the other order|}",
+        "The code that wrote the second checkpoint swaps {words}",
+        "{are_of_layer:?It splits a fused tensor into {words} in the wrong order|}",
     )
     how = (
-        "exchange {words} where the second's tensors are named",
-        "{are_of_layer:?take the parts in the order in which the first has them|}",
+        "swap {words} in that code's list of names",
+        "{are_of_layer:?split the fused tensor in the order in which the first checkpoint has the parts|}",
     )
 
 

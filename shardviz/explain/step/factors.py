@@ -226,7 +226,10 @@ class AveragedNotSummed(FactorOfAxes):
         "Each rank has a part of the gradient, and the parts are averaged over {over} instead of summed",
         "The loss is already divided by the size of {over}, and the average over {over} divides again",
     )
-    how = "pass op=ReduceOp.SUM to the all_reduce over {over}, and leave the division out, after it or in the loss"
+    how = (
+        "pass op=ReduceOp.SUM to the all_reduce over {over}, and don't divide its result",
+        "don't divide the loss by the size of {over}, or pass op=ReduceOp.SUM to the all_reduce: not both",
+    )
 
 
 class DdpAveragesShares(FactorOfAxes):

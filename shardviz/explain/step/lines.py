@@ -90,7 +90,8 @@ class SegmentsOfPart(AtLine):
         given: What each rank has of what it is given.
         number: How many segments both sides take it apart into.
         weight: The weight whose rows make the dim; empty if none does.
-        rows: Which of its rows are on which rank.
+        rows: Which of its slices along that dim are on which rank.
+        weight_dim: The weight's dim.
     """
 
     given: str
@@ -98,6 +99,7 @@ class SegmentsOfPart(AtLine):
     number: int
     weight: str = ""
     rows: str = ""
+    weight_dim: int = 0
     kinds = WRONG
     why = (
         "{function} in {place} takes dim {dim} apart into {number} segments, as in the unsharded model, and gets "
@@ -105,10 +107,10 @@ class SegmentsOfPart(AtLine):
         "one stretch: {rows}}"
     )
     how = (
-        "{weight:?cut each of the {number} segments of {weight} over the ranks, torch.cat([segment.chunk(n)[rank] for "
-        "segment in weight.chunk({number})]), and its bias, too; or gather before {place}|give each rank its part of "
-        "each of the {number} segments where the dim is split that {place} takes apart: the rows of a weight, or of "
-        "a batch in which rows of different segments belong together}"
+        "{weight:?cut each of the {number} segments of {weight} over the n ranks, torch.cat([segment.chunk(n, "
+        "{weight_dim})[rank] for segment in weight.chunk({number}, {weight_dim})], {weight_dim}), and its bias, too; "
+        "or gather before {place}|give each rank its part of each of the {number} segments where the dim is split that "
+        "{place} takes apart: the rows of a weight, or of a batch in which rows of different segments belong together}"
     )
 
 

@@ -20,7 +20,7 @@ class ScaledBackward(Cause, kind="wrong-scale"):
     Attributes:
         runs: How many micro-batches the step ran; None if that is not known.
         loss: `unseen` if nobody recorded the loss, so that it may have the factor, too.
-        copied_along: Axes that keep copies of all gradients and whose size is one over the factor's square.
+        copied_along: Axes that keep replicas of all gradients and whose size is one over the factor's square.
     """
 
     factor: Fraction | float
@@ -31,8 +31,8 @@ class ScaledBackward(Cause, kind="wrong-scale"):
         (
             "{is_of_micro_batches:?The step runs {runs} micro-batches, and {is_larger:?nothing divides their losses "
             "by {runs}|the loss is divided by {runs} twice{loss:?, as by the code and by a library "
-            "(gradient_accumulation_steps)|}}|{copied_along:?The norm by which the gradients are clipped counts each "
-            "copy along {copied_along}: the factor is one over the root of their number|}}"
+            "(gradient_accumulation_steps)|}}|{copied_along:?If the step clips gradients by a norm of its own, "
+            "that counts each replica along {copied_along}: the factor is one over the root of their number|}}"
         ),
         (
             "{elements:?If the loss has the factor, too, it is {is_larger:?a sum where the other job's is a mean|a "

@@ -274,14 +274,14 @@ class WeightsDrawnAfterSharding(Cause):
 
 
 class WholeBatchPerRank(Cause):
-    """Each rank reads as many rows as one process does in all.
+    """Each rank's loader has the batch size that was meant for all ranks.
 
-    The batch size of most loaders is that of one process, which is one rank. A step is then of more rows than meant,
-    with the learning rate of fewer.
+    The batch size of most loaders counts for one process. The step then trains on as many times the rows as there are
+    ranks, with a learning rate that was chosen for fewer.
     """
 
     why = "The loader's batch size counts for each rank, and is that of the other job's whole batch"
-    how = "divide it by the number of ranks that split the batch; accelerate does with split_batches=True"
+    how = "divide it by the number of ranks that split the batch (accelerate: split_batches=True)"
 
 
 class DifferentBatch(Cause):

@@ -57,7 +57,7 @@ class LaterSteps:
         self._given: list[GivenRecord] = []
         self._shapes: list[tuple[int, ...]] = []
         self._rows: list[tuple[int, ...]] = []
-        self._may_be_made: bool | None = None  # by another model of the job: not known before the first call
+        self._has_other_model: bool | None = None  # that the job trains; not known before the first call
         self._is_stepped = False
         self._new_at = -1  # the step at which a new model began
         self._done: set[int] = set()  # optimizers that have made the current step
@@ -123,11 +123,11 @@ class LaterSteps:
                 self._after += self._step.buffers.after() if self._step is not None else []
                 self._write()
             self._begin_step()
-        if self._may_be_made is None:
-            self._may_be_made = any(not steps(optimizer, module) for optimizer in living_optimizers())
+        if self._has_other_model is None:
+            self._has_other_model = any(not steps(optimizer, module) for optimizer in living_optimizers())
         tensors = (tensor for tensor in tensors_in((args, kwargs)) if type(tensor) is torch.Tensor and tensor.numel())
         for tensor in islice((tensor for tensor in tensors if tensor.ndim), MAX_TENSORS - len(self._rows)):
-            is_made = self._may_be_made and tensor.is_floating_point()  # and rounding decides about its last bits
+            is_made = self._has_other_model and tensor.is_floating_point()  # and rounding decides about its last bits
             checksums = () if is_made else _checksums(tensor.detach()[:MAX_ROWS])
             self._shapes.append(tuple(tensor.shape))
             self._rows.append(checksums)

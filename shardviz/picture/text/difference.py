@@ -47,7 +47,7 @@ def difference_lines(difference: Difference, terminal: Terminal) -> list[Text]:
         lines += wrapped(text, terminal.width, line((f"{terminal.glyphs.unknown} ", DIM)), 4)
     if not difference and difference.step.has_update and difference.step.unseen_buffers:
         names = folded_names(difference.step.unseen_buffers, MOST_BUFFERS)
-        text = printable(f"not compared: what the step makes of buffers that its forward may write: {names}")
+        text = printable(f"not compared: the values that a forward may write to buffers: {names}")
         lines += wrapped(text, terminal.width, line((f"{terminal.glyphs.unknown} ", DIM)), 4)
     return [*lines, _verdict(difference, terminal)]
 

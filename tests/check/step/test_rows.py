@@ -153,7 +153,7 @@ def test_equal_numbers_in_another_order_are_not_told_apart_unless_longer_rows_co
     numbers, images = np.array([3, 1, 3, 1]), np.random.default_rng(0).normal(size=(4, 6))
     shares = ((0, 2), (1, 3))
     alone = rows_of([kept(numbers)], {rank: [kept(numbers[list(share)])] for rank, share in enumerate(shares)}, DP)
-    assert "some are equal" in alone.not_joined
+    assert "rows are equal" in alone.not_joined
     both = {rank: [kept(numbers[list(share)]), kept(images[list(share)])] for rank, share in enumerate(shares)}
     rows = rows_of([kept(numbers), kept(images)], both, DP)
     assert rows.order is not None
@@ -165,3 +165,21 @@ def test_a_rank_with_all_rows_beside_one_with_others_reads_whole_batches(begin, 
     data = np.random.default_rng(0).normal(size=(16, 3))
     batches = {0: [kept(data[begin : begin + 8])], 1: [kept(data[8:])]}
     assert rows_of([kept(data[:8])], batches, DP).cause == cause
+
+
+PROMPTS = np.array([[1, 2], [1, 2], [3, 4], [3, 4]])
+
+
+def test_of_rows_that_come_twice_each_rank_may_have_one():
+    both = {rank: [kept(PROMPTS[[0, 2]])] for rank in range(2)}
+    rows = rows_of([kept(PROMPTS)], both, DP)
+    assert (rows.problem, "rows are equal" in rows.not_joined) == ("", True)
+    only_first = {rank: [kept(PROMPTS[[0, 1]])] for rank in range(2)}
+    assert rows_of([kept(PROMPTS)], only_first, DP).problem
+
+
+def test_equal_rows_are_told_apart_by_the_other_inputs_or_not_at_all():
+    tokens, labels = PROMPTS[[0, 2, 0, 2]], np.arange(4)[:, None]
+    shares = {0: (2, 3), 1: (1, 0)}
+    given = {rank: [kept(tokens[list(share)]), kept(labels[list(share)])] for rank, share in shares.items()}
+    assert "rows are equal" in rows_of([kept(tokens), kept(labels)], given, DP).not_joined

@@ -17,8 +17,8 @@ from shardviz.check.step.jobs.starts import by_name
 from shardviz.explain.placement.values import UnsynchronizedBuffer
 from shardviz.explain.step.buffers import BufferOfParts, OwnBufferRead
 from shardviz.explain.step.modules import UnexplainedModule
-from shardviz.relate.tolerance import UPDATE_OF_JOB
-from shardviz.relate.values import farthest
+from shardviz.relate.tolerance import SINGLE, UPDATE_OF_JOB
+from shardviz.relate.values import farthest, magnitude
 from shardviz.text import listed, named_ranks
 
 if TYPE_CHECKING:
@@ -61,8 +61,7 @@ def own_buffers(reference: WholeJob, job: WholeJob) -> Iterator[Finding]:
 def with_buffer_read(finding: Finding, calls: Calls, reference: WholeJob, job: WholeJob) -> Finding:
     """Return an unexplained finding about a module with the buffer that it reads, if ranks' copies of that differ.
 
-    The module's output is wrong on all ranks on which the buffer is not one process's; where some have the right rows
-    of it, these may not be told apart from the others.
+    The module's output must be wrong on every rank whose buffer differs. Other ranks may have a wrong output, too.
     """
     if not isinstance(finding.explanation, UnexplainedModule) or not reference.is_of_one:
         return finding
@@ -73,10 +72,12 @@ def with_buffer_read(finding: Finding, calls: Calls, reference: WholeJob, job: W
         if not are_whole(wanted, *before[name].values()):
             continue
         values = {rank: _array(weight) for rank, weight in before[name].items()}
-        odd = {rank for rank, held in values.items() if not np.array_equal(held, _array(wanted))}
-        axes = tuple(axis for axis in job.mesh.long_axes if _differ_along(axis, values, job, 0.0))
+        expected = _array(wanted)
+        rounding = SINGLE * magnitude(expected)
+        odd = {rank for rank, held in values.items() if farthest(held, expected) > rounding}
+        axes = tuple(axis for axis in job.mesh.long_axes if _differ_along(axis, values, job, rounding))
         if axes and odd <= wrong:
-            clause = f"the buffer {name} that it reads is not one process's on {named_ranks(sorted(odd))}"
+            clause = f"{named_ranks(sorted(odd))} read other values from the buffer {name} than one process does"
             return replace(finding, details=(*finding.details, clause)).because(UnsynchronizedBuffer(axes))
     return finding
 

@@ -47,8 +47,8 @@ class History:
         part: How far rounding may take an element, relative to how far steps move it, as norms.
         kinds: What is kept, such as `exp_avg`.
         agrees: Whether all of it is the same but for rounding.
-        is_noise: Whether something of it is rounding alone, as the squares of gradients that are. What is divided by
-            these, as moves are that RMSprop averages, then differs as it may.
+        is_noise: Whether one of the states, such as the squares of the gradients, is rounding alone. What is divided
+            by it, such as RMSprop's momentum, may then differ.
     """
 
     part: float

@@ -1,4 +1,4 @@
-"""Are the models of two jobs given the same rows, whichever rank has which, and however a collator pads them?"""
+"""The rows that two jobs' models are given, compared: in any order, on any rank, with any padding."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 MOST_SHARES = 4
 """Ranks whose rows are listed."""
+
+EQUAL_ROWS = "some of the other job's rows are equal, so which of them a rank was given is not known"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,26 +74,40 @@ def rows_of(whole_batch: list[Kept], batches: Mapping[int, list[Kept]], mesh: Me
         return Rows(not_joined=f"{own}, {lengths}")
     if unknown:
         shapes = f"{list(given[unknown[0]].shape)} and {list(whole.shape)}"
-        text = f"rank {unknown[0]} of it was given rows that are not in the other job's batch ({shapes})"
+        text = f"rank {unknown[0]} was given rows that the other job's batch doesn't have (shapes {shapes})"
         are_whole = all(part.shape == whole.shape for part in of_ranks) and len(unknown) < len(rows)
-        clause = (
-            f", and {named_ranks([rank for rank in rows if rank not in unknown])} all rows of that" if are_whole else ""
-        )
+        complete = [rank for rank in rows if rank not in unknown]
+        has = "has" if len(complete) == 1 else "have"
+        clause = f"; {named_ranks(complete)} {has} all rows of that batch" if are_whole else ""
         return Rows(problem=f"{text}{clause}", cause=WholeBatchPerRank() if are_whole else DifferentBatch(of_jobs=True))
     shares = {rank: tuple(known.tolist()) for rank, known in rows.items() if known is not None}
     parts = list(dict.fromkeys(shares.values()))
     every = [row for part in parts for row in part]
+    num_different = len(np.unique(whole.values, axis=0)) if whole.values.size else 0
     if len(set(every)) < size:
-        return _incomplete(shares, size, mesh)
+        given_rows = whole.values[sorted(set(every))]
+        are_all_there = num_different < size and len(np.unique(given_rows, axis=0)) == num_different
+        return Rows(not_joined=EQUAL_ROWS) if are_all_there else _incomplete(shares, size, mesh)
     if len(every) > size:
         again = {row for row, count in Counter(every).items() if count > 1}
         text = f"rows {join_numbers(again)} of the other job's {size} were given to several ranks: {_shares(shares)}"
         return Rows(problem=text)
-    if len(whole.shape) == 1 and every != list(range(size)) and len(np.unique(whole.values)) < size:
-        return Rows(not_joined="ranks were given the other job's numbers in another order, and some are equal")
+    if num_different < size and every != list(range(size)):
+        others = [tensors for tensors in inputs if tensors[0] is not whole]
+        if len(whole.shape) == 1 or not all(_are_in_order(shares, *tensors) for tensors in others):
+            return Rows(not_joined=EQUAL_ROWS)
     if len({len(part) for part in parts}) > 1:
         return Rows(not_joined=f"ranks were given unequal numbers of the other job's {size} rows: {_shares(shares)}")
     return Rows(np.array(every, np.int64))
+
+
+def _are_in_order(shares: Mapping[int, tuple[int, ...]], whole: Kept, *parts: Kept) -> bool:
+    """Whether ranks' parts of another input are its rows at the places of their shares; also if it has no rows."""
+    pairs = list(zip(parts, shares.values(), strict=True))
+    if any(part.shape != (len(share), *whole.shape[1:]) or max(share) >= whole.shape[0] for part, share in pairs):
+        return True
+    near = max(_near(whole, part) for part in parts) * (largest_of(whole) or 1.0)
+    return all(np.all(np.abs(whole.values[list(share)] - part.values) <= near) for part, share in pairs)
 
 
 def _are_of_rows(whole: Kept, *parts: Kept) -> bool:

@@ -1,4 +1,4 @@
-"""Do two jobs begin their step with the same weights? Where a weight belongs of which nothing is claimed."""
+"""The weights with which two jobs begin a step, compared; and which part of a weight a rank has that claims nothing."""
 
 from __future__ import annotations
 

@@ -115,12 +115,17 @@ def states_before(reference: WholeJob, job: WholeJob, weights: Weights) -> Updat
     """Compare what optimizers keep of elements before the step with the other job's."""
     kinds, unlike, num_sampled = states_of(reference, job, weights)
     results: list[Finding | NotChecked] = []
-    num_right = 0
+    num_right = num_of_noise = 0
     for alike in kinds:
-        due = [state for state in alike.states if not _is_of_noise(state, weights)]
-        wrong = [alike.finding(state, ranks) for state in due if (ranks := alike.wrong(state))]
-        num_right += len(due) - len(wrong)
-        results += wrong
+        for state in alike.states:
+            ranks = alike.wrong(state)
+            is_of_noise = bool(ranks) and _is_of_noise(state, weights)
+            results += [alike.finding(state, ranks)] if ranks and not is_of_noise else []
+            num_right += not ranks
+            num_of_noise += is_of_noise
+    if num_of_noise:
+        why = f"{counted(num_of_noise, 'state')} of the optimizer: made of gradients that are rounding alone"
+        results.append(NotChecked("", why, "step"))
     results += [NotChecked(state.name, f"the optimizer's state: {state.incomparable}", "step") for state in unlike]
     if num_sampled:
         why = f"{counted(num_sampled, 'state')} of the optimizer: only a sample of each was kept"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardviz.check.step.lines.exchanges import COPIES
 from shardviz.check.step.lines.fault import Fault, fault_at, place_of, reached
 from shardviz.check.step.lines.offsets import starts_of
 from shardviz.check.step.lines.operands import splits
@@ -87,10 +88,11 @@ def cause_of_part(states: States, call: Call, given: str) -> Cause | None:
         return None
     segments = next((pair for dim in _stretched(states, value) if (pair := _segments(states, call, dim))), None)
     if segments is not None:
-        return SegmentsOfPart(place_of(call.line), call.first.function, given, *segments, *_cut(states, call, segments))
-    cause = RolledPart if call.first.function == "roll" else ReorderedPart
-    is_own = _reorders_part(states, call)
-    return cause(place_of(call.first.frames[-1]), call.first.function, is_of_rank=False) if is_own else None
+        weight, rows, dim = _cut(states, call, segments)
+        return SegmentsOfPart(place_of(call.line), call.first.function, given, *segments, weight, rows, dim)
+    cause_class = RolledPart if call.first.function == "roll" else ReorderedPart
+    is_own = call.first.function not in (*MERGES, *COPIES) and _reorders_part(states, call)
+    return cause_class(place_of(call.first.frames[-1]), call.first.function, is_of_rank=False) if is_own else None
 
 
 PARTS = ("chunk", "tensor_split", "split", "unsafe_chunk", "glu")
@@ -146,8 +148,12 @@ def _is_same_segment(states: States, call: Call, dim: int) -> bool:
     return len(starts) == 2 and all(map(len, starts)) and starts[0][0] * lengths[1] == starts[1][0] * lengths[0]
 
 
-def _cut(states: States, call: Call, segments: tuple[int, int]) -> tuple[str, str]:
-    """Return the weight whose result a call takes apart, if each rank has one stretch of its rows, with the rows."""
+def _cut(states: States, call: Call, segments: tuple[int, int]) -> tuple[str, str, int]:
+    """Return the weight whose result a call takes apart, if each rank has one stretch of a dim, what each has, the dim.
+
+    Returns:
+        Empty texts, and 0, if no weight makes it, or a rank has anything else.
+    """
     lines = states.lines
     length = lines.wholes[call.whole.inputs[0]].shape[segments[0]] if call.whole is not None else 0
     for maker in lines.makers(call.inputs[0]):
@@ -156,12 +162,10 @@ def _cut(states: States, call: Call, segments: tuple[int, int]) -> tuple[str, st
             dims = [dim for dim in _stretched(states, value) if layout is not None and layout.shape[dim] == length]
             if layout is not None and states.forward(value).kind == "right" and dims:
                 word = "rows" if dims[0] == 0 else "columns"
-                spans = {rank: spans_of(indices(region.dims[dims[0]]).tolist()) for rank, region in layout.regions()}
-                first = {rank: f"{word} {start}-{stop - 1}" for rank, [(start, stop), *_] in spans.items()}
-                return lines.weight_name(value), listed(
-                    (f"rank {r} has {text}" for r, text in first.items()), MOST_LISTED
-                )
-    return "", ""
+                held = {rank: spans_of(indices(region.dims[dims[0]]).tolist()) for rank, region in layout.regions()}
+                texts = (f"rank {rank} has {word} {one[0][0]}-{one[0][1] - 1}" for rank, one in held.items() if one)
+                return lines.weight_name(value), listed(texts, MOST_LISTED), dims[0]
+    return "", "", 0
 
 
 def _reorders_part(states: States, call: Call) -> bool:

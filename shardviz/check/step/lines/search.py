@@ -458,15 +458,15 @@ class ForwardSearch:
         """Return the fault of a call that divides one term of a sum by one of another, kept from being zero or not."""
         if call.first.function not in DIVISIONS or len(call.inputs) < 2:
             return None
-        numerator, value = self.states.forward(call.inputs[0]), call.inputs[1]
-        maker = self.lines.producer(value)
-        while self.states.forward(value).kind != "terms" and maker is not None and maker.first.function in GUARDS:
-            value = maker.inputs[0]
-            maker = self.lines.producer(value)
-        divisor = self.states.forward(value)
-        if {numerator.kind, divisor.kind} != {"terms"} or numerator.axes != divisor.axes or numerator.op or divisor.op:
+        numerator, own = self.states.forward(call.inputs[0]), [call.inputs[1]]
+        while len(own) == 1 and self.states.forward(own[0]).kind != "terms":
+            maker = self.lines.producer(own[0])
+            given = maker.inputs if maker is not None and maker.first.function in GUARDS else ()
+            own = [value for value in given if self.states.forward(value).kind != "right"]
+        sides = [numerator, *(self.states.forward(value) for value in own)]
+        if len(sides) != 2 or any((side.kind, side.op, side.axes) != ("terms", "", numerator.axes) for side in sides):
             return None
-        act = Act(call, numerator.text, self.states.forward(call.outputs[0]), self._before([value]))
+        act = Act(call, numerator.text, self.states.forward(call.outputs[0]), self._before(own))
         return ratio_of_terms(replace(act, summed=self._sum_behind(call)), numerator.axes[0])
 
     def _sum_behind(self, call: Call) -> str:

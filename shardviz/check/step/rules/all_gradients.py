@@ -122,7 +122,7 @@ def of_factor(evidence: Evidence, gradients: Sequence[Compared], factor: float, 
     of_runs = None if of_runs == 1 else of_runs
     exact, is_in_loss = ratio or of_runs or factor, _is_in_loss(evidence, factor)
     loss: Literal["", "unseen"] = "unseen" if evidence.loss is None else ""
-    copied = _copied_by_root(gradients, factor) if not axes else ()
+    copied = _replicated_axes_of_root(gradients, factor) if not axes else ()
     of_backward: Cause = ScaledBackward(exact, evidence.num_runs or None, loss, copied)
     if evidence.runs_backward_itself is False:
         of_backward = ScaledReduction(exact, gradients[0].wrapped_over(gradients[0].mesh.axes) == "ddp")
@@ -144,12 +144,12 @@ def of_factor(evidence: Evidence, gradients: Sequence[Compared], factor: float, 
     return finding if len(gradients) == 1 else _of_all(finding, gradients)
 
 
-def _copied_by_root(gradients: Sequence[Compared], factor: float) -> tuple[str, ...]:
-    """Return axes along which all gradients are copies, if one over the root of their number is the factor."""
+def _replicated_axes_of_root(gradients: Sequence[Compared], factor: float) -> tuple[str, ...]:
+    """Return axes along which all gradients are replicas, if one over the root of their number is the factor."""
     mesh = gradients[0].mesh
     near = max(EXPLAINED_UPDATE, 2 * near_ratio(gradients[0].rounding.epsilon))  # a small number is added to norms
-    copied = [axis for axis in mesh.long_axes if not any(gradient.is_split(axis) for gradient in gradients)]
-    for axes in axis_sets(tuple(copied)):
+    replicated = [axis for axis in mesh.long_axes if not any(gradient.is_split(axis) for gradient in gradients)]
+    for axes in axis_sets(replicated):
         if math.isclose(factor**2 * mesh.size_over(axes), 1, rel_tol=near):
             return axes
     return ()

@@ -388,11 +388,11 @@ def _outside(calls: Calls, call: Call) -> Divergence | None:
 
     Another output of the call has a right gradient, so what is wrong does not come from the module that follows.
     """
-    if not is_given_right(call):
+    wrong = call.tensors(OUTPUT, "odd", "repeated")
+    if not wrong or not is_given_right(call):
         return None
-    wrong = call.tensors(OUTPUT, *BAD)
-    returning = {tensor: [other for other in calls.in_order if tensor in other.tensors("output")] for tensor in wrong}
-    rank, tensor = max(wrong, key=lambda tensor: returning[tensor][0].order)
+    returning = {pair: [other for other in calls.in_order if pair in other.tensors("output")] for pair in wrong}
+    rank, tensor = max(wrong, key=lambda pair: returning[pair][0].order)
     maker, last = returning[rank, tensor][0], returning[rank, tensor][-1]
     if any((rank, tensor) in other.tensors("input") for other in calls.in_order if other.order > last.order):
         return None

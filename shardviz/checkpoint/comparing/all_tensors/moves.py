@@ -99,24 +99,22 @@ def with_moved(outcomes: Outcomes) -> Outcomes:
 
 def _with_exchanged(outcomes: Outcomes, sources: Mapping[str, str]) -> Outcomes:
     """Say which tensors changed places in pairs."""
-    return [
-        (_exchanged(outcome, source) if source is not None and sources.get(source) == outcome.name else outcome, pair)
-        for outcome, pair in outcomes
-        for source in [sources.get(outcome.name)]
-    ]
+    return [(_exchanged(outcome, sources), pair) for outcome, pair in outcomes]
 
 
-def _exchanged(outcome: Outcome, source: str) -> Outcome:
-    """Say that two tensors changed places: by the words in which their names differ, or by their whole names."""
-    words = sorted(word.rstrip(".") for word in changed_words(outcome.name, source))
+def _exchanged(outcome: Outcome, sources: Mapping[str, str]) -> Outcome:
+    """Return an outcome; of two tensors that changed places, with the words in which their names differ."""
+    source = sources.get(outcome.name)
+    if source is None or sources.get(source) != outcome.name:
+        return outcome
+    names = sorted((outcome.name, source))
+    words = [word.rstrip(".") for word in changed_words(*names)]
+    are_of_layer = LAYER.match(source) and all(f".{word}." in name for word, name in zip(words, names, strict=True))
     if not all(words) or any(word.replace(".", "").isdigit() for word in words):
-        return outcome.became("moved", *_of_exchange(*sorted((outcome.name, source)), is_of_layer=False))
-    is_of_layer = all(f".{word}." in name for word, name in zip(words, sorted((outcome.name, source)), strict=True))
-    return outcome.became("moved", *_of_exchange(*words, is_of_layer=is_of_layer and bool(LAYER.match(source))))
-
-
-def _of_exchange(first: str, second: str, *, is_of_layer: bool) -> tuple[str, Cause]:
-    return f"{printable(first)} and {printable(second)} changed places", ExchangedNames((first, second), is_of_layer)
+        words, are_of_layer = names, None
+    first, second = map(printable, words)
+    cause = ExchangedNames(tuple(words), bool(are_of_layer))
+    return outcome.became("moved", f"{first} and {second} changed places", cause)
 
 
 def _with_numbers(outcomes: Outcomes, sources: Mapping[str, str]) -> Outcomes:

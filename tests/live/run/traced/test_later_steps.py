@@ -119,7 +119,7 @@ WRONG = [
         "order-begins-again",
         "in step 3 rank 1 is given the rows of step 1 again",
     ),
-    ({"STEP": "step + RANK", "ROWS": ":"}, "whole-batch-per-rank", "and rank 0 all rows of that"),
+    ({"STEP": "step + RANK", "ROWS": ":"}, "whole-batch-per-rank", "rank 0 has all rows of that batch"),
     ({"HALF": "True", "LOSS": "loss / WORLD"}, "ddp-averages-shares", "1/2 of the unsharded model's"),
     ({"WRAP": NARROW, "LOSS": "loss * WORLD"}, "", "2 times the unsharded model's"),
 ]

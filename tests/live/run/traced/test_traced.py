@@ -67,7 +67,7 @@ FAULTS = [
     Job("tp=2", "hand", "drop_seeds", "drop_seeds", "layers.0.drop", ("seeded differently",)),
     Job("dp=2", "fsdp", "parts+undivided_parts", "", "the model itself", ("2 times", "micro-batches")),
     Job("dp=2", "ddp", "other_seed", place="embed.weight", words=("already before the step", "seed")),
-    Job("dp=2", "ddp", "other_rows", place="", words=("rank 0", "not in the other job's batch")),
+    Job("dp=2", "ddp", "other_rows", place="", words=("rank 0", "rows that the other job's batch doesn't have")),
     Job("pp=2", "pp", "stage", place="layers.1.mlp.down", words=("2 times",)),
     Job("pp=2", "pp", "overlap", place="layers.1", words=("Two stages run layers.1",)),
     Job("tp=2", "hand", "unsummed+bfloat16", "bfloat16", "layers.1.mlp", ("nothing sums the terms",)),
