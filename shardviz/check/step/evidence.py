@@ -18,7 +18,7 @@ import numpy as np
 from shardviz.check.step.comparison import rounding_of, whole_of
 from shardviz.check.step.rules.all_gradients import Parts
 from shardviz.check.step.trace.calls import Calls
-from shardviz.check.step.trace.causes import with_begin_of_order
+from shardviz.check.step.trace.causes import with_start_of_order
 from shardviz.check.step.trace.divergence import (
     blamed_by_weights,
     first_in_backward,
@@ -274,7 +274,7 @@ class Evidence:
     def divergence(self) -> Divergence | None:
         """The first wrong module: in forward if an output is wrong, in backward if all of forward is right."""
         if not (self.outputs_are_right if self.outputs else self.loss_is_right):
-            return with_begin_of_order(self, first_in_forward(self.calls))
+            return with_start_of_order(self, first_in_forward(self.calls))
         if not self.loss_is_right:
             return None
         first = blamed_by_weights(first_in_backward(self.calls), self.calls, self.gradients)

@@ -353,13 +353,13 @@ class NeighborLeftOut(AtLine):
     """A line needs slices of a neighbor's part at the border of each part, and doesn't get them.
 
     A shift by one token, a causal convolution or a difference looks back, or ahead, along a dim that is split. At the
-    begin of its part a rank needs the last slices of the rank before. Only the first rank has none: there the unsharded
-    model has zeros, too. Shapes are right, and so are all other slices.
+    start of its part a rank needs the last slices of the previous rank. Only the first rank has none: there the
+    unsharded model has zeros, too. Shapes are right, and so are all other slices.
 
     Attributes:
         axis: The axis that splits the dim.
-        first: How many slices are wrong at the begin of each part.
-        last: How many are wrong at its end.
+        first: How many slices are wrong at the start of each part that has a previous one.
+        last: How many are wrong at the end of each part that has a next one.
     """
 
     axis: str
@@ -368,14 +368,14 @@ class NeighborLeftOut(AtLine):
     kinds = WRONG
     why = (
         "{function} in {place} works on each rank's own part along {axis}. {first:?Its first {first:1?slice needs|"
-        "{first} slices need} the end of the part before{last:?, and its last {last:1?slice needs|{last} slices need} "
-        "the begin of the part behind}|Its last {last:1?slice needs|{last} slices need} the begin of the part behind}, "
-        "and no rank gets that"
+        "{first} slices need} the end of the previous part{last:?, and its last {last:1?slice needs|{last} slices "
+        "need} the start of the next part}|Its last {last:1?slice needs|{last} slices need} the start of the next "
+        "part}. No rank gets it"
     )
     how = (
-        "before {place}, fetch {first:?the end of the part of the rank before along {axis}}{last:?{first:? and |}the "
-        "begin of the part of the rank behind along {axis}}, with a backward that sends the gradient back; zeros are "
-        "right only at the ends of the whole"
+        "before {place}, fetch {first:?the end of the previous rank's part}{last:?{first:? and |}the start of the next "
+        "rank's part} along {axis}, in an autograd.Function whose backward sends the gradient back; pad with zeros "
+        "only at the ends of the whole"
     )
 
     @property
@@ -383,4 +383,4 @@ class NeighborLeftOut(AtLine):
         """What is wrong, in words."""
         counts = {"first": self.first, "last": self.last}
         sides = [f"its {side} {f'{count} slices' if count > 1 else 'slice'}" for side, count in counts.items() if count]
-        return f"each part comes out right but for {' and '.join(sides)} along {self.axis}, next to another rank's part"
+        return f"each part is right but for {' and '.join(sides)} along {self.axis}, if it has a neighbor there"

@@ -77,7 +77,7 @@ class Unread:
             self._sources.pop(memory, None)
 
     def handed_on(self, result: Any) -> None:
-        """Note that a result lives on in another tensor: the begin of a wait, or the end of it."""
+        """Note that a result lives on in another tensor: the start of a wait, or its end."""
         call = self._pending.get(memory_of(result)) if isinstance(result, torch.Tensor) else None
         if call is not None:
             self._watch(result, replace(call))

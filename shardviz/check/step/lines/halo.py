@@ -39,7 +39,7 @@ class Border:
     """Slices of a dim that are wrong at one end of each part that has a neighbor there, while all others are right.
 
     Attributes:
-        counts: How many at the begin of a part, and at its end.
+        counts: How many at the start of a part, and at its end.
         axis: The axis that splits the dim.
     """
 
@@ -51,8 +51,8 @@ class Border:
 def neighbor_fault(states: States) -> Fault | None:
     """Return the line that lacks slices of a rank's neighbors; None if more is wrong than what these decide.
 
-    A shift by one token, a causal convolution or a difference needs the last slices of the rank before. The first rank
-    has none, and there the unsharded model has zeros, too.
+    A shift by one token, a causal convolution or a difference needs the last slices of the previous rank. The first
+    rank has none, and there the unsharded model has zeros, too.
     """
     lines = states.lines
     for value in islice((value for value in lines.values if states.placed(value).is_wrong), MAX_RESULTS):
@@ -115,7 +115,7 @@ def _slices_off(due: NDArray[np.float64], held: NDArray[np.float64], dim: int, n
 
 
 def _counts(off: Mapping[int, NDArray[np.bool_]], coords: Mapping[int, int]) -> tuple[int, int] | None:
-    """Return how many slices are wrong at the begin and at the end of parts that have a neighbor there."""
+    """Return how many slices are wrong at the start and at the end of parts that have a neighbor there."""
     begins, ends, last = set[int](), set[int](), max(coords.values())
     for rank, is_off in off.items():
         begin, end = (int(np.argmin(side)) for side in (is_off, is_off[::-1]))
@@ -132,7 +132,7 @@ def _counts(off: Mapping[int, NDArray[np.bool_]], coords: Mapping[int, int]) -> 
 
 
 def _is_shifted(states: States, value: Value, given: Value, border: Border) -> bool:
-    """Whether the slices that are wrong at the begin or end of a part are slices of the neighbor's part of `given`."""
+    """Whether the slices that are wrong at the start or end of a part are slices of the neighbor's part of `given`."""
     whole, source = states.reference_of(value), states.reference_of(given)
     if whole is None or source is None or whole.ndim != source.ndim:
         return False

@@ -345,7 +345,7 @@ class States:
         """Return the axis over which a tensor's gradient lacks a sum; empty if it lacks none.
 
         Each rank has what other readers hand back, which is whole, and its own term of what is left. Readers hand back
-        the gradient of what they make, as a residual does, or its sum, as the begin of another branch does.
+        the gradient of what they make, as a residual does, or its sum, as the start of another branch does.
         """
         reference_number = self.lines.wanted.get(value)
         if reference_number is None or len(others) > MAX_BESIDE or self.gradient(value).kind != "none":

@@ -27,7 +27,7 @@ from shardviz.check.step.rules.terms import (
     mixed_shards,
 )
 from shardviz.check.step.trace.calls import is_within
-from shardviz.check.step.trace.divergence import begin_of_order
+from shardviz.check.step.trace.divergence import start_of_order
 from shardviz.dump.records.trace import PointRecord, of_point
 from shardviz.errors import ShardvizError
 from shardviz.explain.step.gradients import AveragedBackward, CutResidual, RepeatedBackwardSum, ScaledOnTheWayBack
@@ -148,7 +148,7 @@ def _is_near(values: NDArray[np.float64], expected: NDArray[np.float64], near: f
     return values.shape == expected.shape and bool(np.all(np.abs(values - expected) <= near))
 
 
-def with_begin_of_order(evidence: Evidence, first: Divergence | None) -> Divergence | None:
+def with_start_of_order(evidence: Evidence, first: Divergence | None) -> Divergence | None:
     """Return a divergence; if a linear layer is given its features in another order, that of what gives it them.
 
     Tokens in another order come out of a linear layer in that order. Features meet the wrong columns of its weight,
@@ -159,7 +159,7 @@ def with_begin_of_order(evidence: Evidence, first: Divergence | None) -> Diverge
     weight = evidence.dump.by_name("stamped", "param").get(f"{first.module}.weight")
     if weight is None or _out_of_order(weight):
         return first
-    begin = begin_of_order(evidence.calls, first.call)
+    begin = start_of_order(evidence.calls, first.call)
     output = evidence.activations.by_name.get(begin.module) if begin is not None else None
     if begin is None or output is None or output.slices is None:
         return begin or first

@@ -120,7 +120,7 @@ def _between_forward(calls: Calls, call: Call) -> Divergence:
     return Divergence("forward", "between", outer, point, _right_before(calls.within(outer), call), call.module)
 
 
-def begin_of_order(calls: Calls, call: Call) -> Divergence | None:
+def start_of_order(calls: Calls, call: Call) -> Divergence | None:
     """Return the last call before another that gives slices another order; None if one is in order after that."""
     for earlier in (earlier for earlier in reversed(calls.in_order) if earlier.order < call.order):
         if _begins_order(earlier):
