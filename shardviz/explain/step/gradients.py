@@ -130,19 +130,18 @@ class WrongOutside(Cause):
     is_sent: bool
     why = (
         (
-            "{is_sent:?{output} goes to the next stage, and the gradient that its use there has isn't sent back, or "
-            "isn't added|{output} is used by a term of the loss, a hook or other code outside of modules, whose part "
-            "of the gradient is missing or has another weight than in the unsharded model}"
+            "{is_sent:?The next stage uses {output} and doesn't send its gradient back, or the gradient isn't added|A "
+            "term of the loss uses {output}, and that term is scaled differently than in the unsharded model}"
         ),
-        (
-            "{around:?The code of {around:called}|The model's own code} uses the tensor, too, and its part of the "
-            "gradient is wrong, as behind a collective without a backward"
-        ),
+        ("{around:?The code of {around:called}|The model's own code} uses {output} in a collective without a backward"),
     )
     how = (
-        "{is_sent:?send back the gradient of every tensor that was sent forward, and start backward from all outputs: "
-        "torch.autograd.backward(outputs, gradients)|look at the code that uses {output}: at the weight of its term in "
-        "the loss, which is multiplied or divided by the number of ranks together with other terms, or not with them}"
+        (
+            "{is_sent:?send back the gradient of every tensor that was sent forward, and start backward from all "
+            "outputs: torch.autograd.backward(outputs, gradients)|scale the term of the loss that uses {output} like "
+            "the other terms: divide by the number of ranks either all or none}"
+        ),
+        "give that collective a backward (torch.distributed.nn.functional)",
     )
 
 

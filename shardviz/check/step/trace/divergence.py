@@ -198,7 +198,7 @@ def _begins_right(calls: Calls) -> bool:
 def is_wrong_from_loss(calls: Calls, call: Call) -> bool:
     """Whether a gradient of the last call's output is wrong, and can only come from what reads it.
 
-    What a module returns beside other outputs, of which one gets a right gradient, it may have used itself.
+    A module may have used an output itself if another of its outputs has a right gradient.
     """
     wrong = call.tensors(OUTPUT, *BAD, "cut")
     returning = [other.tensors("output") for other in calls.in_order if other is not call]
