@@ -222,7 +222,7 @@ CASES = (
             ),
         ),
         ("wrong-scale",),
-        ("the code between head and body sums over tp",),
+        ("the code between body and head sums over tp",),
         ("The backward of body",),
     ),
     Bug(

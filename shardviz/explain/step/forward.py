@@ -10,17 +10,19 @@ from shardviz.explain.cause import AtLine, Cause
 class JoinedOutOfOrder(Cause, kind="misordered"):
     """A result has the right slices along a dim in the wrong order.
 
-    Code gathers parts in the order in which they arrive, or puts tokens back by the permutation that sorted them
-    instead of its inverse. A loss that doesn't depend on the order stays right and hides the error.
+    Code gathers parts in the order in which they arrive, sorts each part by itself, or puts tokens back by the
+    permutation that sorted them instead of its inverse. A loss that doesn't depend on the order stays right and hides
+    the error.
     """
 
     why = (
-        "The code joins the parts in a different order than it cut them, such as the order of their arrival, or flips, "
-        "sorts or rolls each part by itself before it joins them",
+        "The code joins the parts in a different order than it cut them, such as the order of their arrival",
+        "The code flips, sorts or rolls each part before it joins them",
         "The code undoes a permutation with the permutation itself instead of its inverse",
     )
     how = (
-        "concatenate parts by their rank in the group, and flip, sort or roll what is joined",
+        "concatenate parts by their rank in the group",
+        "join the parts first, then flip, sort or roll the whole",
         "undo x[order] by y[order.argsort()]",
     )
 

@@ -227,7 +227,7 @@ class ScaledOnTheWayBack(Cause, kind="wrong-scale"):
 
     Attributes:
         module: The module whose output gets the wrong gradient.
-        reader: The module that sends a right one back.
+        reader: The module that sends a right one back, or several.
         over: Axes of the mesh whose size the factor is; empty if there are none.
         is_larger: Whether the gradient is too large.
     """
@@ -237,7 +237,7 @@ class ScaledOnTheWayBack(Cause, kind="wrong-scale"):
     over: str
     is_larger: bool
     why = (
-        "In backward, the code between {reader:called} and {module:called} {is_larger:?{over:?sums over {over} what is "
+        "In backward, the code between {module:called} and {reader:called} {is_larger:?{over:?sums over {over} what is "
         "the whole gradient on every rank already|multiplies the gradient}|{over:?averages over {over} what it should "
         "sum or pass on|divides the gradient}}"
     )

@@ -164,21 +164,32 @@ class UnexplainedBetweenModules(Cause):
     Attributes:
         module: The module that gets the wrong gradient.
         after: What reads its output and sends back a right gradient.
+        readers: The modules that do, if it is several.
     """
 
     module: str
     after: str
+    readers: tuple[str, ...] = ()
     why = (
         (
-            "In backward, the gradient goes wrong between {after:called} and {module:called}, in a collective without "
-            "a backward or with a wrong one"
+            "In backward, the gradient goes wrong between {module:called} and {after:called}{readers:? "
+            "({readers:3})}, in a collective without a backward or with a wrong one"
         ),
-        "A transfer between stages scales or cuts the gradient, or {module:called}'s output is also used outside of "
-        "modules, as by a term of the loss, and that has another weight",
+        "A transfer between stages scales or cuts the gradient",
+        (
+            "A term of the loss also uses the output of {module:called}, and is scaled differently than in the "
+            "unsharded model"
+        ),
     )
     how = (
-        "look at the code that takes the output of {module:called} to {after:called}, and at the backward of its "
-        "collectives"
+        (
+            "look at the code that takes the output of {module:called} to {after:called}, and at the backward of its "
+            "collectives and transfers"
+        ),
+        (
+            "scale the term of the loss that uses the output of {module:called} like the other terms: divide by the "
+            "number of ranks either all or none"
+        ),
     )
 
 

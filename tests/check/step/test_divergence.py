@@ -139,4 +139,4 @@ def test_of_several_modules_that_read_a_tensor_none_is_blamed_if_their_weights_a
     )
     right = {name: SimpleNamespace(wrong=()) for name in ("q.weight", "k.weight")}
     first = blamed_by_weights(first_in_backward(calls), calls, right)
-    assert (first.way, first.module, first.after) == ("between", "norm", "q and k")
+    assert (first.way, first.module, first.readers) == ("between", "norm", ("q", "k"))

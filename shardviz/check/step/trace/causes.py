@@ -52,7 +52,7 @@ from shardviz.relate.measures import factor_of_all, vector_added
 from shardviz.relate.sides import Rounding
 from shardviz.relate.tolerance import LEAST_FACTOR_OF_MODULE, NOISE, POINT_EPSILON, SINGLE, near_ratio
 from shardviz.relate.values import part_of
-from shardviz.text import named_ranks
+from shardviz.text import listed, named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -403,9 +403,10 @@ def _cause_of_factor(evidence: Evidence, first: Divergence, ratio: Fraction, fac
     if parts > 1 and ratio in (Fraction(1, parts), Fraction(parts)):
         return ScaledByMicroBatches(name, first.direction, parts, is_divided=ratio < 1)
     if first.direction == "backward":
-        if first.way == "between" and first.after:
+        readers = first.after or listed(first.readers)
+        if first.way == "between" and readers:
             over = size_in_words(evidence.dump.files.mesh, ratio) if ratio else ""
-            return ScaledOnTheWayBack(name, first.after, over, factor > 1)
+            return ScaledOnTheWayBack(name, readers, over, factor > 1)
         return times_in_backward(name, ratio, axes)
     if (first.way, first.before) == ("between", first.module) and first.after:
         return ScaledBetweenModules(first.after, name)

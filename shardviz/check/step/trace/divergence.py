@@ -45,6 +45,7 @@ class Divergence:
         point: The first point that is not the unsharded model's; None if it is not there at all.
         after: The last call before it that is right, of those that it makes; the last that returns what it makes.
         before: The call that is given, or gives back, what is wrong; the output whose gradient comes from outside.
+        readers: The calls that read what it makes, if several do and its gradient is wrong.
     """
 
     direction: Direction
@@ -53,6 +54,7 @@ class Divergence:
     point: PointRecord | None = None
     after: str = ""
     before: str = ""
+    readers: tuple[str, ...] = ()
 
     @property
     def module(self) -> str:
@@ -430,5 +432,6 @@ def _before_readers(calls: Calls, first: Divergence) -> Divergence | None:
     maker = next((call for call in calls.in_order if call.tensors("output") & tensors), None)
     if maker is None or not maker.is_bad(OUTPUT):
         return None
-    readers = [call.module for call in wrong if call.tensors(INPUT, *BAD) & tensors]
-    return Divergence("backward", "between", maker, maker.point(OUTPUT, *BAD), " and ".join(readers), maker.module)
+    readers = tuple(call.module for call in wrong if call.tensors(INPUT, *BAD) & tensors)
+    point = maker.point(OUTPUT, *BAD)
+    return Divergence("backward", "between", maker, point, before=maker.module, readers=readers)

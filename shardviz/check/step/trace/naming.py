@@ -26,7 +26,7 @@ from shardviz.explain.step.sums import GradientNotReduced
 from shardviz.explain.templates import times_text
 from shardviz.groups import the_only
 from shardviz.relate.measures import ratio_of
-from shardviz.text import counted
+from shardviz.text import counted, listed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -175,8 +175,8 @@ def where(first: Divergence) -> str:
         return f"{begin}; that output is also {first.before}, which no module reads"
     if first.way == "between":
         right = f", and right if {first.after} is" if first.after else ""
-        right = f"; {first.after} read it" if " and " in first.after else right
-        return f"in backward the gradient of {name}'s output is the first that is wrong, as it arrives there{right}"
+        read = f"; {listed(first.readers)} read it" if first.readers else right
+        return f"in backward the gradient of {name}'s output is the first that is wrong, as it arrives there{read}"
     begin = f"in backward {name} is the first wrong module: the gradient of its output"
     pending = first.call.point("gradient of output", "pending")
     if pending is not None:
@@ -296,7 +296,7 @@ def cause_at(evidence: Evidence, first: Divergence) -> Cause:
         last = evidence.calls.by_module[first.after][-1]
         return WrongOutside(first.before, _module_around(evidence, first), _is_last_of_stage(evidence, last))
     if first.way == "between":
-        return UnexplainedBetweenModules(name, first.after or "what reads its output")
+        return UnexplainedBetweenModules(name, first.after or "what reads its output", first.readers)
     return UnexplainedModuleBackward(name)
 
 
