@@ -330,15 +330,15 @@ class LeftOutOfLoad(Disorder, kind="foreign"):
 
 
 class KeyOfAWrapper(Disorder, kind="foreign"):
-    """A load with strict=False skipped a weight: its key has a prefix that its name lacks.
+    """A load with strict=False skipped a weight: its key and its name differ by a few words.
 
-    A wrapper was around the model when the checkpoint was saved, such as torch.compile, activation checkpointing or
-    data parallel, or is around it now. Its words are in front of the name, or in it. No parameter has that key as its
-    name, so the weight keeps its initial values on all ranks, while others are loaded. load_state_dict only returns the
-    key, in unexpected_keys, and the weight's name, in missing_keys.
+    Most likely a wrapper (torch.compile, activation checkpointing, data parallel) was around the model when it was
+    saved, or is now; or one side has a prefix such as `model.`. No parameter has that key as its name, so the weight
+    keeps its initial values on all ranks, while others are loaded. load_state_dict only returns the key, in
+    unexpected_keys, and the weight's name, in missing_keys.
 
     Attributes:
-        words: The wrapper's words, with their dots, as in the longer of both names.
+        words: The words that only one of the two has, with their dots.
         is_longer: Whether the key has them; else the parameter's name has.
         is_prefix: Whether they are in front of all others.
     """
