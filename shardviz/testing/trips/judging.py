@@ -5,6 +5,7 @@ A rank has its own part, old values, rounded ones, zeros, another shape, another
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +14,11 @@ import torch
 from torch import distributed
 
 from shardviz.check.report import grouped
+from shardviz.checkpoint.comparing.equality import narrower
 from shardviz.checkpoint.comparing.one_tensor.changes import values_changed
 from shardviz.checkpoint.comparing.outcome import Outcome
 from shardviz.checkpoint.records import MemoryTensor
-from shardviz.explain.checkpoints.conversion import NarrowedOnTheWay, PaddedParts
+from shardviz.explain.checkpoints.conversion import ForgottenFactor, NarrowedOnTheWay, PaddedParts
 from shardviz.explain.testing.transfers import (
     ChangedInTransfer,
     EndNotWritten,
@@ -39,6 +41,7 @@ from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.lookup.by_reference import claimed_slice, stored_slice
 from shardviz.live.capture.stamp import bits_of_tensor, dtype_name
 from shardviz.reference.lookup import FEW_EQUAL
+from shardviz.relate.tolerance import EPSILON, near_ratio
 from shardviz.relate.values import is_alike, part_of
 from shardviz.testing.assertions.message import in_words
 from shardviz.testing.trips.contents import region_of
@@ -113,6 +116,7 @@ class PartOutcome:
         size: How many it has.
         padded: How its own part was padded, if a map pads the whole; None if it was not.
         change: What was done to all of its values, and why; None if that is not one thing.
+        dtype: The narrower dtype of the two sides that the change was seen in.
     """
 
     rank: int
@@ -123,6 +127,7 @@ class PartOutcome:
     size: int = 0
     padded: PaddedPart | None = None
     change: Outcome | None = None
+    dtype: str = ""
 
     @property
     def text(self) -> str:
@@ -160,7 +165,8 @@ def part_received(local: Local, target: TargetTensor, rank: int) -> PartOutcome:
         fate, why = "rounded", cause.narrow
     elif change is not None:
         fate, why = "other", ""
-    return PartOutcome(rank, fate, rows, why, int(wrong.sum()), got.size, padded, change)
+    narrow = narrower(dtype, target.entry.dtype) if change is not None else ""
+    return PartOutcome(rank, fate, rows, why, int(wrong.sum()), got.size, padded, change, narrow)
 
 
 def _fate(local: Local, target: TargetTensor, got: NDArray[Any], wrong: NDArray[np.bool_]) -> tuple[Fate, str]:
@@ -265,8 +271,9 @@ class TransferOutcome:
 
     def change(self, name: str) -> Outcome | None:
         """Return the one change of all wrong parts' values, up to rounding; None if they changed differently."""
-        changes = [part.change for part in self.parts[name] if part.fate != "right"]
-        return changes[0] if len({change and change.why for change in changes}) == 1 else None
+        wrong = [part for part in self.parts[name] if part.fate != "right"]
+        are_alike = bool(wrong) and all(_are_changed_alike(wrong[0], part) for part in wrong)
+        return wrong[0].change if are_alike else None
 
     @property
     def unplaced(self) -> list[str]:
@@ -275,6 +282,15 @@ class TransferOutcome:
         wrong = self.wrong("other", "swapped")
         names = [name for name in wrong if name not in explained and name not in self.each and not self.owner(name)]
         return [name for name in names if not self.is_padded(name) and not self.change(name)]
+
+
+def _are_changed_alike(part: PartOutcome, other: PartOutcome) -> bool:
+    """Whether two parts' values were changed in one way: times one number, up to rounding, or by the same cause."""
+    first, second = (side.change.explanation if side.change is not None else None for side in (part, other))
+    if isinstance(first, ForgottenFactor) and isinstance(second, ForgottenFactor):
+        near = 2 * near_ratio(EPSILON.get(part.dtype, 0.0))  # either number was measured
+        return math.isclose(first.factor, second.factor, rel_tol=near)
+    return first == second
 
 
 def message_of(findings: Iterable[Finding]) -> str:
