@@ -222,8 +222,8 @@ class Mesh:
 
     @property
     def labels(self) -> list[str]:
-        """Every rank's coordinate in words, for messages; the ranks are those from 0."""
-        return [self.label(rank) for rank in range(self.size)]
+        """Every rank's coordinate in words, in the order of the ranks' numbers."""
+        return [self.label(rank) for rank in sorted(self.ranks)]
 
     def __str__(self) -> str:
         return "(" + ", ".join(f"{axis}={size}" for axis, size in zip(self.axes, self.shape, strict=True)) + ")"

@@ -158,6 +158,7 @@ def test_a_mesh_sent_to_another_process_is_equal_to_its_own_and_hashes_as_it():
 
 def test_a_rank_is_labeled_by_its_coordinate():
     assert parse_mesh("fsdp=2,tp=4").label(7) == "fsdp=1, tp=3"
+    assert parse_mesh("pp=2,tp=2").within((2, 3)).labels == ["pp=0, tp=0", "pp=0, tp=1"]
 
 
 @given(meshes(), st.randoms())
