@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -34,12 +34,24 @@ if TYPE_CHECKING:
     from shardviz.live.plan.rank import Built
 
 
-KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "adam": ("Adam", ("exp_avg", "exp_avg_sq")),
-    "momentum": ("SGD with momentum", ("momentum_buffer",)),
-    "none": ("", ()),
+class Kind(NamedTuple):
+    """A kind of optimizer.
+
+    Attributes:
+        name: What it is called.
+        states: What it keeps in the shape of a parameter.
+    """
+
+    name: str
+    states: tuple[str, ...]
+
+
+KINDS = {
+    "adam": Kind("Adam", ("exp_avg", "exp_avg_sq")),
+    "momentum": Kind("SGD with momentum", ("momentum_buffer",)),
+    "none": Kind("", ()),
 }
-"""The name of each optimizer, and what it keeps of the shape of the parameter."""
+"""Every kind by the word that options have for it."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +101,7 @@ def states(
             return state_locals
     trained = {grad.name for grad in grads} - tied_again(unwrapped(built.model))
     by_rule = _states_by_rule(optimizer, [param for param in params if param.role == "param" and param.name in trained])
-    return list(by_rule), KINDS[optimizer.kind or "adam"][0]
+    return list(by_rule), KINDS[optimizer.kind or "adam"].name
 
 
 def _state_of_probe(
@@ -162,7 +174,7 @@ def _parts(optimizer: Any) -> list[Any]:
 def _states_by_rule(optimizer: Optimizer, trained: Sequence[Local]) -> Iterator[Local]:
     for local in trained:
         dtype = dtype_of(optimizer.dtype) if optimizer.dtype else local.values.dtype
-        dtypes = dict.fromkeys(KINDS[optimizer.kind or "adam"][1], dtype)
+        dtypes = dict.fromkeys(KINDS[optimizer.kind or "adam"].states, dtype)
         if optimizer.master and local.values.dtype.itemsize < torch.float32.itemsize:
             dtypes["master"] = torch.float32
         for kind, dtype in dtypes.items():
