@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from shardviz.explain.finding import Finding, Kind, Severity
 
 
-class Told(Cause, abstract=True):
+class Told(Cause, listed=False):
     """A cause in given words, of no catalogue; `{tensor}` in them is the tensor's name."""
 
     name = "told"

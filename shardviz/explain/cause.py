@@ -60,17 +60,18 @@ class Cause:
     how: ClassVar[str | tuple[str, ...]] = ""
     references: ClassVar[tuple[str, ...]] = ()
 
-    def __init_subclass__(cls, *, kind: Kind | None = None, abstract: bool = False) -> None:
+    def __init_subclass__(cls, *, kind: Kind | None = None, listed: bool = True) -> None:
         """Make the cause a dataclass, and enter it in the catalogue under its name.
 
         Args:
             kind: The kind of all findings that have this cause.
-            abstract: Whether it is only a base of causes, or has the name and the page of a cause in its field.
+            listed: Whether it is in the catalogue. Bases of causes aren't, nor is a cause that takes its name and page
+                from the cause in its field.
         """
         dataclass(frozen=True)(cls)
         if kind is not None:
             cls.kinds = (kind,)
-        if abstract:
+        if not listed:
             return
         cls.name = re.sub(r"(?<!^)(?=[A-Z])", "-", cls.__name__).lower()
         earlier = BY_NAME.setdefault(cls.name, cls)
@@ -176,7 +177,7 @@ class Cause:
         )
 
 
-class AtLine(Cause, abstract=True):
+class AtLine(Cause, listed=False):
     """A cause that a line of the user's code shows.
 
     Attributes:

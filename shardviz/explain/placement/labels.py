@@ -125,7 +125,7 @@ class FusedWeightSplit(Disorder, kind="wrong-segment"):
     references = FUSED_QKV
 
 
-class Unintended(Disorder, abstract=True, kind="wrong-placement"):
+class Unintended(Disorder, listed=False, kind="wrong-placement"):
     """A tensor whose layout is consistent, but isn't the intended one.
 
     Attributes:

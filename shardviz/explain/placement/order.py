@@ -29,7 +29,7 @@ def usual_first(*first: Kind) -> tuple[Kind, ...]:
     return (*first, *(kind for kind in OF_PLACES if kind not in first))
 
 
-class Disorder(Cause, abstract=True):
+class Disorder(Cause, listed=False):
     """Why the elements of a tensor are not where they are claimed to be.
 
     Attributes:

@@ -8,7 +8,7 @@ FSDP_OVER_TP = ("pytorch#129229", "pytorch#129206", "pytorch#130760")
 FUSED_QKV = ("Automodel#1324", "pytorch#140069", "DeepSpeed#3844")
 
 
-class Mislabel(Disorder, abstract=True):
+class Mislabel(Disorder, listed=False):
     """A tensor that is split as different placements would say.
 
     Attributes:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 KNOWN = ("gpt-neox#1259",)
 
 
-class FactorOfAxes(Cause, kind="wrong-scale", abstract=True):
+class FactorOfAxes(Cause, kind="wrong-scale", listed=False):
     """A factor equal to the size of mesh axes; other causes of that number are printed after it.
 
     Attributes:

@@ -37,7 +37,7 @@ class PartialWrite(Cause, kind="write-not-applied"):
     how = "compare the offsets and lengths of the pieces that arrive with the rows named here; " + TO_PLACE
 
 
-class MisplacedByTrip(Cause, abstract=True):
+class MisplacedByTrip(Cause, listed=False):
     """A trip put values in the wrong places: the name, page and words are those of their order, the fix is the trip's.
 
     Attributes:
