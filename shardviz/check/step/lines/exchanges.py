@@ -48,6 +48,12 @@ COPIES = ("contiguous", "clone", "detach", "view", "reshape", "to")
 ROOM = frozenset(("new_empty", "empty_like", "empty", "zeros", "zeros_like", "new_zeros"))
 """Functions that make room for numbers."""
 
+MATRIX_PRODUCTS = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "_grouped_mm")
+"""Functions by which rows meet a weight."""
+
+MAX_MEETINGS = 256
+"""Products that are looked at on a side."""
+
 
 def exchange_fault(states: States) -> Fault | None:
     """Return the line at which exchanged rows go wrong; None if nothing is exchanged, or ranks also sum rows."""
@@ -229,9 +235,9 @@ def _fault_of_strange(rows: Rows, call: Call) -> Fault:
     """Return the fault of a call that makes unknown rows: what its rows meet says why, as far as they are known."""
     function = call.first.function
     sentence = f"{at(call.line)} makes rows that the unsharded model doesn't have; {function} gets rows that it has"
-    meetings = meetings_of(rows.states, call) if function in PRODUCTS else None
+    meetings = meetings_of(rows.states, call) if function in MATRIX_PRODUCTS else None
     if meetings is None or not meetings.is_on_rank:
-        return fault_at(call, sentence, StrangeRows(place_of(call.line), function, function in PRODUCTS))
+        return fault_at(call, sentence, StrangeRows(place_of(call.line), function, function in MATRIX_PRODUCTS))
     labeled = _mislabeled(rows, call, meetings)
     if labeled is not None:
         sentence = f"{reached(labeled)} numbers rows by other experts than they were sent to; {sentence}"
@@ -295,13 +301,6 @@ def _sorted(held: Mapping[int, Array]) -> list[float]:
     return sorted(number for array in held.values() for number in array.ravel().tolist())
 
 
-PRODUCTS = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "_grouped_mm")
-"""Functions by which rows meet a weight."""
-
-MAX_MEETINGS = 256
-"""Products that are looked at on a side."""
-
-
 @dataclass(frozen=True)
 class Meetings:
     """The weights of experts that rows meet in some calls of a product.
@@ -354,7 +353,7 @@ class Meetings:
 def meetings_of(states: States, call: Call) -> Meetings | None:
     """Return what rows meet in the products on a call's line; None if a weight or a row of it isn't known."""
     lines = states.lines
-    wholes = [line for line in lines.unsharded.lines if line.function in PRODUCTS and len(line.inputs) == 2]
+    wholes = [line for line in lines.unsharded.lines if line.function in MATRIX_PRODUCTS and len(line.inputs) == 2]
     pairs: list[tuple[Array, Array]] = []
     for line in wholes[:MAX_MEETINGS]:
         given = [array for number in line.inputs if (array := states.whole(number)) is not None]

@@ -73,6 +73,12 @@ NEAR = 10 * SINGLE
 LEAST = 8
 """Fewer numbers may be equal by chance."""
 
+ARITHMETIC = ("add", "sub", "rsub", "mul", "div", "truediv", "rtruediv", "pow", "rpow", "remainder", "clamp")
+"""Functions of a tensor and a number that is no size of their result."""
+
+OWN_ROWS = (Partial("sum"), Partial("avg"))
+"""What ranks may have of a number along the axes of other rows, which a DTensor of a part of the mesh does not name."""
+
 
 @dataclass(frozen=True, slots=True)
 class Lacking:
@@ -254,10 +260,6 @@ def _is_near(array: Array, due: Array) -> bool:
     return bool(is_equal) and len(np.unique(wanted)) >= LEAST
 
 
-ARITHMETIC = ("add", "sub", "rsub", "mul", "div", "truediv", "rtruediv", "pow", "rpow", "remainder", "clamp")
-"""Functions of a tensor and a number that is no size of their result."""
-
-
 def other_number(call: Call) -> tuple[float, float] | None:
     """Return the one number that all ranks give a call and the unsharded model does not, and the unsharded model's."""
     pairs = list(_other_arguments(call))
@@ -329,10 +331,6 @@ def _other_arguments(call: Call) -> Iterator[tuple[str, str]]:
 def _is_size(word: str) -> bool:
     """Whether an argument may be a size or an index: a whole number."""
     return word.lstrip("-").isdecimal()
-
-
-OWN_ROWS = (Partial("sum"), Partial("avg"))
-"""What ranks may have of a number along the axes of other rows, which a DTensor of a part of the mesh does not name."""
 
 
 def operator_fault(states: States, calls: Iterable[Call] | None = None) -> Fault | None:

@@ -38,9 +38,22 @@ if TYPE_CHECKING:
     Arrays = Mapping[int, NDArray[np.float64]]
 
 MERGES = ("reshape", "view", "flatten")
+"""Functions that may merge dims."""
 
 MAX_DIMS = 6
 """Dims that are tried in every order."""
+
+PARTS = ("chunk", "tensor_split", "split", "unsafe_chunk", "glu")
+"""Functions that give or combine the segments of a dim."""
+
+STRETCHES = ("getitem", "narrow")
+"""Functions that may give one segment of a dim."""
+
+UNFOLDS = ("unflatten", "view", "reshape")
+"""Functions that may put the segments of a dim along a dim of their own."""
+
+MOST_LISTED = 4
+"""Ranks of whose rows a sentence says which they are."""
 
 
 def merged_fault(states: States) -> Fault | None:
@@ -93,19 +106,6 @@ def cause_of_part(states: States, call: Call, given: str) -> Cause | None:
     cause_class = RolledPart if call.first.function == "roll" else ReorderedPart
     is_own = call.first.function not in (*MERGES, *COPIES) and _reorders_part(states, call)
     return cause_class(place_of(call.first.frames[-1]), call.first.function, is_of_rank=False) if is_own else None
-
-
-PARTS = ("chunk", "tensor_split", "split", "unsafe_chunk", "glu")
-"""Functions that give or combine the segments of a dim."""
-
-STRETCHES = ("getitem", "narrow")
-"""Functions that may give one segment of a dim."""
-
-UNFOLDS = ("unflatten", "view", "reshape")
-"""Functions that may put the segments of a dim along a dim of their own."""
-
-MOST_LISTED = 4
-"""Ranks of whose rows a sentence says which they are."""
 
 
 def _stretched(states: States, value: Value) -> Iterator[int]:
