@@ -1,6 +1,6 @@
 """The first wrong line of a module: ranks' calls, related to the unsharded module's.
 
-`naming` says inside of which module ranks should look; `calls` pairs the calls of both sides, `states` relates their
-values, `faults` finds the first wrong line, and `naming` puts it into the finding. `types` says what the tensors of a
-line are along each axis.
+`naming` says which module ranks should look into, and puts the first wrong line into the finding; `calls` pairs the
+calls of both sides, `states` relates their values, and `faults` finds the line. `types` says what the tensors of a line
+are along each axis.
 """
