@@ -273,7 +273,8 @@ class Evidence:
     @cached_property
     def divergence(self) -> Divergence | None:
         """The first wrong module: in forward if an output is wrong, in backward if all of forward is right."""
-        if not (self.outputs_are_right if self.outputs else self.loss_is_right):
+        is_forward_right = self.outputs_are_right if self.outputs else self.loss_is_right
+        if not is_forward_right:
             return with_start_of_order(self, first_in_forward(self.calls))
         if not self.loss_is_right:
             return None

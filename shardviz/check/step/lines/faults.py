@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from shardviz.check.step.lines.calls import Call, Value
     from shardviz.check.step.lines.states import States
 
-NEAR = (WrongLine, WrongLines, CarriedLine, MisplacedLine)
+MAY_LACK_NEIGHBOR = (WrongLine, WrongLines, CarriedLine, MisplacedLine)
 """Causes of a line that may lack slices of a neighbor."""
 
 
@@ -66,7 +66,7 @@ def fault_in(states: States) -> Fault | None:
         fault = own_rows_fault(states) or fault
     if fault is None or isinstance(fault.cause, WrongLines | CarriedLine):
         fault = operand_fault(states) or fault
-    if fault is None or type(fault.cause) in NEAR:
+    if fault is None or type(fault.cause) in MAY_LACK_NEIGHBOR:
         fault = neighbor_fault(states) or fault
     fault = fault or exchange_backward(states) or with_operator(states, backward_fault(states))
     return with_label(states, None if fault is None or fault.is_torchs else fault)

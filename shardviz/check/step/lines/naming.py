@@ -115,7 +115,12 @@ OF_FACTORS = (RepeatedForwardSum, AveragedForward, ScaledBetweenModules)
 """Causes of a factor that a module gives its output: a line that sums nothing and has that factor takes their place."""
 
 GUESSES = (
-    *(UnexplainedLoss, UnexplainedValue, PartialVocabularyLoss, UnexplainedCopies, UnexplainedState, UnexplainedWeight),
+    UnexplainedLoss,
+    UnexplainedValue,
+    PartialVocabularyLoss,
+    UnexplainedCopies,
+    UnexplainedState,
+    UnexplainedWeight,
 )
 """Causes that say what is usual, or only what differs: the line takes their place."""
 
@@ -123,7 +128,12 @@ OF_REDUCTIONS = (CopiesSummedLine, RepeatedReductionLine, WrongReductionLine)
 """Causes of a reduction that gives something else."""
 
 OF_PARTS = (
-    *(CausalMaskOfPart, MisplacedMask, MisplacedOperand, NeighborLeftOut, SameSlices, ShiftedPart),
+    CausalMaskOfPart,
+    MisplacedMask,
+    MisplacedOperand,
+    NeighborLeftOut,
+    SameSlices,
+    ShiftedPart,
     UnwrittenMemory,
 )
 """Causes of a part, a mask or memory that is wrong where all keys are there."""

@@ -178,9 +178,9 @@ class ForwardSearch:
         return None
 
     def _indexes_part(self, call: Call, bad: Sequence[Value]) -> bool:
-        """Whether a call takes a rank's own part in an order that the code counts, and the whole's takes others' parts.
+        """Whether a call indexes a rank's own part by positions that the code counts.
 
-        Positions in the part are right for the part: no offset of the rank's would mend them.
+        In the whole, the same positions lie in other ranks' parts: no offset of the rank's would mend that.
         """
         is_counted = all(self.states.is_index(index) and self.lines.is_of_positions(index) for index in bad)
         is_index = is_counted and call.first.function in INDEXING and call.inputs[0] not in bad

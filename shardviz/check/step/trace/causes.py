@@ -149,7 +149,7 @@ def _is_near(values: NDArray[np.float64], expected: NDArray[np.float64], near: f
 
 
 def with_start_of_order(evidence: Evidence, first: Divergence | None) -> Divergence | None:
-    """Return a divergence; if a linear layer is given its features in another order, that of what gives it them.
+    """Return the first divergence, moved back to the call that reorders the features that a linear layer is given.
 
     Tokens in another order come out of a linear layer in that order. Features meet the wrong columns of its weight,
     unless these are in another order, too.

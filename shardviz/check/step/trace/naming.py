@@ -301,7 +301,7 @@ def cause_at(evidence: Evidence, first: Divergence) -> Cause:
 
 
 def _is_given_out_of_order(first: Divergence) -> bool:
-    """Whether a linear layer is given its features in another order, or tokens, which it would leave in that order."""
+    """Whether a linear layer is given slices in a different order: its features, or tokens, whose order it keeps."""
     return first.way == "within" and first.call.type == "Linear" and first.call.state("input") == "moved"
 
 
