@@ -95,7 +95,7 @@ class RowsOfPart(Cause):
 
     rows: str
     why = "The code picks rows {rows} by their index in each rank's part of the weight, not in the whole"
-    how = "add the rank's offset to the indices, or write to the DTensor instead of its to_local()"
+    how = "subtract the number of the rank's first row from the indices, and leave out those that aren't in its part"
 
 
 class AnotherLearningRate(Cause):

@@ -320,8 +320,9 @@ def _step_of(
     results += frozen_in_one_job(weights, job) if not findings_in(results) else ()
     results += [*held_back_gradients(weights, job), *different_settings(reference, job), *lost_states(reference, job)]
     findings = grouped(findings_in(results), ranks_by_name(dump))
+    findings = [with_buffer_read(finding, evidence.calls, reference, job) for finding in findings]
     placed = sorted(findings_in(with_lines(dump, findings)), key=lambda finding: not finding.module)
-    findings = [with_buffer_read(finding, evidence.calls, reference, job) for finding in with_own_clips(placed, job)]
+    findings = with_own_clips(placed, job)
     look = _look_at_lines(findings, reference, job)
     kept = Updates() if findings else states_before(reference, job, weights)
     findings += grouped(findings_in(kept.results), ranks_by_name(dump))

@@ -134,9 +134,16 @@ class Around:
         if finding.tensor == "loss" and all(map(_is_open, faults)):
             of_labels = labels_fault(self.states) or means_fault(self.states)
             faults = [of_labels or next(iter(faults), None)]
-        known = [fault for fault in faults if fault is not None]
+        inside = [fault for fault in faults if fault is not None]
+        known = [fault for fault in inside if (fault.line, fault.function) not in self._model_calls]
         is_one = len({(fault.line, type(fault.cause)) for fault in known}) == 1 and len(known) == len(faults)
         return known[0] if is_one and not isinstance(known[0].cause, WrongLines) else None
+
+    @cached_property
+    def _model_calls(self) -> set[tuple[FrameRecord, str]]:
+        """The lines that call the model, with its function: what goes wrong there does so in lines of its own."""
+        of_model = (call for call in self.lines.calls if any(map(self._is_output, call.outputs)))
+        return {(call.line, call.first.function) for call in of_model}
 
     @property
     def fault_of_loss(self) -> Fault | None:
