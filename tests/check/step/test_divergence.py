@@ -106,7 +106,7 @@ def test_a_further_output_that_no_module_reads_gets_its_wrong_gradient_from_outs
         returning("head", [(6, "right")], reads=4, read="right"),
     )
     first = first_in_backward(calls)
-    assert (first.way, first.module, first.before) == ("outside", "moe", "output[1] of moe")
+    assert (first.way, first.module, first.output) == ("outside", "moe", "output[1] of moe")
 
 
 def test_an_output_that_is_handed_on_from_layer_to_layer_is_that_of_the_module_that_makes_it():
@@ -118,7 +118,7 @@ def test_an_output_that_is_handed_on_from_layer_to_layer_is_that_of_the_module_t
         returning("head", [(6, "right")], reads=5, read="right"),
     )
     first = first_in_backward(calls)
-    assert (first.way, first.module, first.before) == ("outside", "layers.0.v", "output[1] of layers.1")
+    assert (first.way, first.module, first.output) == ("outside", "layers.0.v", "output[1] of layers.1")
 
 
 def test_an_output_that_code_of_the_model_reads_is_no_further_one_if_it_is_the_only_one():

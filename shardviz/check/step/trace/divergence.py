@@ -44,8 +44,9 @@ class Divergence:
         call: The call; its module is the first wrong one.
         point: The first point that is not the unsharded model's; None if it is not there at all.
         after: The last call before it that is right, of those that it makes; the last that returns what it makes.
-        before: The call that is given, or gives back, what is wrong; the output whose gradient comes from outside.
+        before: The call that is given, or gives back, what is wrong.
         readers: The calls that read what it makes, if several do and its gradient is wrong.
+        output: The output whose gradient comes from outside of modules: `output[1] of moe`.
     """
 
     direction: Direction
@@ -55,6 +56,7 @@ class Divergence:
     after: str = ""
     before: str = ""
     readers: tuple[str, ...] = ()
+    output: str = ""
 
     @property
     def module(self) -> str:
@@ -400,7 +402,7 @@ def _outside(calls: Calls, call: Call) -> Divergence | None:
         return None
     index = next(point.index for point in last.points[rank] if (point.what, point.tensor) == ("output", tensor))
     output = f"output[{index}] of {module_name(last.module) or 'the model'}"
-    return Divergence("backward", "outside", maker, maker.point(OUTPUT, *BAD), after=last.module, before=output)
+    return Divergence("backward", "outside", maker, maker.point(OUTPUT, *BAD), after=last.module, output=output)
 
 
 def blamed_by_weights(first: Divergence | None, calls: Calls, gradients: Mapping[str, Compared]) -> Divergence | None:

@@ -170,9 +170,9 @@ def where(first: Divergence) -> str:
         return f"in backward {name} is the first wrong module: {lost}"
     if first.way == "outside":
         if first.module == first.after:
-            return f"in backward the gradient of {first.before} is the first that is wrong; no module reads that output"
+            return f"in backward the gradient of {first.output} is the first that is wrong; no module reads that output"
         begin = f"in backward the gradient of {name}'s output is the first that is wrong"
-        return f"{begin}; that output is also {first.before}, which no module reads"
+        return f"{begin}; that output is also {first.output}, which no module reads"
     if first.way == "between":
         right = f", and right if {first.after} is" if first.after else ""
         read = f"; {listed(first.readers)} read it" if first.readers else right
@@ -294,7 +294,7 @@ def cause_at(evidence: Evidence, first: Divergence) -> Cause:
         return CutInModule(name, f"the input of {first.before}" if first.before else f"the output of {name}")
     if first.way == "outside":
         last = evidence.calls.by_module[first.after][-1]
-        return WrongOutside(first.before, _module_around(evidence, first), _is_last_of_stage(evidence, last))
+        return WrongOutside(first.output, _module_around(evidence, first), _is_last_of_stage(evidence, last))
     if first.way == "between":
         return UnexplainedBetweenModules(name, first.after or "what reads its output", first.readers)
     return UnexplainedModuleBackward(name)
