@@ -57,19 +57,26 @@ class UngatheredInput(Cause):
     """A module computes with a rank's own part alone, and its result needs the other parts.
 
     The axis splits a dim over which the module works, such as the sequence in attention. The local computation runs
-    without an error.
+    without an error. A module that exchanges parts, as ring attention does, may combine them wrongly.
+
+    Attributes:
+        is_ring: Whether ranks send parts to each other in the module.
     """
 
     module: str
     axis: str
     dim: int
+    is_ring: bool = False
     why = (
-        "{module:called} computes with each rank's own part of dim {dim} along {axis}, but needs the other parts too: "
-        "keys and values, statistics, a halo, or positions in the whole"
+        "{is_ring:?{module:called} sends parts of dim {dim} around along {axis}, and what it makes of them is wrong: "
+        "their order, a scale that must be the same for all of them, or positions in the whole|{module:called} "
+        "computes with each rank's own part of dim {dim} along {axis}, but needs the other parts too: keys and values, "
+        "statistics, a halo, or positions in the whole}"
     )
     how = (
-        "in {module:called}, gather over {axis} what the result needs, in the order of the ranks' coordinates, and "
-        "count positions in the whole sequence"
+        "in {module:called}, {is_ring:?look at what is done with each part that arrives, round by round|gather over "
+        "{axis} what the result needs, in the order of the ranks' coordinates, and count positions in the whole "
+        "sequence}"
     )
 
 

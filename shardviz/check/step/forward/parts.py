@@ -325,18 +325,23 @@ def check_ungathered(evidence: Evidence, comparison: Compared) -> Reason | None:
     if not _is_split_alike(evidence, before[-1], odd, dim):
         return None
     return Reason(
-        UngatheredKeys(before[-1].name, odd.name, axis, _exchange_over(evidence, odd.name, axis)),
+        UngatheredKeys(
+            before[-1].name, odd.name, axis, exchange_in(evidence, odd.name.rpartition(".")[0], axis, besides=odd.name)
+        ),
         f"up to {before[-1].name} each rank along {axis} has the right slices of dim {dim}; {odd.name} "
         f"is the first wrong module{_right_slices(odd)}",
     )
 
 
-def _exchange_over(evidence: Evidence, module: str, axis: str) -> str:
-    """Return the first collective by which ranks along an axis exchange numbers in the module around another one."""
-    outer = module.rpartition(".")[0]
+def exchange_in(evidence: Evidence, module: str, axis: str, besides: str | None = None) -> str:
+    """Return the first collective by which ranks along an axis exchange numbers in a module; empty if none does.
+
+    Args:
+        besides: A module in it whose calls do not count.
+    """
     calls = (call for record in evidence.dump.files.ranks.values() for call in record.collectives)
-    along = (call for call in calls if axis in call.axes and call.when == "forward" and call.module != module)
-    inside = (call for call in along if call.module == outer or is_within(call.module, outer))
+    along = (call for call in calls if axis in call.axes and call.when == "forward" and call.module != besides)
+    inside = (call for call in along if call.module == module or is_within(call.module, module))
     return next((call.op for call in inside if call.op in EXCHANGES), "")
 
 

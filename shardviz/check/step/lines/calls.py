@@ -323,6 +323,11 @@ class Lines:
         of_ranks = in_groups((self.key_of(call.first), call) for call in self.calls)
         return {key: (calls, of_whole.get(key, [])) for key, calls in of_ranks.items()}
 
+    def is_of_blocks(self, call: Call) -> bool:
+        """Whether a loop of ranks runs a call in more rounds than the unsharded model: each is of another block."""
+        calls, of_whole = self.rounds[self.key_of(call.first)]
+        return 0 < len(of_whole) < len(calls)
+
     def _by_loops(self) -> None:
         """Pair what a loop has left of its variables with the unsharded model's, if that has fewer rounds.
 

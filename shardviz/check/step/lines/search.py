@@ -173,6 +173,8 @@ class ForwardSearch:
             if not bad or self._indexes_part(call, bad):
                 right = [tensor for tensor in inputs if tensor not in bad]
                 ratios = filter(None, map(self._ratio_of, (call, *through)))
+                if value not in self.carried and self.lines.is_of_blocks(call):
+                    return None
                 return self._reads_another(call) or next(ratios, None) or self._fault_of(value, call, right, through)
             value = min(bad, key=lambda tensor: (self.lines.is_of_positions(tensor), self.lines.order(tensor)))
         return None

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardviz.check.step.contradictions import is_due
+from shardviz.check.step.forward.parts import exchange_in
 from shardviz.check.step.trace.calls import is_within
 from shardviz.check.step.trace.causes import cause_of, times_in_backward
 from shardviz.check.step.trace.divergence import INPUT, OUTPUT, pending_axis, unsummed_behind
@@ -273,7 +274,7 @@ def cause_at(evidence: Evidence, first: Divergence) -> Cause:
         split = _split_inputs(evidence, first)
         if split and not _is_gathered(evidence, first, split[1]):
             axis, dim = split
-            return UngatheredInput(name, axis, dim)
+            return UngatheredInput(name, axis, dim, exchange_in(evidence, first.module, axis) in ("send", "recv"))
         inner = [one for one in evidence.calls.within(first.call) if one.module == first.after]
         pending = inner[-1].point("output", "pending") if inner and first.way == "between" else None
         is_given_wrong = first.way == "between" and first.before == first.module
