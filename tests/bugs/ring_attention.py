@@ -126,6 +126,28 @@ BIASED = RING.replace(
 """,
 )
 
+STACKED = (
+    RING.replace(
+        """            scores = q @ k.mT
+            higher = torch.maximum(top, scores.amax(-1, keepdim=True))
+""",
+        """            k, v = block
+            scores = q @ k.mT
+            here = scores.amax(-1, keepdim=True).detach()
+            if not turn:
+                weights = (scores - here).exp()
+                above, below, top = weights @ v, weights.sum(-1, keepdim=True), here
+                block = block if rounds == 1 else PassOn.apply(block, self.group)
+                continue
+            higher = torch.maximum(top, here)
+""",
+    )
+    .replace(
+        "k, v = PassOn.apply(k, self.group), PassOn.apply(v, self.group)", "block = PassOn.apply(block, self.group)"
+    )
+    .replace("        top = q.new_full", "        block = torch.stack([k, v])\n        top = q.new_full")
+)
+
 CASES = (
     Bug(
         "a ring that does not shrink its sum to the new maximum",
@@ -134,6 +156,16 @@ CASES = (
         (("above = above * shrink + weights @ v", "above = above + weights @ v"),),
         ("wrong-value",),
         ("runs 3 times on each rank", "above = above", *BESIDE),
+        with_lines=True,
+    ),
+    Bug(
+        "a ring that begins with its first block and does not shrink its sum",
+        "cp=3",
+        STACKED,
+        (("above = above * shrink + weights @ v", "above = above + weights @ v"),),
+        ("wrong-value",),
+        ("sends parts of dim 1 around along cp",),
+        never=("goes wrong between", "needs the other parts too"),
         with_lines=True,
     ),
     Bug(
