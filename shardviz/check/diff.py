@@ -144,7 +144,7 @@ def compare(
     without = [NotChecked("", plans.not_compared, "step")] if plans is not None and plans.not_compared else []
     gained, not_in_first = split_by_certainty(_only_in(second, first, after), before, "first")
     lost, not_in_second = split_by_certainty(_only_in(first, second, before), after, "second")
-    gained, lost = (tuple(one for one in findings if not _is_in_step(one, step)) for findings in (gained, lost))
+    gained, lost = (tuple(finding for finding in side if not _is_in_step(finding, step)) for side in (gained, lost))
     unread = (*unread_parts(before, "first"), *unread_parts(after, "second"), *not_in_first, *not_in_second)
     return Difference(
         tuple(change for change in changes if change not in relaid),

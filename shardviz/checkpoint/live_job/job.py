@@ -188,7 +188,7 @@ def job_of(dump: Dump) -> Job:
     tensors: dict[str, JobTensor] = {}
     for role in ROLES:
         for name, dumped in dump.by_name("initial", role).items():
-            tied = tuple(one for one in dump.ties.get(name, ()) if one != name)
+            tied = tuple(other for other in dump.ties.get(name, ()) if other != name)
             tensors.setdefault(name, JobTensor(name, role, dumped, tuple(_pieces(dump, dumped, name)), tied))
     stamped = tuple(name for name in dump.stamped if name not in tensors)
     if not tensors:

@@ -402,29 +402,6 @@ class RenumberedLayers(Cause, kind="foreign"):
     )
 
 
-class ExchangedNames(Cause, kind="foreign"):
-    """Two tensors changed places: each stands under the other's name.
-
-    Shapes agree, so both load. Some formats have the gate before the up projection in a fused matrix, and others have
-    it behind.
-
-    Attributes:
-        words: The words in which the two names differ.
-        are_of_layer: Whether they are modules of a layer, which a fused tensor may have been split into.
-    """
-
-    words: tuple[str, ...]
-    are_of_layer: bool = False
-    why = (
-        "The code that wrote the second checkpoint swaps {words}",
-        "{are_of_layer:?It splits a fused tensor into {words} in the wrong order|}",
-    )
-    how = (
-        "swap {words} in that code's list of names",
-        "{are_of_layer:?split the fused tensor in the order in which the first checkpoint has the parts|}",
-    )
-
-
 class ReorderedInConversion(Cause, kind="misordered"):
     """All indices of a dim are there, in different orders on the two sides.
 

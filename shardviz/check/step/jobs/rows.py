@@ -70,8 +70,8 @@ def rows_of(whole_batch: list[Kept], batches: Mapping[int, list[Kept]], mesh: Me
         return Rows(not_joined=f"rank {unknown[0]} was given {shapes}, and the last ranks' parts are padded")
     if unknown and _are_cut_alone(whole, of_ranks):
         lengths = f"{given[unknown[0]].shape[1]} of {whole.shape[1]}"
-        own = f"rank {unknown[0]} was given the other job's rows padded or cut to a length of its own"
-        return Rows(not_joined=f"{own}, {lengths}")
+        sentence = f"rank {unknown[0]} was given the other job's rows padded or cut to a length of its own"
+        return Rows(not_joined=f"{sentence}, {lengths}")
     if unknown:
         shapes = f"{list(given[unknown[0]].shape)} and {list(whole.shape)}"
         text = f"rank {unknown[0]} was given rows that the other job's batch doesn't have (shapes {shapes})"
@@ -181,8 +181,8 @@ def _incomplete(rows: Mapping[int, tuple[int, ...]], size: int, mesh: Mesh) -> R
 
 def _are_split(whole_batch: list[Kept], batches: Mapping[int, list[Kept]], mesh: Mesh) -> bool:
     """Whether a split of each tensor over the mesh gives all ranks what they were given."""
-    return all(len(own) == len(whole_batch) for own in batches.values()) and all(
-        split_of(whole, {rank: own[index] for rank, own in batches.items()}, mesh, _near) is not None
+    return all(len(batch) == len(whole_batch) for batch in batches.values()) and all(
+        split_of(whole, {rank: batch[index] for rank, batch in batches.items()}, mesh, _near) is not None
         for index, whole in enumerate(whole_batch)
     )
 
@@ -226,10 +226,10 @@ def rows_without_padding(whole: OfRank, ranks: Mapping[int, OfRank], mesh: Mesh)
     Returns:
         None if all were padded to one length, or cut into parts of one length.
     """
-    whole_calls, calls = whole.calls_of_batch, {rank: own.calls_of_batch for rank, own in ranks.items()}
+    whole_calls, calls = whole.calls_of_batch, {rank: of_rank.calls_of_batch for rank, of_rank in ranks.items()}
     uneven: set[int] = set()
-    for key in (key for key in whole_calls if calls and all(key in own for own in calls.values())):
-        wanted, given = whole_calls[key], {rank: own[key] for rank, own in calls.items()}
+    for key in (key for key in whole_calls if calls and all(key in of_rank for of_rank in calls.values())):
+        wanted, given = whole_calls[key], {rank: of_rank[key] for rank, of_rank in calls.items()}
         tensors = [*wanted, *(tensor for of_rank in given.values() for tensor in of_rank)]
         if not all(tensor.is_whole and len(tensor.shape) == 2 for tensor in tensors):
             continue

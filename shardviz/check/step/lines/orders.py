@@ -163,7 +163,8 @@ def _cut(states: States, call: Call, segments: tuple[int, int]) -> tuple[str, st
             if layout is not None and states.forward(value).kind == "right" and dims:
                 word = "rows" if dims[0] == 0 else "columns"
                 held = {rank: spans_of(indices(region.dims[dims[0]]).tolist()) for rank, region in layout.regions()}
-                texts = (f"rank {rank} has {word} {one[0][0]}-{one[0][1] - 1}" for rank, one in held.items() if one)
+                first = {rank: spans[0] for rank, spans in held.items() if spans}
+                texts = (f"rank {rank} has {word} {start}-{stop - 1}" for rank, (start, stop) in first.items())
                 return lines.weight_name(value), listed(texts, MOST_LISTED), dims[0]
     return "", "", 0
 

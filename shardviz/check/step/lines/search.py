@@ -127,10 +127,8 @@ class ForwardSearch:
                 continue
             at, is_mask = tuple(int(index) for index in places[0]), self.states.held_dtype(first) == "bool"
             has, wanted = ((bool(array[at]) if is_mask else float(array[at])) for array in (held, whole))
-            differ = f"{len(places):,} of {counted(whole.size, 'element')} differ"
-            return origin(
-                first
-            ), f"on rank {rank} {differ}, the first at [{', '.join(map(str, at))}]: {has} for {wanted}"
+            differ = f"on rank {rank} {len(places):,} of {counted(whole.size, 'element')} differ"
+            return origin(first), f"{differ}, the first at [{', '.join(map(str, at))}]: {has} for {wanted}"
         return origin(first), ""
 
     def _is_micro_batch(self, call: Call) -> bool:
@@ -460,15 +458,15 @@ class ForwardSearch:
         """Return the fault of a call that divides one term of a sum by one of another, kept from being zero or not."""
         if call.first.function not in DIVISIONS or len(call.inputs) < 2:
             return None
-        numerator, own = self.states.forward(call.inputs[0]), [call.inputs[1]]
-        while len(own) == 1 and self.states.forward(own[0]).kind != "terms":
-            maker = self.lines.producer(own[0])
+        numerator, divisors = self.states.forward(call.inputs[0]), [call.inputs[1]]
+        while len(divisors) == 1 and self.states.forward(divisors[0]).kind != "terms":
+            maker = self.lines.producer(divisors[0])
             given = maker.inputs if maker is not None and maker.first.function in GUARDS else ()
-            own = [value for value in given if self.states.forward(value).kind != "right"]
-        sides = [numerator, *(self.states.forward(value) for value in own)]
+            divisors = [value for value in given if self.states.forward(value).kind != "right"]
+        sides = [numerator, *(self.states.forward(value) for value in divisors)]
         if len(sides) != 2 or any((side.kind, side.op, side.axes) != ("terms", "", numerator.axes) for side in sides):
             return None
-        act = Act(call, numerator.text, self.states.forward(call.outputs[0]), self._before(own))
+        act = Act(call, numerator.text, self.states.forward(call.outputs[0]), self._before(divisors))
         return ratio_of_terms(replace(act, summed=self._sum_behind(call)), numerator.axes[0])
 
     def _sum_behind(self, call: Call) -> str:

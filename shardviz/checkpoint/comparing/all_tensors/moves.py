@@ -19,12 +19,12 @@ from shardviz.checkpoint.optimizer import KEYS as STATES
 from shardviz.checkpoint.records import StoredTensor
 from shardviz.errors import DumpError
 from shardviz.explain.checkpoints.conversion import (
-    ExchangedNames,
     OneSidedTie,
     RenamedInPart,
     RenumberedLayers,
     UnsavedHead,
 )
+from shardviz.explain.checkpoints.maps import ExchangedNames
 from shardviz.explain.placement.content import LocalNumbering
 from shardviz.explain.testing.transfers import StateByNumber
 from shardviz.reference.names import WRAPPED, WRAPPERS
