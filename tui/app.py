@@ -73,7 +73,7 @@ class ShardvizApp(Viewer[Document]):
 
     def picture(self) -> str:
         """Draw the chosen tensor as `shardviz show` does."""
-        from shardviz.picture.model.subjects.subject import of_tensor
+        from shardviz.picture.model.subject import of_tensor
         from shardviz.picture.svg.page import svg
 
         document = self.document

@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     from shardviz.commands.common.dumps import refuse_other_files, terminal_for, write_answer, write_markup
     from shardviz.explain.pages import is_name
     from shardviz.layout.mesh import parse_mesh
-    from shardviz.picture.model.subjects.subject import MAX_DRAWN_RANKS, of_layout
+    from shardviz.picture.model.subject import MAX_DRAWN_RANKS, of_layout
 
     refuse_other_files(args.output)
     if is_name(args.layout):
@@ -157,7 +157,7 @@ def _shape(text: str | None) -> tuple[int, ...] | None:
 
 def _lines(layout: Layout, dtype: str, terminal: Terminal, *, all_ranks: bool) -> list[Text]:
     from shardviz.layout import notation
-    from shardviz.picture.model.subjects.subject import of_layout
+    from shardviz.picture.model.subject import of_layout
     from shardviz.picture.text.page import picture_lines
     from shardviz.picture.text.ranks import rank_lines
     from shardviz.picture.text.terminal import line

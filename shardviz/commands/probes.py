@@ -78,8 +78,7 @@ def _as_json(probe: Probe, own_version: str) -> dict[str, Any]:
 
 def _lines(probes: Sequence[Probe], terminal: Terminal) -> list[Text]:
     """Write a line for each probe; on a terminal, long summaries wrap in their column."""
-    from shardviz.picture.text.table import pad, widest
-    from shardviz.picture.text.terminal import DIM, line, wrapped
+    from shardviz.picture.text.terminal import DIM, line, pad, widest, wrapped
 
     names = widest(printable(probe.name) for probe in probes)
     axes = widest(", ".join(probe.axes) for probe in probes)

@@ -95,7 +95,7 @@ def _of_torch(what: object, name: str | None) -> Picture | None:
         return None
     from shardviz.live.showing import claimed_of, mesh_of, table_of
     from shardviz.picture.display import of_subject, of_table, picture_of
-    from shardviz.picture.model.subjects.subject import of_layout
+    from shardviz.picture.model.subject import of_layout
 
     if (mesh := mesh_of(what)) is not None:
         return picture_of(mesh)

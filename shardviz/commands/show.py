@@ -206,7 +206,7 @@ def _show_svg(folder: Path, pattern: str | None, output: Path | None) -> None:
     """Write one tensor as SVG: the named one, that of the only finding, or the only one."""
     from shardviz.commands.common.dumps import checked, read_dump, write_markup
     from shardviz.dump.find import find_tensors
-    from shardviz.picture.model.subjects.subject import of_tensor
+    from shardviz.picture.model.subject import of_tensor
     from shardviz.picture.svg.page import svg
 
     dump = read_dump(folder)
@@ -253,7 +253,7 @@ def show(folder: Path, pattern: str | None, color: str, *, all_ranks: bool = Fal
     from shardviz.checkpoint.open import is_checkpoint
     from shardviz.commands.common.dumps import checked, read_dump, terminal_for, write_answer
     from shardviz.dump.find import find_tensors
-    from shardviz.picture.model.subjects.subject import of_tensor
+    from shardviz.picture.model.subject import of_tensor
     from shardviz.picture.text.page import page_lines
     from shardviz.picture.text.ranks import rank_lines, value_lines
     from shardviz.picture.text.terminal import line

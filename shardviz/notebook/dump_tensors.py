@@ -13,7 +13,7 @@ from shardviz.layout.region import Region
 from shardviz.notebook.arrays import ByRank, assembled, read_only
 from shardviz.notebook.tracebacks import concise
 from shardviz.picture.display import SVG, Drawable
-from shardviz.picture.model.subjects.subject import of_tensor
+from shardviz.picture.model.subject import of_tensor
 from shardviz.picture.text.report import layout_text, own_dtype
 from shardviz.relate.factors import REDUCTIONS, over
 from shardviz.text import printable
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from shardviz.notebook.arrays import Place
     from shardviz.notebook.dumps import DumpRun
     from shardviz.notebook.verdicts import FindingOfRun
-    from shardviz.picture.model.subjects.subject import Subject
+    from shardviz.picture.model.subject import Subject
     from shardviz.picture.text.terminal import Terminal
 
     Array = NDArray[Any]

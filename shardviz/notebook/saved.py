@@ -163,7 +163,7 @@ class SavedTensor(Drawable):
         Raises:
             DumpError: Its chunks are too many to draw, or reach out of it.
         """
-        from shardviz.picture.model.subjects.stored import checkpoint_subject, number_files
+        from shardviz.picture.model.stored import checkpoint_subject, number_files
         from shardviz.picture.svg.stored import stored_svg
 
         return stored_svg(checkpoint_subject(self._saved, number_files(self.run.checkpoint)))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from shardviz.dump.dump import Dump
     from shardviz.layout.mesh import Mesh
-    from shardviz.picture.model.subjects.subject import Subject
+    from shardviz.picture.model.subject import Subject
     from shardviz.picture.text.terminal import Terminal
 
     Lines = Callable[[Terminal], list[Text]]
@@ -73,7 +73,7 @@ def picture_of(what: object, tensor: str | None = None) -> Picture:
         drawn = what if tensor is None else what.part(tensor)
         return drawn.lines, dict(drawn.markup()) if "IPython" in sys.modules else {}
     if isinstance(what, Layout):
-        from shardviz.picture.model.subjects.subject import of_layout
+        from shardviz.picture.model.subject import of_layout
 
         return of_subject(of_layout(what))
     if isinstance(what, Mesh):
@@ -94,7 +94,7 @@ def _of_model(dump: Dump, pattern: str | None) -> Picture:
     """Draw one tensor of a dump, or the whole of it."""
     if pattern is not None:
         from shardviz.dump.find import find_tensors
-        from shardviz.picture.model.subjects.subject import of_tensor
+        from shardviz.picture.model.subject import of_tensor
 
         tensors = find_tensors(dump, pattern)
         if len(tensors) > 1:
@@ -137,8 +137,7 @@ def _of_mesh(mesh: Mesh) -> Picture:
 def of_table(rows: list[tuple[str, str]]) -> Picture:
     """List names with their layouts, identical layers folded."""
     from shardviz.picture.markup import element, words
-    from shardviz.picture.text.table import pad, widest
-    from shardviz.picture.text.terminal import line
+    from shardviz.picture.text.terminal import line, pad, widest
     from shardviz.text import fold
 
     folded = [(printable(str(names)), text) for names, text in fold(rows)]

@@ -18,7 +18,7 @@ from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.layout.region import Region
 from shardviz.picture.model.drawing import draw
-from shardviz.picture.model.subjects.stored import comparison_subject, number_files
+from shardviz.picture.model.stored import comparison_subject, number_files
 from tests.checkpoint.jobs import Held, job
 from tests.checkpoint.saving import FORMATS
 

@@ -17,7 +17,7 @@ from shardviz.checkpoint.findings import check_checkpoint
 from shardviz.checkpoint.open import open_checkpoint
 from shardviz.cli import main
 from shardviz.errors import DumpError, ShardvizError
-from shardviz.picture.model.subjects.stored import checkpoint_subject, number_files
+from shardviz.picture.model.stored import checkpoint_subject, number_files
 from shardviz.picture.text.checkpoint import tensor_lines
 from shardviz.reference.files import open_reference
 from tests.checkpoint.hostile import KIB, chunk, edited, kinds, look, place, refused, tensor

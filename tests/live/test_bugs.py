@@ -14,7 +14,7 @@ from shardviz.cli import main
 from shardviz.commands.show import overview
 from shardviz.picture.html.page import html
 from shardviz.picture.model.drawing import draw
-from shardviz.picture.model.subjects.subject import of_tensor
+from shardviz.picture.model.subject import of_tensor
 from shardviz.picture.svg.page import svg
 from shardviz.picture.text.page import page_lines
 from shardviz.picture.text.terminal import Terminal

@@ -13,9 +13,9 @@ from shardviz.check.run import report_on
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.layout.mesh import parse_mesh
-from shardviz.picture.model.subjects.subject import of_tensor
-from shardviz.picture.text.bands import LANE, LEFT, RIGHT, BandLine, _lanes, _line_cells
+from shardviz.picture.model.subject import of_tensor
 from shardviz.picture.text.page import page_lines
+from shardviz.picture.text.panels import LANE, LEFT, RIGHT, BandLine, _lanes, _line_cells
 from shardviz.picture.text.terminal import ASCII, Terminal
 from tests.dumps import Made, make_dump
 from tests.lanes import cases

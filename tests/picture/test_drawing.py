@@ -15,7 +15,7 @@ from shardviz.picture.model.holders import Holders, mask_of
 from shardviz.picture.model.mesh import rank_labels, ranks_label
 from shardviz.picture.model.palette import Coloring
 from shardviz.picture.model.sides import Sides
-from shardviz.picture.model.subjects.subject import of_layout
+from shardviz.picture.model.subject import of_layout
 from tests.lanes import cases
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from shardviz.picture.exhibits.exhibit import (
 from shardviz.picture.exhibits.of_finding import exhibit_of
 from shardviz.picture.html.parts import exhibit_table
 from shardviz.picture.html.tree import rank_table
-from shardviz.picture.model.subjects.subject import of_tensor
+from shardviz.picture.model.subject import of_tensor
 from shardviz.picture.svg.page import svg
 from shardviz.picture.svg.tile import exhibit_drawing
 from shardviz.picture.text.page import page_lines
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from shardviz.check.report import Report
     from shardviz.dump.dump import Dump
     from shardviz.explain.finding import Finding
-    from shardviz.picture.model.subjects.subject import Subject
+    from shardviz.picture.model.subject import Subject
 
 HOSTILE = "<b>\x1b[31m[bold]"
 ONE = Exhibit("a caption", ("", "has", "off"), (Row("rank 0", (Cell("1.5", is_wrong=True), Cell("·▁█"))),), 3)

@@ -16,7 +16,7 @@ from shardviz.dump.records.step import CollectiveRecord, StageRecord
 from shardviz.dump.records.tensors import Body, TensorRecord
 from shardviz.dump.write import write_rank
 from shardviz.layout.mesh import parse_mesh
-from shardviz.picture.html.script import script_text
+from shardviz.picture.html.parts import script_text
 from tests.dumps import Made, make_dump
 from tests.lanes import at_night, nightly
 from tests.picture.browser import asked, dom, picture, run

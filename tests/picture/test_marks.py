@@ -17,7 +17,7 @@ from shardviz.picture.model.mesh import part_labels
 from shardviz.picture.model.palette import Coloring
 from shardviz.picture.model.ruler import Ruler
 from shardviz.picture.model.sides import Sides
-from shardviz.picture.model.subjects.subject import drawn_sides, of_layout, of_tensor
+from shardviz.picture.model.subject import drawn_sides, of_layout, of_tensor
 from shardviz.picture.text.page import picture_lines
 from shardviz.picture.text.paint import CellLook, Frame, Side, paint
 from shardviz.picture.text.ranks import rank_rows

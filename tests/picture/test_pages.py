@@ -11,7 +11,7 @@ import pytest
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.layout.mesh import parse_mesh
-from shardviz.picture.model.subjects.subject import of_tensor
+from shardviz.picture.model.subject import of_tensor
 from shardviz.picture.text.page import page_lines
 from shardviz.picture.text.ranks import rank_lines
 from shardviz.picture.text.terminal import ASCII, Terminal, line

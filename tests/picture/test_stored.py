@@ -13,8 +13,8 @@ from shardviz.checkpoint.findings import check_checkpoint
 from shardviz.checkpoint.records import ByteRange, Checkpoint, Chunk, StoredTensor
 from shardviz.errors import DumpError
 from shardviz.picture.html.stored import stored_html
-from shardviz.picture.model.subjects import stored as drawing
-from shardviz.picture.model.subjects.stored import checkpoint_subject, number_files
+from shardviz.picture.model import stored as drawing
+from shardviz.picture.model.stored import checkpoint_subject, number_files
 from shardviz.picture.svg.stored import stored_svg
 from tests.picture.golden import check_golden
 from tests.picture.test_html import HOSTILE

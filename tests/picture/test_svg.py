@@ -14,7 +14,7 @@ from shardviz.dump.read import read_files
 from shardviz.layout.mesh import parse_mesh
 from shardviz.layout.notation import parse
 from shardviz.picture.model.palette import RANK_COLORS, ink_on
-from shardviz.picture.model.subjects.subject import of_layout, of_tensor
+from shardviz.picture.model.subject import of_layout, of_tensor
 from shardviz.picture.svg.page import svg
 from tests.dumps import Made, make_dump
 from tests.picture.contrast import contrast

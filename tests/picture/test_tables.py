@@ -8,12 +8,11 @@ from rich.cells import cell_len
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.layout.mesh import parse_mesh
-from shardviz.picture.model.subjects.subject import of_tensor
+from shardviz.picture.model.subject import of_tensor
 from shardviz.picture.text.costs import memory_lines
 from shardviz.picture.text.ranks import rank_lines, value_lines
 from shardviz.picture.text.report import table_lines
-from shardviz.picture.text.table import table
-from shardviz.picture.text.terminal import ASCII, Terminal
+from shardviz.picture.text.terminal import ASCII, Terminal, table
 from tests.check.records import add_values
 from tests.dumps import make_dump
 

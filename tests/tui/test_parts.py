@@ -28,7 +28,7 @@ from shardviz.layout.mesh import parse_mesh
 from shardviz.picture.exhibits.exhibit import Row, exhibit, plain
 from shardviz.picture.model.holders import Holders
 from shardviz.picture.model.sides import Sides
-from shardviz.picture.model.subjects.subject import drawn_sides
+from shardviz.picture.model.subject import drawn_sides
 from shardviz.picture.text.report import listed_rows
 from shardviz.tui import web
 from shardviz.tui.loading import checked

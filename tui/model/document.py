@@ -16,7 +16,7 @@ from shardviz.layout.dtypes import itemsize
 from shardviz.picture.model.by_layout import only_layout
 from shardviz.picture.model.mesh import Heat, heats_of
 from shardviz.picture.model.palette import Coloring
-from shardviz.picture.model.subjects.subject import drawn_sides
+from shardviz.picture.model.subject import drawn_sides
 from shardviz.picture.text.report import layout_text, own_dtype
 from shardviz.text import Fold, bytes_text, printable
 from shardviz.text import counted as counted_in_words

@@ -14,7 +14,7 @@ from shardviz.picture.model.drawing import drawn_dims
 from shardviz.picture.model.holders import Plane, ranks_in_words, ranks_of
 from shardviz.picture.model.palette import WRONG
 from shardviz.picture.model.sides import first_difference
-from shardviz.picture.model.subjects.stored import comparison_subject, number_files
+from shardviz.picture.model.stored import comparison_subject, number_files
 from shardviz.picture.text.checkpoint import why_text
 from shardviz.picture.text.ranks import exhibit_lines
 from shardviz.picture.text.terminal import Terminal
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from shardviz.checkpoint.live_job.job import Job
     from shardviz.checkpoint.records import Checkpoint
     from shardviz.picture.model.sides import Sides
-    from shardviz.picture.model.subjects.stored import ComparisonSubject, MarkedSides
+    from shardviz.picture.model.stored import ComparisonSubject, MarkedSides
 
     from .document import Document
 

@@ -16,7 +16,7 @@ from shardviz.layout.region import index_of
 from shardviz.picture.model.drawing import drawn_dims
 from shardviz.picture.model.holders import Plane
 from shardviz.picture.model.sides import first_difference
-from shardviz.picture.model.subjects.subject import IN_PLACE, OF_PLACES
+from shardviz.picture.model.subject import IN_PLACE, OF_PLACES
 from shardviz.text import counted, nearest, printable
 
 from .names import fitted

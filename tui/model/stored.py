@@ -10,7 +10,7 @@ from rich.text import Text
 
 from shardviz.errors import ShardvizError
 from shardviz.picture.model.palette import rank_color
-from shardviz.picture.model.subjects.stored import checkpoint_subject, number_files
+from shardviz.picture.model.stored import checkpoint_subject, number_files
 from shardviz.picture.text.checkpoint import in_order, total
 from shardviz.text import bytes_text, nearest, printable
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from shardviz.checkpoint.records import Checkpoint, StoredTensor
     from shardviz.layout.mesh import Mesh
     from shardviz.picture.model.sides import Sides
-    from shardviz.picture.model.subjects.stored import CheckpointSubject, StoredPart
+    from shardviz.picture.model.stored import CheckpointSubject, StoredPart
 
 
 @dataclass(frozen=True)

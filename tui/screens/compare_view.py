@@ -10,7 +10,7 @@ from textual.containers import Horizontal
 from textual.widgets import Static
 
 from shardviz.picture.model.palette import GREY, VERMILLION
-from shardviz.picture.text.table import pad
+from shardviz.picture.text.terminal import pad
 
 from ..colors import ink
 from ..keys import keys

@@ -93,7 +93,7 @@ def draw_checkpoint(path: Path, pattern: str | None, style: str, output: Path | 
     """
     from shardviz.checkpoint.open import open_checkpoint
     from shardviz.commands.common.dumps import write_markup
-    from shardviz.picture.model.subjects.stored import checkpoint_subject, number_files
+    from shardviz.picture.model.stored import checkpoint_subject, number_files
     from shardviz.picture.svg.stored import stored_svg
 
     if style == "html":
@@ -283,7 +283,7 @@ def draw_beside(
     """
     from shardviz.commands.common.dumps import write_markup
     from shardviz.picture.html.stored import beside_html
-    from shardviz.picture.model.subjects.stored import comparison_subject, number_files
+    from shardviz.picture.model.stored import comparison_subject, number_files
     from shardviz.picture.svg.stored import beside_svg
 
     job, checkpoint = sides if isinstance(sides[0], Job) else sides[::-1]

@@ -22,14 +22,17 @@ from shardviz.picture.html.parts import (
     article,
     exhibit_table,
     findings_section,
+    full_page,
+    header_of,
     in_natural_order,
+    page_of,
     ranks_cell,
     search_tools,
     section,
+    style_sheet,
     top_bar,
 )
 from shardviz.picture.html.run import comms_section, memory_section, plan_section, schedule_section
-from shardviz.picture.html.script import full_page, header_of, page_of, style_sheet
 from shardviz.picture.html.step import lines_section, modules_section
 from shardviz.picture.html.tree import TreeEntry, rank_table, sign, tree
 from shardviz.picture.markup import element, words
@@ -37,8 +40,8 @@ from shardviz.picture.model.holders import ranks_in_words
 from shardviz.picture.model.mesh import heats_of
 from shardviz.picture.model.palette import WRONG
 from shardviz.picture.model.step import step_heats, step_tree
-from shardviz.picture.model.subjects.subject import of_tensor
-from shardviz.picture.svg.page import figure, mesh_figure
+from shardviz.picture.model.subject import of_tensor
+from shardviz.picture.svg.page import mesh_figure, svg
 from shardviz.picture.svg.tile import PATTERN
 from shardviz.picture.text.report import listed_rows, own_dtype, step_results, step_text, summary_line
 from shardviz.picture.text.terminal import Terminal
@@ -138,7 +141,7 @@ def _map_of(dump: Dump, tensor: Tensor, names: Fold, report: Report) -> tuple[st
         subject = of_tensor(dump, tensor, names.names()[0], report)
     except ShardvizError as error:
         return "", "", error.message
-    drawn = figure(replace(subject, exhibits=()), style=False, headlines=False)
+    drawn = svg(replace(subject, exhibits=()), is_alone=False)
     return element("figure", drawn, tabindex=0), rank_table(subject), ""
 
 

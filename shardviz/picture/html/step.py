@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.picture.html.parts import section, top_bar, with_code
-from shardviz.picture.html.script import header_of, page_of, style_sheet
+from shardviz.picture.html.parts import header_of, page_of, section, style_sheet, top_bar, with_code
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.holders import ranks_in_words
 from shardviz.picture.model.step import SHORT, SIDES, step_of

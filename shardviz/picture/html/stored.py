@@ -23,21 +23,24 @@ from shardviz.picture.html.parts import (
     bytes_cell,
     exhibit_table,
     findings_section,
+    full_page,
+    header_of,
     in_natural_order,
     leaf,
     name_cell,
+    page_of,
     search_tools,
     section,
+    style_sheet,
     table,
     top_bar,
     with_code,
 )
-from shardviz.picture.html.script import full_page, header_of, page_of, style_sheet
 from shardviz.picture.html.tree import sign
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.palette import RANK_COLORS, rank_color
-from shardviz.picture.model.subjects.stored import checkpoint_subject, comparison_subject, number_files
-from shardviz.picture.svg.stored import beside_figure, stored_figure
+from shardviz.picture.model.stored import checkpoint_subject, comparison_subject, number_files
+from shardviz.picture.svg.stored import beside_svg, stored_svg
 from shardviz.picture.text.checkpoint import facts_of, in_order, total, why_text
 from shardviz.picture.text.terminal import UNICODE
 from shardviz.text import counted, fold
@@ -161,7 +164,7 @@ def _line(anchor: str, names: Fold, tensor: StoredTensor, picture: str, *, is_op
 
 def _picture(tensor: StoredTensor, numbers: Mapping[str, int]) -> str:
     try:
-        return element("figure", stored_figure(checkpoint_subject(tensor, numbers), style=False), tabindex=0)
+        return element("figure", stored_svg(checkpoint_subject(tensor, numbers), is_alone=False), tabindex=0)
     except ShardvizError as error:
         return element("p", words(f"Not drawn: {error.message}"))
 
@@ -247,5 +250,5 @@ def _picture_beside(outcome: Outcome, job: Job, checkpoint: Checkpoint, numbers:
     except ShardvizError as error:
         return element("p", words(f"Not drawn: {error.message}"))
     table = exhibit_table(pair.exhibit) if pair.exhibit is not None else ""
-    drawn = beside_figure(replace(pair, exhibit=None), style=False, headlines=False)
+    drawn = beside_svg(replace(pair, exhibit=None), is_alone=False)
     return element("figure", drawn, tabindex=0) + table

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from shardviz.check.verdicts import Verdict
-    from shardviz.picture.model.subjects.subject import Subject
+    from shardviz.picture.model.subject import Subject
     from shardviz.picture.text.ranks import RankRow
     from shardviz.picture.text.report import Row
     from shardviz.text import Fold

@@ -90,7 +90,10 @@ class BoxWords:
     """
 
     noun: str
-    unlike: str
+    unlike: str = " (not as claimed)"
+
+
+RANKS = BoxWords("rank")
 
 
 def scale_for(panel: Panel) -> Scale:
@@ -117,8 +120,7 @@ def side(
     *,
     marked: bool = False,
     on_right: bool = False,
-    noun: str = "rank",
-    unlike: str = " (not as claimed)",
+    said: BoxWords = RANKS,
 ) -> str:
     """Draw one side with its top left corner at 0, 0 and its titles above and next to it.
 
@@ -129,10 +131,8 @@ def side(
         coloring: What names and colors ranks.
         marked: Whether boxes that differ from the other side are marked.
         on_right: Whether the indices of rows are on the right.
-        noun: What holds the boxes.
-        unlike: What the tooltip of a marked box says.
+        said: What holds the boxes.
     """
-    said = BoxWords(noun, unlike)
     boxes = "".join(_box(panel, box, scale, coloring, said) for box in _boxes(panel, grid, marked=marked))
     return boxes + _row_titles(panel.rows, grid, scale, on_right=on_right) + _column_titles(panel.cols, scale)
 

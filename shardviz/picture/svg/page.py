@@ -6,6 +6,7 @@ never the only sign: a rank is also its number, a difference also `✗` and a ha
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from textwrap import wrap
 from typing import TYPE_CHECKING
@@ -16,10 +17,10 @@ from shardviz.layout import notation
 from shardviz.layout.placements import spell
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.drawing import Budget, draw
-from shardviz.picture.model.palette import WRONG
-from shardviz.picture.svg.map import BAND, GAP, TITLE_HEIGHT, bands, has_bands, scale_for, side, title_width
-from shardviz.picture.svg.mesh import mesh_drawing
-from shardviz.picture.svg.tile import CHAR, PATTERN, STYLE, SvgFragment, canvas, exhibit_drawing
+from shardviz.picture.model.mesh import grids_of, kept_positions, marked_among, rows_and_columns
+from shardviz.picture.model.palette import WRONG, Coloring
+from shardviz.picture.svg.map import BAND, GAP, TITLE_HEIGHT, Scale, bands, has_bands, scale_for, side, title_width
+from shardviz.picture.svg.tile import CHAR, PATTERN, STYLE, PixelBox, SvgFragment, canvas, exhibit_drawing, tile
 from shardviz.picture.text.page import as_claimed, notes, slice_title
 from shardviz.picture.text.terminal import UNICODE, Glyphs
 from shardviz.text import counted, printable
@@ -30,8 +31,104 @@ if TYPE_CHECKING:
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh
     from shardviz.picture.model.drawing import Drawing, Panel
-    from shardviz.picture.model.mesh import Heat
-    from shardviz.picture.model.subjects.subject import Subject
+    from shardviz.picture.model.mesh import Heat, RankGrid
+    from shardviz.picture.model.subject import Subject
+
+TILE_HEIGHT = 24
+HEAD = 20
+MOST_ROWS = 12
+MOST_COLS = 10
+MOST_GRIDS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _TileMarks:
+    """What a mesh's tiles show besides ranks: marks or heat."""
+
+    coloring: Coloring
+    marked: Collection[int]
+    heat: Heat | None
+
+
+def mesh_drawing(
+    mesh: Mesh, marked: Collection[int] = (), axes: tuple[str, ...] = (), heat: Heat | None = None
+) -> SvgFragment:
+    """Draw a mesh.
+
+    Args:
+        mesh: The mesh.
+        marked: Ranks that carry the glyph `✗`; their rows and columns are shown before others.
+        axes: The axes that ranks get their colors by, outermost first; by default all.
+        heat: What ranks are colored by instead, with a sign for how much.
+    """
+    marks = _TileMarks(Coloring(mesh, axes), marked, heat)
+    shown, left = grids_of(mesh, MOST_GRIDS, marked)
+    drawn = stack(*(_draw_grid(grid, marks) for grid in shown), gap=12, at=(0, HEAD if heat is not None else 0))
+    markup, width, height = drawn.markup, drawn.width, drawn.height
+    if heat is not None:
+        markup = element("text", words(str(heat)), x=0, y=12, class_="sv-soft") + markup
+        width = max(width, round(cell_len(str(heat)) * CHAR))
+    if left:
+        hidden = (rank for rank in marked if rank in mesh and not any(rank in grid for grid in shown))
+        text = f"… {counted(left, 'more grid')}{marked_among(hidden, marks.marked)}"
+        markup += element("text", words(text), x=0, y=height + HEAD, class_="sv-i sv-start")
+        height += HEAD
+    return SvgFragment(markup, width, height)
+
+
+def _draw_grid(grid: RankGrid, marks: _TileMarks) -> SvgFragment:
+    heads = [grid.row_title(row) for row in range(grid.num_rows)]
+    titles = [grid.col_title(col) for col in range(grid.num_cols)]
+    signs = 2 * bool(marks.marked) + 2 * (marks.heat is not None)
+    longest = max(len(str(max(grid.mesh.ranks))) + signs, *map(len, titles))
+    step = round(longest * CHAR) + (14 if marks.marked else 10)
+    head = HEAD if grid.title else 0
+    parts = [element("text", words(grid.title), x=0, y=12, class_="sv-h")] if grid.title else []
+    wanted_rows, wanted_cols = rows_and_columns(marks.marked, grid)
+    rows = kept_positions(grid.num_rows, MOST_ROWS, wanted_rows)
+    cols = kept_positions(grid.num_cols, MOST_COLS, wanted_cols)
+    texts = [heads[row] if isinstance(row, int) else _gap_text(grid, row, marks) for row in rows]
+    gutter = round(max(map(len, texts)) * CHAR) + (8 if grid.down else 0) + 8 * any(WRONG in text for text in texts)
+    for at, col in enumerate(cols):
+        text = titles[col] if isinstance(col, int) else "…"
+        parts.append(_title(text, gutter + at * step + step // 2, head + 13))
+    for line, (row, text) in enumerate(zip(rows, texts, strict=True)):
+        top = head + HEAD + line * TILE_HEIGHT
+        parts.append(element("text", words(text), x=gutter - 8, y=top + 16, class_="sv-i sv-end") if gutter else "")
+        places = [PixelBox(gutter + at * step, top, step, TILE_HEIGHT) for at in range(len(cols))]
+        parts += (_cell(grid, row, col, place, marks) for col, place in zip(cols, places, strict=True))
+    return SvgFragment("".join(parts), gutter + step * len(cols), head + HEAD + TILE_HEIGHT * len(rows))
+
+
+def _gap_text(grid: RankGrid, rows: range, marks: _TileMarks) -> str:
+    hidden = marked_among((grid.rank_at(row, col) for row in rows for col in range(grid.num_cols)), marks.marked)
+    return f"… {counted(len(rows), 'more row')}{hidden}"
+
+
+def _title(text: str, x: int, y: int) -> str:
+    return element("text", words(text), x=x, y=y, class_="sv-i")
+
+
+def _cell(grid: RankGrid, row: int | range, col: int | range, place: PixelBox, marks: _TileMarks) -> str:
+    """Draw a rank, or in place of those that are left out whether any of them is marked."""
+    if isinstance(row, int) and isinstance(col, int):
+        return _tile(grid, grid.rank_at(row, col), place, marks)
+    rows, cols = (range(at, at + 1) if isinstance(at, int) else at for at in (row, col))
+    is_marked = any(grid.rank_at(one, other) in marks.marked for one in rows for other in cols)
+    return _title(WRONG if is_marked else "…", place.left + place.width // 2, place.top + 16)
+
+
+def _tile(grid: RankGrid, rank: int, place: PixelBox, marks: _TileMarks) -> str:
+    tooltip, label = f"rank {rank}: {grid.mesh.label(rank)}", str(rank)
+    color: object = marks.coloring.color(rank)
+    if marks.heat is not None:
+        known = rank in marks.heat.by_rank
+        tooltip += f", {marks.heat.title} {marks.heat.text(marks.heat.by_rank[rank])}" if known else ""
+        label, color = f"{marks.heat.sign(rank)} {rank}", f"h{marks.heat.level(rank)}" if known else "nobody"
+    if rank in marks.marked:
+        tooltip, label = f"{tooltip}, in a finding", f"{WRONG} {label}"
+    return tile(place, label, tooltip, color=color, ranks=(rank,), differs=rank in marks.marked)
+
 
 BUDGET = Budget(rows=32, cols=12, panels=4)
 MARGIN = 20
@@ -45,53 +142,44 @@ NAME_CHAR = 9.7
 """Pixels of a character of the name."""
 
 
-def svg(subject: Subject) -> str:
-    """Draw a tensor, claimed beside held if they differ, and its mesh, as a whole SVG file."""
-    return figure(subject, style=True) + "\n"
-
-
-def figure(subject: Subject, *, style: bool, headlines: bool = True) -> str:
-    """Draw a tensor as an `svg` element.
+def svg(subject: Subject, *, is_alone: bool = True) -> str:
+    """Draw a tensor, claimed beside held if they differ, and its mesh.
 
     Args:
         subject: The tensor.
-        style: Whether it brings `STYLE` and `PATTERN`; a page that has them once needs none.
-        headlines: Whether it begins with its findings; a page that has them in words needs none.
+        is_alone: Whether it is a whole file, with its findings and a style; a page has them once, in words.
     """
     drawing = draw(subject.sides, subject.shape, BUDGET)
     mesh = mesh_drawing(subject.mesh, subject.marked, subject.sides.axes)
     body = beside_map(panels(drawing, partial(_panel, subject=subject)), mesh, 2 * GAP)
     exhibits = [exhibit_drawing(one) for one in subject.exhibits]
-    parts = [*(_headlines(subject) if headlines else []), _heading(subject), *exhibits, body, _notes(drawing, subject)]
+    parts = [*(_headlines(subject) if is_alone else []), _heading(subject), *exhibits, body, _notes(drawing, subject)]
     name = subject.name or notation.write(subject.claimed, subject.dtype) if subject.claimed else subject.name
-    return sheet(parts, name, describe(drawing, subject), style=style)
+    return sheet(parts, name, describe(drawing, subject), is_alone=is_alone)
 
 
-def sheet(parts: Sequence[SvgFragment], name: str, about: str, *, style: bool) -> str:
+def sheet(parts: Sequence[SvgFragment], name: str, about: str, *, is_alone: bool) -> str:
     """Put the parts of a picture below each other on paper, as an `svg` element.
 
     Args:
         parts: From top to bottom.
         name: What is drawn.
         about: What it shows, for screen readers.
-        style: As in `figure`.
+        is_alone: As in `svg`.
     """
-    width = max(part.width for part in parts) + 2 * MARGIN
-    markup, top = "", MARGIN
-    for part in parts:
-        markup += element("g", part.markup, transform=f"translate({MARGIN} {top})")
-        top += part.height + (16 if part.height else 0)
-    height = top - 16 + MARGIN
-    return canvas(
+    body = stack(*parts, gap=16, at=(MARGIN, MARGIN))
+    width, height = body.width + 2 * MARGIN, body.height + MARGIN
+    drawn = canvas(
         f"{name}: {about}",
         width,
         height,
         element("title", words(name)),
         element("desc", words(about)),
-        f"<style>{STYLE}</style>{PATTERN}" if style else "",
+        f"<style>{STYLE}</style>{PATTERN}" if is_alone else "",
         element("rect", width=width, height=height, rx=6, class_="sv-paper"),
-        markup,
+        body.markup,
     )
+    return drawn + "\n" * is_alone
 
 
 def mesh_figure(mesh: Mesh, *, style: bool, marked: Collection[int] = (), heat: Heat | None = None) -> str:
@@ -130,27 +218,22 @@ def _headlines(subject: Subject) -> list[SvgFragment]:
     ]
 
 
-def stack(*parts: SvgFragment) -> SvgFragment:
-    """Put parts below each other."""
-    markup, top = "", 0
+def stack(*parts: SvgFragment, gap: int = 0, at: tuple[int, int] = (0, 0)) -> SvgFragment:
+    """Put parts below each other; the height is that of the last one's end."""
+    markup, (left, top) = "", at
     for part in parts:
-        markup += element("g", part.markup, transform=f"translate(0 {top})")
-        top += part.height
-    return SvgFragment(markup, max((part.width for part in parts), default=0), top)
+        markup += part.moved(left, top)
+        top += part.height + gap * bool(part.height)
+    return SvgFragment(markup, max((part.width for part in parts), default=0), top - gap)
 
 
 def _heading(subject: Subject) -> SvgFragment:
     """Write the tensor's name and its two layouts; long lines are broken."""
-    name = paragraph(subject.name, "sv-name", NAME_CHAR)
-    parts = [(0, name), (0, paragraph(f"{_sizes(subject)} on mesh {subject.mesh}", "sv-soft"))]
-    markup, width, top = "", 0, 0
-    for title, text, style in _sides(subject):
-        parts.append((TEXT_AT, paragraph(text, style, title=title)))
-    for at, (left, part) in enumerate(parts):
-        top += 6 if at == 2 else 0
-        markup += element("g", part.markup, transform=f"translate({left} {top})")
-        width, top = max(width, left + part.width), top + part.height
-    return SvgFragment(markup, width, top + 4)
+    sizes = paragraph(f"{_sizes(subject)} on mesh {subject.mesh}", "sv-soft")
+    head = stack(paragraph(subject.name, "sv-name", NAME_CHAR), sizes)
+    layouts = (paragraph(text, style, title=title) for title, text, style in _sides(subject))
+    below = stack(*layouts, at=(TEXT_AT, head.height + 6))
+    return SvgFragment(head.markup + below.markup, max(head.width, TEXT_AT + below.width), below.height + 4)
 
 
 def paragraph(text: str, style: str, char: float = CHAR, title: str = "") -> SvgFragment:
@@ -199,7 +282,7 @@ def panels(drawing: Drawing, drawn: Callable[[Panel], SvgFragment]) -> SvgFragme
             markup += element("text", words(slice_title(panel)), x=0, y=top + 12, class_="sv-h")
             top += LINE
         part = drawn(panel)
-        markup += element("g", part.markup, transform=f"translate(0 {top})")
+        markup += part.moved(0, top)
         width, top = max(width, part.width), top + part.height + GAP
     return SvgFragment(markup, width, max(top - GAP, 0))
 
@@ -214,30 +297,43 @@ def with_left_out(picture: SvgFragment, drawing: Drawing) -> SvgFragment:
 
 
 def _panel(panel: Panel, subject: Subject) -> SvgFragment:
-    """Draw one side, or both if they differ: next to each other, or stacked if they are wide."""
-    scale, titles = scale_for(panel), title_width(panel)
+    """Draw one side, or both if they differ."""
+    scale, coloring = scale_for(panel), subject.sides.coloring
     grids = zip(subject.sides.titles, (panel.claimed, panel.held), strict=True)
     sides = [(name, grid) for name, grid in grids if grid is not None]
     if len(sides) == 2 and not panel.is_different:
         sides = [(" and ".join(subject.sides.titles), sides[0][1])]
+    maps = [(name, partial(side, panel, grid, scale, coloring, marked=panel.marks_on(name))) for name, grid in sides]
+    return maps_drawing(panel, scale, maps, coloring)
+
+
+def maps_drawing(
+    panel: Panel, scale: Scale, maps: Sequence[tuple[str, Callable[..., str]]], linked: Coloring | None = None
+) -> SvgFragment:
+    """Put the maps of a panel next to each other, or below each other if they are wide.
+
+    Args:
+        panel: The blocks.
+        scale: The sizes.
+        maps: Their titles, and what draws each.
+        linked: What colors the bands between two maps, whose row titles are then on their outer sides.
+    """
+    titles, many = title_width(panel), len(maps)
     upright = 2 * (titles + scale.width) + GAP > MAX_WIDTH or len(panel.rows) == 1
-    across = scale.width + (BAND if has_bands(panel) else GAP + titles)
+    across = scale.width + (BAND if linked is not None and has_bands(panel) else GAP + titles)
     down = scale.height + 2 * TITLE_HEIGHT + GAP
     markup = ""
-    for at, (name, grid) in enumerate(sides):
+    if linked is not None and not upright and many == 2:
+        run = bands(panel, scale, linked, BAND)
+        markup = SvgFragment(run, BAND, scale.height).moved(titles + scale.width, 2 * TITLE_HEIGHT) if run else ""
+    for at, (name, drawn) in enumerate(maps):
         x, y = (titles, at * down + 2 * TITLE_HEIGHT) if upright else (titles + at * across, 2 * TITLE_HEIGHT)
-        marked, on_right = panel.marks_on(name), bool(at) and not upright
-        drawn = side(panel, grid, scale, subject.sides.coloring, marked=marked, on_right=on_right)
         heading = element("text", words(name), x=scale.width // 2, y=-26, class_="sv-h sv-l")
-        markup += element("g", heading, drawn, transform=f"translate({x} {y})")
-    if not upright and len(sides) == 2:
-        run = bands(panel, scale, subject.sides.coloring, BAND)
-        markup = (
-            element("g", run, transform=f"translate({titles + scale.width} {2 * TITLE_HEIGHT})") if run else ""
-        ) + markup
-    more = len(sides) - 1
-    wide = titles + scale.width + (0 if upright else more * (across + titles))
-    return SvgFragment(markup, wide, 2 * TITLE_HEIGHT + scale.height + (more * down if upright else 0))
+        picture = drawn(on_right=linked is not None and at > 0 and not upright)
+        markup += element("g", heading, picture, transform=f"translate({x} {y})")
+    more = many - 1
+    wide = titles + scale.width + (0 if upright else more * (across + titles * (linked is not None)))
+    return SvgFragment(markup, wide, down - GAP + (more * down if upright else 0))
 
 
 def beside_map(picture: SvgFragment, other: SvgFragment, gap: int = GAP) -> SvgFragment:
@@ -250,9 +346,7 @@ def beside_map(picture: SvgFragment, other: SvgFragment, gap: int = GAP) -> SvgF
     else:
         at, width = (0, picture.height + GAP), max(picture.width, other.width)
         height = picture.height + GAP + other.height
-    return SvgFragment(
-        picture.markup + element("g", other.markup, transform=f"translate({at[0]} {at[1]})"), width, height
-    )
+    return SvgFragment(picture.markup + other.moved(*at), width, height)
 
 
 def _notes(drawing: Drawing, subject: Subject) -> SvgFragment:

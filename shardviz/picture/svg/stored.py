@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.drawing import draw
 from shardviz.picture.model.palette import Coloring, rank_color
-from shardviz.picture.svg.map import GAP, TITLE_HEIGHT, scale_for, side, title_width
+from shardviz.picture.svg.map import RANKS, TITLE_HEIGHT, BoxWords, scale_for, side, title_width
 from shardviz.picture.svg.page import (
     BUDGET,
     LINE,
-    MAX_WIDTH,
     NAME_CHAR,
     beside_map,
+    maps_drawing,
     panels,
     paragraph,
     sheet,
@@ -28,7 +29,7 @@ from shardviz.text import bytes_text, counted, printable
 
 if TYPE_CHECKING:
     from shardviz.picture.model.drawing import Panel
-    from shardviz.picture.model.subjects.stored import CheckpointSubject, ComparisonSubject, MarkedSides, StoredPart
+    from shardviz.picture.model.stored import CheckpointSubject, ComparisonSubject, MarkedSides, StoredPart
 
 MOST_FILES = 14
 """Files that are named beside a map."""
@@ -40,29 +41,19 @@ MOST_NAME = 44
 """Characters of a file's name."""
 
 CHIP = 40
-NOUNS = ("rank", "file")
+FILES = BoxWords("file")
 UNLIKE = " (not what the checkpoint has)"
 
 
-def stored_svg(stored: CheckpointSubject) -> str:
-    """Draw which file holds which part of a tensor, as a whole SVG file."""
-    return stored_figure(stored, style=True) + "\n"
-
-
-def stored_figure(stored: CheckpointSubject, *, style: bool) -> str:
-    """Draw a tensor of a checkpoint as an `svg` element.
-
-    Args:
-        stored: The tensor.
-        style: Whether it brings its own style; a page that has it once needs none.
-    """
+def stored_svg(stored: CheckpointSubject, *, is_alone: bool = True) -> str:
+    """Draw which file holds which part of a tensor; the arguments are those of `svg`."""
     drawing = draw(stored.sides, stored.tensor.shape, BUDGET)
     parts = (
         stack(paragraph(stored.tensor.name, "sv-name", NAME_CHAR), paragraph(summary_text(stored), "sv-soft")),
         beside_map(with_left_out(panels(drawing, _panel), drawing), files_drawing(stored)),
         _bytes(stored),
     )
-    return sheet(parts, stored.tensor.name, summary_text(stored), style=style)
+    return sheet(parts, stored.tensor.name, summary_text(stored), is_alone=is_alone)
 
 
 def summary_text(stored: CheckpointSubject) -> str:
@@ -75,7 +66,7 @@ def summary_text(stored: CheckpointSubject) -> str:
 
 def _panel(panel: Panel) -> SvgFragment:
     scale, titles = scale_for(panel), title_width(panel)
-    drawn = side(panel, panel.claimed or (), scale, Coloring(), noun="file")
+    drawn = side(panel, panel.claimed or (), scale, Coloring(), said=FILES)
     markup = element("g", drawn, transform=f"translate({titles} {TITLE_HEIGHT})")
     return SvgFragment(markup, titles + scale.width, TITLE_HEIGHT + scale.height)
 
@@ -117,24 +108,13 @@ def _short_name(name: str) -> str:
     return name if len(name) <= MOST_NAME else f"{name[: MOST_NAME - 1]}…"
 
 
-def beside_svg(pair: ComparisonSubject) -> str:
-    """Draw a tensor of a job next to the checkpoint's, as a whole SVG file."""
-    return beside_figure(pair, style=True) + "\n"
-
-
-def beside_figure(pair: ComparisonSubject, *, style: bool, headlines: bool = True) -> str:
-    """Draw a tensor of a job next to the checkpoint's as an `svg` element.
-
-    Args:
-        pair: The tensor.
-        style: Whether it brings its own style; a page that has it once needs none.
-        headlines: Whether it says what became of the tensor; a page that does needs none.
-    """
-    parts = [*(_headlines(pair) if headlines else []), _heading_beside(pair)]
+def beside_svg(pair: ComparisonSubject, *, is_alone: bool = True) -> str:
+    """Draw a tensor of a job next to the checkpoint's; the arguments are those of `svg`."""
+    parts = [*(_headlines(pair) if is_alone else []), _heading_beside(pair)]
     maps = _maps_beside(pair.shape, pair.sides) if pair.sides is not None else SvgFragment("", 0, 0)
     parts.append(beside_map(maps, files_drawing(pair.stored)) if pair.stored is not None else maps)
     parts += [exhibit_drawing(pair.exhibit)] if pair.exhibit is not None else []
-    return sheet(parts, pair.name, f"{pair.outcome.verdict}: {pair.outcome.why}", style=style)
+    return sheet(parts, pair.name, f"{pair.outcome.verdict}: {pair.outcome.why}", is_alone=is_alone)
 
 
 def _headlines(pair: ComparisonSubject) -> list[SvgFragment]:
@@ -157,18 +137,11 @@ def _maps_beside(shape: tuple[int, ...], sides: MarkedSides) -> SvgFragment:
 
 
 def _panel_beside(panel: Panel, sides: MarkedSides) -> SvgFragment:
-    """Draw both sides next to each other, or below each other if they are wide."""
-    scale, titles = scale_for(panel), title_width(panel)
-    kinds = zip(sides.titles, (panel.claimed, panel.held), NOUNS, (sides.coloring, Coloring()), strict=True)
-    shown = [(title, grid, noun, coloring) for title, grid, noun, coloring in kinds if grid is not None]
-    upright = 2 * (titles + scale.width) + GAP > MAX_WIDTH or len(panel.rows) == 1
-    across, down = titles + scale.width + GAP, 2 * TITLE_HEIGHT + scale.height + GAP
-    markup = ""
-    for at, (title, grid, noun, coloring) in enumerate(shown):
-        x, y = (titles, at * down) if upright else (titles + at * across, 0)
-        drawn = side(panel, grid, scale, coloring, marked=True, noun=noun, unlike=UNLIKE)
-        heading = element("text", words(title), x=scale.width // 2, y=-26, class_="sv-h sv-l")
-        markup += element("g", heading, drawn, transform=f"translate({x} {y + 2 * TITLE_HEIGHT})")
-    many = len(shown)
-    width = titles + scale.width if upright else many * across - GAP
-    return SvgFragment(markup, width, many * down - GAP if upright else down - GAP)
+    scale = scale_for(panel)
+    kinds = zip(sides.titles, (panel.claimed, panel.held), (RANKS, FILES), (sides.coloring, Coloring()), strict=True)
+    maps = [
+        (title, partial(side, panel, grid, scale, coloring, marked=True, said=replace(said, unlike=UNLIKE)))
+        for title, grid, said, coloring in kinds
+        if grid is not None
+    ]
+    return maps_drawing(panel, scale, maps)

@@ -45,6 +45,10 @@ class SvgFragment:
     width: int
     height: int
 
+    def moved(self, left: int, top: int) -> str:
+        """Return its elements with their top left corner at a place."""
+        return element("g", self.markup, transform=f"translate({left} {top})")
+
 
 @dataclass(frozen=True, slots=True)
 class PixelBox:

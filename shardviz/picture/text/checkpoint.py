@@ -14,8 +14,7 @@ from shardviz.checkpoint.records import file_size
 from shardviz.dump.pause import collector_paused
 from shardviz.picture.text.findings import findings_lines
 from shardviz.picture.text.report import not_checked_lines
-from shardviz.picture.text.table import table
-from shardviz.picture.text.terminal import BAD, DIM, GOOD, WARNING, line, wrapped
+from shardviz.picture.text.terminal import BAD, DIM, GOOD, WARNING, line, table, wrapped
 from shardviz.text import bytes_text, counted, fold, folded_names, listed, natural_key, printable
 
 if TYPE_CHECKING:

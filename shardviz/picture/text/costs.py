@@ -8,8 +8,7 @@ from shardviz.dump.costs.comms import groups_text, received_by_axes, traffic, wh
 from shardviz.dump.costs.memory import elements_text, memory_table
 from shardviz.layout.notation import write
 from shardviz.layout.routes import cheapest, torch_route, total
-from shardviz.picture.text.table import table
-from shardviz.picture.text.terminal import DIM, line
+from shardviz.picture.text.terminal import DIM, line, table
 from shardviz.text import counted, printable
 
 if TYPE_CHECKING:

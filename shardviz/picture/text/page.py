@@ -14,11 +14,10 @@ from shardviz.layout.placements import spell
 from shardviz.picture.model.drawing import Budget, draw
 from shardviz.picture.model.holders import ranks_in_words
 from shardviz.picture.model.sides import CLAIMED_AND_HELD, INTENDED_AND_HELD, NO_FILE
-from shardviz.picture.model.subjects.subject import NOTHING, PLAIN
-from shardviz.picture.text.bands import band_lines
+from shardviz.picture.model.subject import NOTHING, PLAIN
 from shardviz.picture.text.findings import headline
 from shardviz.picture.text.meshes import mesh_lines
-from shardviz.picture.text.panels import side_lines, sizes_for
+from shardviz.picture.text.panels import band_lines, side_lines, sizes_for
 from shardviz.picture.text.ranks import exhibit_lines
 from shardviz.picture.text.terminal import BAD, DIM, GOOD, WARNING, line, side_by_side, wrapped
 from shardviz.text import INSIDE, printable
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
     from shardviz.layout.layout import Layout
     from shardviz.picture.model.drawing import Drawing, Panel
-    from shardviz.picture.model.subjects.subject import Subject
+    from shardviz.picture.model.subject import Subject
     from shardviz.picture.text.panels import BoxSizes
     from shardviz.picture.text.terminal import Glyphs, Terminal
 

@@ -9,8 +9,7 @@ from shardviz.dump.costs.timeline import timeline
 from shardviz.errors import ShardvizError
 from shardviz.layout.notation import write
 from shardviz.picture.text.step import bubble_text
-from shardviz.picture.text.table import table
-from shardviz.picture.text.terminal import DIM, line, wrapped
+from shardviz.picture.text.terminal import DIM, line, table, wrapped
 from shardviz.plan.alternatives import NO_STEP, fitting_meshes, is_failing, is_too_large
 from shardviz.plan.counting import (
     OF_A_STEP,

@@ -13,9 +13,8 @@ from shardviz.picture.exhibits.exhibit import columns_of
 from shardviz.picture.exhibits.steps import LEVELS
 from shardviz.picture.model.holders import mask_of, ranks_in_words, ranks_text
 from shardviz.picture.model.palette import RIGHT, WRONG
-from shardviz.picture.model.subjects.subject import NOTHING, PLAIN
-from shardviz.picture.text.table import align, pad, widest
-from shardviz.picture.text.terminal import ASCII, BAD, DIM, GOOD, line, wrapped
+from shardviz.picture.model.subject import NOTHING, PLAIN
+from shardviz.picture.text.terminal import ASCII, BAD, DIM, GOOD, align, line, pad, widest, wrapped
 from shardviz.text import counted, join_numbers, printable
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
     from shardviz.dump.dump import Shard, Tensor
     from shardviz.picture.exhibits.exhibit import Cell, Exhibit
-    from shardviz.picture.model.subjects.subject import Subject
+    from shardviz.picture.model.subject import Subject
     from shardviz.picture.text.terminal import Glyphs, Terminal
 
 

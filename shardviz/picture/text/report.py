@@ -14,8 +14,7 @@ from shardviz.dump.records.step import WHOLE_LOSS
 from shardviz.layout import notation
 from shardviz.picture.model.holders import ranks_in_words
 from shardviz.picture.text.findings import findings_lines
-from shardviz.picture.text.table import pad, widest
-from shardviz.picture.text.terminal import BAD, DIM, GOOD, WARNING, line, wrapped
+from shardviz.picture.text.terminal import BAD, DIM, GOOD, WARNING, line, pad, widest, wrapped
 from shardviz.text import counted, fold, printable
 
 if TYPE_CHECKING:

@@ -135,7 +135,7 @@ def _picture(dump: Dump | None, name: str, laid_out: LaidOut | None) -> list[str
     tensor = dump.first_captured.get(name) if dump is not None else None
     if dump is None or tensor is None or not (tensor.claimed or tensor.moment == "stamped"):
         return []
-    from shardviz.picture.model.subjects.subject import of_tensor
+    from shardviz.picture.model.subject import of_tensor
     from shardviz.picture.text.page import picture_lines
     from shardviz.picture.text.terminal import Terminal
 

@@ -16,7 +16,7 @@ from shardviz.picture.exhibits.exhibit import Cell, Row, exhibit, title_of
 from shardviz.picture.model.by_layout import PartOverlay
 from shardviz.picture.model.holders import Holders, mask_of
 from shardviz.picture.model.sides import Sides, sides_of
-from shardviz.picture.model.subjects.subject import NOTHING, region_text
+from shardviz.picture.model.subject import NOTHING, region_text
 from shardviz.text import listed, natural_key, printable
 
 if TYPE_CHECKING:

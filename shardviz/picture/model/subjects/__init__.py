@@ -1,1 +1,0 @@
-"""Subjects of a page: a tensor of a dump, of a checkpoint, or of both side by side."""
