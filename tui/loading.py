@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files, read_run
 from shardviz.errors import ShardvizError
-from shardviz.picture.model.nest import nest
+from shardviz.picture.model.drawing import nest
 
 from .model.document import Document
 from .model.stored import StoredDocument

@@ -152,7 +152,7 @@ def compared(
     from shardviz.commands.common.checkpoints import refuse_picture
     from shardviz.commands.common.dumps import read_dump, terminal_for, write_answer, write_json, write_markup
     from shardviz.dump.write import TRACE_FOLDER
-    from shardviz.picture.html.step import difference_html
+    from shardviz.picture.html.run import difference_html
     from shardviz.picture.model.step import step_json
     from shardviz.picture.text.difference import difference_lines
     from shardviz.plan.alternatives import sizes_beside

@@ -75,7 +75,7 @@ class DifferenceOfRuns(Drawable):
 
     def markup(self) -> Mapping[str, str]:
         """Return two jobs' steps as a page in a frame, anything else as text."""
-        from shardviz.picture.html.step import difference_html
+        from shardviz.picture.html.run import difference_html
 
         if self.judged.step.sides is not None:
             return {HTML: framed(difference_html(self.names, self.judged.step))}

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from shardviz.picture.text.boxes import CellBlocks, paint_boxes
+from shardviz.picture.text.panels import CellBlocks, paint_boxes
 
 
 def _rows(boxes):

@@ -8,9 +8,8 @@ from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.layout.mesh import parse_mesh
 from shardviz.picture.model.holders import Plane, ranks_of
-from shardviz.picture.model.ruler import Ruler
 from shardviz.picture.model.sides import sides_of
-from shardviz.picture.text.paint import Frame, paint
+from shardviz.picture.text.paint import Frame, Ruler, paint
 from tests.dumps import Made, make_dump
 
 if TYPE_CHECKING:

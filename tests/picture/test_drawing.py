@@ -20,7 +20,7 @@ from tests.lanes import cases
 
 if TYPE_CHECKING:
     from shardviz.layout.layout import Layout
-    from shardviz.picture.model.nest import Span
+    from shardviz.picture.model.drawing import Span
 
 MESH = parse_mesh("fsdp=2,tp=3")
 CHAINS = ["", "/fsdp", "/tp", "/tp/fsdp", "/fsdp/tp", "/3/tp", "/2/fsdp"]

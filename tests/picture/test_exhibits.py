@@ -27,8 +27,8 @@ from shardviz.picture.exhibits.exhibit import (
     title_of,
 )
 from shardviz.picture.exhibits.of_finding import exhibit_of
+from shardviz.picture.html.page import rank_table
 from shardviz.picture.html.parts import exhibit_table
-from shardviz.picture.html.tree import rank_table
 from shardviz.picture.model.subject import of_tensor
 from shardviz.picture.svg.page import svg
 from shardviz.picture.svg.tile import exhibit_drawing

@@ -14,8 +14,8 @@ from shardviz.layout.layout import Layout
 from shardviz.layout.mesh import parse_mesh
 from shardviz.layout.notation import parse
 from shardviz.picture.model.by_layout import LayoutHolders, is_whole
+from shardviz.picture.model.drawing import nest
 from shardviz.picture.model.holders import Holders, Plane, mask_of, ranks_in_words, ranks_of, ranks_text
-from shardviz.picture.model.nest import nest
 from shardviz.picture.model.sides import Sides, sides_of
 from tests.dumps import Made, make_dump
 from tests.lanes import cases

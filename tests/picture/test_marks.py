@@ -15,11 +15,10 @@ from shardviz.layout.notation import parse
 from shardviz.picture.model.holders import Plane, mask_of, ranks_of, ranks_text
 from shardviz.picture.model.mesh import part_labels
 from shardviz.picture.model.palette import Coloring
-from shardviz.picture.model.ruler import Ruler
 from shardviz.picture.model.sides import Sides
 from shardviz.picture.model.subject import drawn_sides, of_layout, of_tensor
 from shardviz.picture.text.page import picture_lines
-from shardviz.picture.text.paint import CellLook, Frame, Side, paint
+from shardviz.picture.text.paint import CellLook, Frame, Ruler, Side, paint
 from shardviz.picture.text.ranks import rank_rows
 from shardviz.picture.text.terminal import Terminal
 from tests.check.records import add_values, change_run

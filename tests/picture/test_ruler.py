@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardviz.picture.model.ruler import Ruler
+from shardviz.picture.text.paint import Ruler
 
 
 @st.composite

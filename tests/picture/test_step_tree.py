@@ -15,7 +15,7 @@ from shardviz.dump.records.files import RankRecord, RunRecord
 from shardviz.dump.records.tensors import Body, MeshRecord, TensorRecord
 from shardviz.dump.records.trace import PointRecord, of_point
 from shardviz.dump.write import prepare_folder, write_rank, write_run
-from shardviz.picture.html.step import difference_html, modules_section
+from shardviz.picture.html.run import difference_html, modules_section
 from shardviz.picture.model.step import StepHeat, step_heats, step_json, step_tree
 from shardviz.picture.text.difference import difference_lines
 from shardviz.picture.text.step import heat_lines, module_lines, node_line, step_lines

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.picture.model.nest import nest, parts_of_claim
-from shardviz.picture.model.ruler import Ruler
+from shardviz.picture.model.drawing import nest, parts_of_claim
+from shardviz.picture.text.paint import Ruler
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -1,4 +1,8 @@
-"""Building blocks of pages: sections, tables that scroll, bars, byte counts, findings."""
+"""Building blocks of pages: their frame, sections, tables that scroll, bars, byte counts, findings.
+
+The script `page.js` is allowed by its hash alone. Nothing of a dump is ever put into it. Without scripts the page still
+shows everything.
+"""
 
 from __future__ import annotations
 

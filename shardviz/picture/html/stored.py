@@ -14,6 +14,7 @@ from shardviz.check.verdicts import worst
 from shardviz.checkpoint.comparing.outcome import DIFFERENT, counts_text
 from shardviz.errors import ShardvizError
 from shardviz.layout.dtypes import itemsize
+from shardviz.picture.html.page import sign
 from shardviz.picture.html.parts import (
     MOST_FINDINGS,
     Anchors,
@@ -36,7 +37,6 @@ from shardviz.picture.html.parts import (
     top_bar,
     with_code,
 )
-from shardviz.picture.html.tree import sign
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.palette import RANK_COLORS, rank_color
 from shardviz.picture.model.stored import checkpoint_subject, comparison_subject, number_files

@@ -2,28 +2,160 @@
 
 Made once from `Sides` for a budget of rows and columns, and rendered by one module per format. Two dims are drawn; of
 the others, each split one gives a panel for every part, and whole ones are named.
+
+`[1024/tp/fsdp]` over 8 x 128 ranks has 8 blocks of 128 parts. A picture with room for 20 rows shows the 8 blocks, one
+of them open. Pieces say from where each part should be to where it is: a rank's parts are matched in the order in which
+it holds them, and a part that was cut has as many pieces, each as high as it is on either side.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from dataclasses import dataclass
-from itertools import islice, pairwise, product
+from functools import lru_cache
+from itertools import accumulate, islice, pairwise, product
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shardviz.picture.model.holders import Mask, Plane
-from shardviz.picture.model.nest import Span, choose_spans, join_spans, nest
+from shardviz.picture.model.mesh import coords_among
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from shardviz.picture.model.sides import Cell, Sides
 
     Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A stretch of a drawn dim.
+
+    Attributes:
+        start: Its first index.
+        stop: One past its last.
+        parts: 1 for a stretch with the same holders throughout, more if parts are not drawn one by one.
+        is_block: Whether these parts are one block of an outer split, folded.
+    """
+
+    start: int
+    stop: int
+    parts: int = 1
+    is_block: bool = False
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def is_left_out(self) -> bool:
+        """Whether it stands for parts that are only counted."""
+        return self.parts > 1 and not self.is_block
+
+    def title(self, more: str = "…") -> str:
+        """Return its indices, or `more` and the number of parts if they are only counted."""
+        return f"{more} {self.parts:,}" if self.is_left_out else str(self)
+
+    def __str__(self) -> str:
+        return f"{self.start}:{self.stop}"
+
+
+@lru_cache(maxsize=256)
+def nest(sides: Sides, dim: int, *, held: bool = False) -> tuple[Indices, ...]:
+    """Return the edges of the blocks of a dim's outer splits, coarsest first, without the parts.
+
+    Args:
+        sides: Who holds what.
+        dim: One of the dims of its holders' shape.
+        held: Whether the second side's splits are followed, if there are two, and not the first's.
+    """
+    stripes = sides.holders.dims[dim]
+    if sides.mesh is None or len(stripes.kinds) < 2:
+        return ()
+    is_first = sides.has_claimed and not (held and sides.has_held)
+    lowest = stripes.lowest(0 if is_first else sides.shift, (1 << sides.shift) - 1)
+    coords = coords_among(sides.mesh, lowest)
+    return _levels(np.diff(coords[stripes.kinds], axis=0), stripes.edges)
+
+
+def parts_of_claim(sides: Sides, dim: int) -> Indices:
+    """Return where the ranks that should hold a dim change, whoever does."""
+    return sides.holders.dims[dim].claim_edges((1 << sides.shift) - 1)
+
+
+def _levels(steps: Indices, edges: Indices) -> tuple[Indices, ...]:
+    """Return the edges of each level, from the coordinate steps between neighboring stripes.
+
+    The axis with the fewest steps is the outermost.
+    """
+    changes = (steps != 0).sum(axis=0)
+    steps = steps[:, [axis for axis in np.argsort(changes, kind="stable") if changes[axis]]]
+    if not steps.shape[1]:
+        return ()
+    begins = [steps[:, 0] < 0, *(np.any(steps[:, : count + 1] != 0, axis=1) for count in range(steps.shape[1]))]
+    levels, before = [], 1
+    finest = int(begins[-1].sum()) + 1
+    for begin in begins:
+        count = int(begin.sum()) + 1
+        if before < count < finest:
+            levels.append(np.concatenate([edges[:1], edges[1:-1][begin], edges[-1:]]))
+            before = count
+    return tuple(levels)
+
+
+def choose_spans(spans: Sequence[Span], budget: int, first: int, levels: Sequence[Indices] = ()) -> list[Span]:
+    """Choose at most `budget` spans: one block opened, other blocks folded, the rest joined.
+
+    Args:
+        spans: All spans of a dim.
+        budget: How many there may be.
+        first: The index of the one whose block is opened.
+        levels: The edges of blocks, as `nest` returns them.
+    """
+    if len(spans) <= budget:
+        return list(spans)
+    groups = _groups(spans, levels[0]) if levels else []
+    if len(groups) < 2:
+        return choose_spans(spans, budget, first, levels[1:]) if levels else _keep_ends(spans, budget, first)
+    opened = next(at for at in range(len(groups)) if first < sum(map(len, groups[: at + 1])))
+    inner = first - sum(map(len, groups[:opened]))
+    blocks = [group[0] if len(group) == 1 else join_spans(group, is_block=True) for group in groups]
+    shown = _keep_ends(blocks, max(budget - min(len(groups[opened]), budget // 2) + 1, 3), opened)
+    if blocks[opened] not in shown:
+        return _keep_ends(spans, budget, first)
+    at = shown.index(blocks[opened])
+    return [*shown[:at], *choose_spans(groups[opened], budget - len(shown) + 1, inner, levels[1:]), *shown[at + 1 :]]
+
+
+def _groups(spans: Sequence[Span], edges: Indices) -> list[list[Span]]:
+    """Return spans by the block that they begin in."""
+    blocks = np.searchsorted(edges, [span.start for span in spans], side="right")
+    cuts = [0, *(np.flatnonzero(np.diff(blocks)) + 1).tolist(), len(spans)]
+    return [list(spans[start:stop]) for start, stop in pairwise(cuts)]
+
+
+def _keep_ends(spans: Sequence[Span], budget: int, first: int) -> list[Span]:
+    """Keep the first spans, the last, and those from one on; join the others."""
+    count = len(spans)
+    if count <= budget:
+        return list(spans)
+    tail = 2 if budget >= 8 else 1
+    room = budget - tail - 1
+    kept = set(range(room)) if first < room else {*range(room // 2), *range(first, first + room - room // 2 - 1)}
+    kept |= set(range(count - tail, count))
+    starts = [at for at in range(count) if at == 0 or at in kept or at - 1 in kept]
+    ends = [*starts[1:], count]
+    return [spans[at] if end == at + 1 else join_spans(spans[at:end]) for at, end in zip(starts, ends, strict=True)]
+
+
+def join_spans(spans: Sequence[Span], *, is_block: bool = False) -> Span:
+    """Put spans that follow each other into one; `is_block` if they are one block."""
+    return Span(spans[0].start, spans[-1].stop, sum(span.parts for span in spans), is_block)
+
 
 MAX_BLOCKS = 1 << 15
 """Blocks that are compared one by one; those beyond are compared as one."""
@@ -248,3 +380,66 @@ def _join_spans(spans: Sequence[Span], starts: Sequence[int]) -> list[Span]:
 
 def _grid(blocks: Sequence[Block], codes: Indices, is_known: bool) -> Grid | None:
     return tuple(tuple(blocks[code] for code in row) for row in codes.tolist()) if is_known else None
+
+
+MOST_PIECES = 64
+"""With more than this nothing could be followed."""
+
+Stretch = tuple[float, float]
+"""The indices from which and up to which a part reaches."""
+
+Piece = tuple[Mask, Stretch, Stretch]
+"""Whose it is, where it is on the first side, and where on the second."""
+
+
+def pieces(panel: Panel) -> list[Piece]:
+    """Return a panel's pieces; none unless the parts are stretches of one dim, and not too many."""
+    if not panel.is_different or len(panel.cols) > 1 or panel.claimed is None or panel.held is None:
+        return []
+    found = list(_pieces(panel, panel.claimed, panel.held))
+    return found if 1 < len(found) <= MOST_PIECES else []
+
+
+def _pieces(panel: Panel, claimed: Grid, held: Grid) -> Iterator[Piece]:
+    """Yield the pieces of each set of ranks; if parts are left out, only of equally large parts."""
+    due, has = _stretches(panel.rows, claimed), _stretches(panel.rows, held)
+    is_whole = all(span.parts == 1 for span in panel.rows)
+    for mask in due:
+        if mask in has and (is_whole or _are_of_one_size(due[mask], has[mask])):
+            cuts = sorted({*_shares(due[mask]), *_shares(has[mask])})
+            for start, stop in pairwise(cuts):
+                yield mask, _range_between(due[mask], start, stop), _range_between(has[mask], start, stop)
+
+
+def _are_of_one_size(due: Sequence[Stretch], has: Sequence[Stretch]) -> bool:
+    return len(due) == len(has) == 1 and due[0][1] - due[0][0] == has[0][1] - has[0][0]
+
+
+def _stretches(rows: Sequence[Span], grid: Grid) -> dict[Mask, list[Stretch]]:
+    """Return where each set of ranks has a part, neighbors joined."""
+    by_ranks: dict[Mask, list[Stretch]] = {}
+    for span, (block,) in zip(rows, grid, strict=True):
+        if block.ranks and not block.is_mixed and span.parts == 1:
+            stretches = by_ranks.setdefault(block.ranks, [])
+            if stretches and stretches[-1][1] == span.start:
+                stretches[-1] = (stretches[-1][0], span.stop)
+            else:
+                stretches.append((span.start, span.stop))
+    return by_ranks
+
+
+def _shares(stretches: Sequence[Stretch]) -> list[float]:
+    """Return the shares of all that they have up to the end of each stretch, 0 first and 1 last."""
+    sums = [0, *accumulate(stop - start for start, stop in stretches)]
+    return [round(one / sums[-1], 9) for one in sums]
+
+
+def _range_between(stretches: Sequence[Stretch], start: float, stop: float) -> Stretch:
+    """Return the part of the stretches between two shares, which lies in one of them."""
+    shares = _shares(stretches)
+    which = min(bisect_right(shares, start), len(shares) - 1) - 1
+    first, last = stretches[which]
+    per_share = (last - first) / (shares[which + 1] - shares[which])
+    ends = ((share - shares[which]) * per_share + first for share in (start, stop))
+    low, high = (round(end, 6) for end in ends)
+    return low, high

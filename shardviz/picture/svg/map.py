@@ -11,21 +11,18 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from shardviz.picture.markup import element, words
-from shardviz.picture.model.drawing import column_titles, row_stretches
+from shardviz.picture.model.drawing import column_titles, pieces, row_stretches
 from shardviz.picture.model.holders import rank_array, ranks_of, ranks_text
 from shardviz.picture.model.mesh import block_label
 from shardviz.picture.model.palette import WRONG
-from shardviz.picture.model.pieces import pieces
 from shardviz.picture.svg.tile import CHAR, PixelBox, tile
 from shardviz.text import cut_at_comma
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from shardviz.picture.model.drawing import Block, Grid, Panel
-    from shardviz.picture.model.nest import Span
+    from shardviz.picture.model.drawing import Block, Grid, Panel, Span, Stretch
     from shardviz.picture.model.palette import Coloring
-    from shardviz.picture.model.pieces import Stretch
 
 BOX_HEIGHT = 18
 BOX_WIDTH = 44

@@ -1,34 +1,133 @@
-"""A drawing as text: boxes to scale, the ranks in them, indices along their sides."""
+"""A drawing as text: boxes to scale, the ranks in them, indices along their sides, lines between both sides.
+
+A picture is a grid of cells with one character each. Every cell shows a block or a line between blocks. A line is
+drawn only if the blocks on its two sides differ, so equal neighbors become one box. The lines of bands leave the
+claimed side on a part's last row, run down or up in lanes of their own, and reach the held side on the part's first
+row. If two would overlap, none is drawn: marks and the list of ranks show it.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.picture.model.drawing import column_titles, row_stretches
+from shardviz.picture.model.drawing import column_titles, pieces, row_stretches
 from shardviz.picture.model.holders import rank_array, ranks_of
 from shardviz.picture.model.mesh import block_label, ranks_label
 from shardviz.picture.model.palette import color_style, line_style
-from shardviz.picture.model.pieces import pieces
-from shardviz.picture.text.boxes import LINE, CellBlocks, paint_boxes, runs
 from shardviz.picture.text.terminal import BAD, DIM, line
 from shardviz.text import INSIDE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
+    from numpy.typing import NDArray
     from rich.text import Text
 
-    from shardviz.picture.model.drawing import Block, Grid, Panel
-    from shardviz.picture.model.nest import Span
+    from shardviz.picture.model.drawing import Block, Grid, Panel, Span, Stretch
     from shardviz.picture.model.palette import Coloring
-    from shardviz.picture.model.pieces import Stretch
-    from shardviz.picture.text.boxes import Boxes
     from shardviz.picture.text.terminal import Glyphs
+
+    Indices = NDArray[np.int64]
+    Chars = NDArray[np.str_]
+
+OUTSIDE = -1
+LINE = -2
+CORNERS = " ╵╷│╴┘┐┤╶└┌├─┴┬┼"
+"""Box-drawing characters by their arms: 1 up, 2 down, 4 left, 8 right."""
+
+
+@dataclass(frozen=True, slots=True)
+class CellBlocks:
+    """Which blocks of one dim the cells of the screen show, or lie between.
+
+    Attributes:
+        before: For each cell the block at or before it, counted from 1; 0 is outside.
+        after: The block at or behind it; the same as `before` unless the cell is a line.
+    """
+
+    before: Indices
+    after: Indices
+
+    @classmethod
+    def of_sizes(cls, sizes: Sequence[int], *, ruled: bool = True) -> CellBlocks:
+        """Give every block its cells, with lines at both ends, and between blocks if `ruled`."""
+        last = len(sizes)
+        before, after = [0], [1]
+        for block, size in enumerate(sizes, 1):
+            inside = [block] * size
+            before += [*inside, block] if ruled or block == last else inside
+            after += [*inside, (block + 1) % (last + 1)] if ruled or block == last else inside
+        return cls(np.array(before), np.array(after))
+
+    @property
+    def is_inside(self) -> NDArray[np.bool_]:
+        """Which cells show a block, and not a line."""
+        same: NDArray[np.bool_] = self.before == self.after
+        return same
+
+    def first_of(self, block: int) -> int:
+        """Return the first cell that shows a block, counted from 0."""
+        return int(np.flatnonzero(self.is_inside & (self.before == block + 1))[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Boxes:
+    """A painted picture.
+
+    Attributes:
+        chars: The character of each cell; none of them is wide: names of axes are ASCII.
+        codes: What each cell shows: the number of a block, `LINE` or `OUTSIDE`.
+    """
+
+    chars: Chars
+    codes: Indices
+
+    def write(self, row: int, col: int, text: str) -> None:
+        """Write text into a row of cells, starting at `col` and clipped at the picture's edges."""
+        low, high = max(col, 0), min(col + len(text), self.chars.shape[1])
+        if low < high:
+            self.chars[row, low:high] = list(text[low - col : high - col])
+
+    def write_centred(self, row: int, col: int, room: int, text: str) -> None:
+        """Write text into the middle of some cells of a row."""
+        if text:
+            self.write(row, col + max(room - len(text), 0) // 2, text)
+
+
+def paint_boxes(blocks: Indices, down: CellBlocks, across: CellBlocks, corners: str = CORNERS) -> Boxes:
+    """Draw the lines around blocks.
+
+    Args:
+        blocks: The number of each block, rows by columns; equal neighbors become one box.
+        down: The cells of the screen downwards.
+        across: The cells to the right.
+        corners: The characters of lines, by their arms.
+    """
+    padded = np.full((blocks.shape[0] + 1, blocks.shape[1] + 1), OUTSIDE)
+    padded[1:, 1:] = blocks
+    up_left, up_right, down_left, down_right = (
+        padded[rows[:, None], cols] for rows in (down.before, down.after) for cols in (across.before, across.after)
+    )
+    up, below = up_left != up_right, down_left != down_right
+    left, right = up_left != down_left, up_right != down_right
+    arms = up + 2 * below + 4 * left + 8 * right
+    return Boxes(np.array(list(corners))[arms], np.where(arms > 0, LINE, down_right))
+
+
+def runs(row: Sequence[object]) -> Iterator[tuple[int, int]]:
+    """Return neighbors that are equal, as (first, one past the last)."""
+    start = 0
+    for _, run in groupby(row):
+        stop = start + len(tuple(run))
+        yield start, stop
+        start = stop
+
 
 MOST_LINES = 24
 """Lines that a panel's blocks are stretched to at most to be to scale."""
