@@ -1,9 +1,11 @@
-"""Cores and memory that this process may use, within the limits of its control groups."""
+"""Cores and memory that this process may use, within its control groups' limits; and its garbage collector, paused."""
 
 from __future__ import annotations
 
+import gc
 import math
 import os
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -83,3 +85,15 @@ def _number_after(file: Path, name: str) -> int | None:
     """Return the number that follows a name at the beginning of a line."""
     found = (line.split() for line in _read_text(file).splitlines())
     return next((int(words[1]) for words in found if words[:1] == [name] and words[1:2] and words[1].isdecimal()), None)
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """Turn the garbage collector off: reading a thousand ranks' files takes half the time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.dump.records.files import RankRecord, RunRecord
-from shardviz.dump.records.plan import PeakRecord, PlanPart, PlanRecord
+from shardviz.dump.records.files import PeakRecord, PlanPart, PlanRecord, RankRecord, RunRecord
 from shardviz.dump.records.tensors import Body, LayoutRecord, MeshRecord, TensorRecord
 from shardviz.dump.write import prepare_folder, write_plan, write_run
 from shardviz.layout.mesh import Mesh

@@ -16,8 +16,8 @@ from shardviz.check.report import NotChecked, grouped, ranks_by_name, ungrouped
 from shardviz.check.run import report_on
 from shardviz.check.step.runs.compare import compare_steps
 from shardviz.check.step.runs.departure import StepDifference
-from shardviz.dump.trace_dump import NO_WEIGHTS
-from shardviz.dump.whole_tensors import values_and_places
+from shardviz.dump.gather import NO_WEIGHTS
+from shardviz.dump.tensor import values_and_places
 from shardviz.errors import ShardvizError
 from shardviz.layout.notation import write
 from shardviz.layout.region import index_of

@@ -56,9 +56,8 @@ from shardviz.check.values.copies import check_copies, check_identical_shards
 from shardviz.check.values.storage import check_replaced, check_ties, check_unwritten, check_writes
 from shardviz.check.verdicts import num_of_model
 from shardviz.dump.dump import dump_of
-from shardviz.dump.pause import collector_paused
 from shardviz.dump.read import read_files
-from shardviz.dump.records.lines import NO_MEAN, STEP
+from shardviz.dump.records.trace import NO_MEAN, STEP
 from shardviz.errors import ShardvizError
 from shardviz.explain.finding import Finding
 from shardviz.explain.placement.order import OrderNotApplied
@@ -66,6 +65,7 @@ from shardviz.explain.step.update import AnotherLearningRate, RepeatedStep
 from shardviz.groups import in_groups
 from shardviz.layout.intended import split_order
 from shardviz.layout.mesh import ranks_by
+from shardviz.machine import collector_paused
 from shardviz.text import natural_key
 
 if TYPE_CHECKING:

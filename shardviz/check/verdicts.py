@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Literal
 from shardviz.check.order.rules.intent import is_compared
 from shardviz.check.report import Place
 from shardviz.check.step.comparison import Compared, compared
+from shardviz.dump.gather import NO_WEIGHTS
 from shardviz.dump.records.base import WEIGHTS
 from shardviz.dump.records.files import MEANT
-from shardviz.dump.trace_dump import NO_WEIGHTS
 from shardviz.text import counted
 
 if TYPE_CHECKING:

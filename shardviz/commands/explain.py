@@ -23,7 +23,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardviz.dump.costs.memory import elements_text
+from shardviz.dump.costs import elements_text
 from shardviz.errors import EXIT_CLEAN, LayoutError, NotationError, ShardvizError
 
 if TYPE_CHECKING:

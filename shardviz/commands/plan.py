@@ -27,9 +27,8 @@ from shardviz import probe_files
 from shardviz.commands.common.parser import count
 from shardviz.commands.common.progress import progress
 from shardviz.commands.probe import ending_at_signals, mesh_for
-from shardviz.dump.origin import is_earlier_run
-from shardviz.dump.plan.ranks import PlannedRanks
-from shardviz.dump.write import SUFFIX, check_folder, replacing_folder, write_plan, write_run
+from shardviz.dump.plan import PlannedRanks
+from shardviz.dump.write import SUFFIX, check_folder, is_earlier_run, replacing_folder, write_plan, write_run
 from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, ShardvizError
 from shardviz.layout.mesh import MAX_RANKS
 

@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING
 from shardviz import probe_files
 from shardviz.commands.common.parser import count, seconds
 from shardviz.commands.common.progress import progress
-from shardviz.dump.origin import is_earlier_run
-from shardviz.dump.write import RANK_FILE, SUFFIX, check_folder, replacing_folder
+from shardviz.dump.write import RANK_FILE, SUFFIX, check_folder, is_earlier_run, replacing_folder
 from shardviz.errors import EXIT_CLEAN, EXIT_USAGE, MeshError, ShardvizError
 from shardviz.layout.mesh import Mesh, parse_mesh
 from shardviz.live.job import JOINED_TIMEOUT, TASK, TIMEOUT, VALUES_LIMIT, ProbeJob

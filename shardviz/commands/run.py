@@ -54,9 +54,8 @@ from typing import TYPE_CHECKING
 
 from shardviz.commands.common.parser import count, seconds
 from shardviz.commands.common.streams import talk
-from shardviz.dump.origin import is_earlier_job
-from shardviz.dump.trace_dump import write_around
-from shardviz.dump.write import SUFFIX, TRACE_FOLDER, check_folder, prepare_folder
+from shardviz.dump.gather import write_around
+from shardviz.dump.write import SUFFIX, TRACE_FOLDER, check_folder, is_earlier_job, prepare_folder
 from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, EXIT_RANK_FAILED, EXIT_USAGE, DumpError, ShardvizError
 from shardviz.layout.mesh import ranks_by
 from shardviz.live.run.options import PATIENCE, Options, ranks_on, read, session_beside

@@ -1,4 +1,4 @@
-"""Read one file of a dump as a record, schema first, and name in one line what is wrong."""
+"""Read one file of a dump as a record, schema first, and name in one line what is wrong, or which dump was meant."""
 
 from __future__ import annotations
 
@@ -6,23 +6,59 @@ import os
 import re
 import stat
 import zlib
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import msgspec
 
-from shardviz.dump import suggestions
 from shardviz.dump.records.base import MAX_NUMBER, SCHEMA
-from shardviz.dump.write import PLAN_FILE, RUN_FILE
-from shardviz.errors import ChangedError, DumpError
-from shardviz.text import printable
+from shardviz.dump.write import PLAN_FILE, RANK_FILE, RUN_FILE, SUFFIX
+from shardviz.errors import ChangedError, DumpError, NoDumpError
+from shardviz.text import listed, nearest, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from shardviz.dump.records.files import RankRecord, RunRecord
-    from shardviz.dump.records.plan import PlanRecord
+    from shardviz.dump.records.files import PlanRecord, RankRecord, RunRecord
+
+WRITES_ONE = "shardviz probe tp_fsdp --mesh 2,4 writes one"
+MOST_DUMPS = 4
+"""Dumps of a folder that a hint lists."""
+
+
+def is_dump(folder: Path) -> bool:
+    """Whether a folder has the file that every dump has."""
+    with suppress(OSError):
+        return (folder / RUN_FILE).is_file()
+    return False
+
+
+def hint_at_dump(path: Path) -> str:
+    """Return a hint for a path that does not exist: the dump beside it whose name is nearest."""
+    names = [found.name for found in _dumps_in(path.parent)]
+    with_suffix = f"{path.name}{SUFFIX}"
+    close = with_suffix if with_suffix in names else nearest(path.name, names)
+    return f"did you mean {printable(str(path.with_name(close)))}?" if close else WRITES_ONE
+
+
+def no_dump(folder: Path) -> DumpError:
+    """Return the error for a folder that is not a dump: its hint has those that are in it."""
+    message = f"{folder} is not a dump: it has no {RUN_FILE}"
+    dumps = [printable(str(path)) for path in _dumps_in(folder)]
+    if dumps:
+        return DumpError(message, f"give one of the dumps in it: {listed(dumps, MOST_DUMPS)}")
+    with suppress(OSError):
+        if any(RANK_FILE.fullmatch(path.name) for path in folder.iterdir()):
+            return DumpError(f"{message}, only files of ranks", f"copy {RUN_FILE} from where the job wrote the dump")
+    return NoDumpError(message, WRITES_ONE)
+
+
+def _dumps_in(folder: Path) -> list[Path]:
+    with suppress(OSError):
+        return sorted(path for path in folder.iterdir() if is_dump(path))
+    return []
+
 
 MAX_FILE = 1 << 30
 """Bytes of a JSON file: a dump of 1,024 ranks has 32 MB in all, and large values lie beside it."""
@@ -66,7 +102,7 @@ def _content(folder: Path, name: str) -> bytes:
         raise DumpError(f"{path} is {size:,} bytes, more than the {MAX_FILE:,} that are read", _ELSEWHERE)
     except FileNotFoundError:
         if name == RUN_FILE:
-            raise suggestions.no_dump(folder) from None
+            raise no_dump(folder) from None
         raise DumpError(f"{folder} is not a dump: it has no {name}", "write the dump again") from None
     except OSError as error:
         raise DumpError(f"cannot read {path}: {error.strerror}") from error

@@ -1,4 +1,4 @@
-"""Merge the parts of one dump that machines without a shared disk wrote."""
+"""Dumps made of others: of the parts that machines without a shared disk wrote, or around a trace without weights."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ import shutil
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from shardviz.dump.file import plain_file
 from shardviz.dump.read import read_files
-from shardviz.dump.write import TRACE_FOLDER, dense_file, rank_file, replacing_folder, write_run
+from shardviz.dump.records.base import SCHEMA
+from shardviz.dump.records.files import RankRecord
+from shardviz.dump.write import TRACE_FOLDER, dense_file, rank_file, replacing_folder, write_rank, write_run
 from shardviz.errors import DumpError
 from shardviz.text import named_ranks, printable
 
@@ -153,3 +157,19 @@ def _copy(files: DumpFiles, folder: Path) -> None:
 
 def _name_of(path: Path) -> str:
     return printable(str(path))
+
+
+NO_WEIGHTS = "where weights are: no sharding call was seen, and only a step was traced"
+
+
+def write_around(trace: Path, folder: Path) -> None:
+    """Write the files of a dump without weights into a folder, for the run whose trace this is.
+
+    Raises:
+        DumpError: The trace is damaged, or a file cannot be written.
+    """
+    traced = read_files(trace)
+    write_run(folder, traced.run)
+    for rank, record in traced.ranks.items():
+        empty_record = RankRecord(SCHEMA, rank, record.num_ranks, record.hostname, not_checked=(("", NO_WEIGHTS),))
+        write_rank(folder, structs.replace(empty_record, run_id=record.run_id))

@@ -15,15 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
-from shardviz.dump import suggestions
-from shardviz.dump.arrays.dense import ArrayRequest, check_arrays, read_array, read_arrays
-from shardviz.dump.file import SHOWN, damage, plain_file, read_record, reason
-from shardviz.dump.pause import collector_paused
+from shardviz.dump.arrays import ArrayRequest, check_arrays, read_array, read_arrays
+from shardviz.dump.file import SHOWN, WRITES_ONE, damage, hint_at_dump, is_dump, plain_file, read_record, reason
 from shardviz.dump.records.files import RankRecord, RunRecord
 from shardviz.dump.validate import StampedShapes, check_rank, check_run, layout_of, mesh_of
 from shardviz.dump.write import PLAN_FILE, RANK_FILE, RUN_FILE, dense_file, rank_file
 from shardviz.errors import ChangedError, DumpError
 from shardviz.layout.mesh import Mesh
+from shardviz.machine import collector_paused
 from shardviz.text import Fold, printable
 
 if TYPE_CHECKING:
@@ -32,8 +31,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from shardviz.dump.plan.ranks import PlannedRanks
-    from shardviz.dump.records.plan import PlanRecord
+    from shardviz.dump.plan import PlannedRanks
+    from shardviz.dump.records.files import PlanRecord
 
 __all__ = ["DumpFiles", "layout_of", "mesh_of", "read_files"]
 
@@ -196,8 +195,8 @@ def is_plan(folder: Path) -> bool:
 
 
 def _read_plan(folder: Path, run: RunRecord, stamped: StampedShapes) -> PlannedRanks:
-    from shardviz.dump.plan.ranks import check_plan
-    from shardviz.dump.records.plan import PlanRecord
+    from shardviz.dump.plan import check_plan
+    from shardviz.dump.records.files import PlanRecord
 
     plan: PlanRecord = read_record(folder, PLAN_FILE, PlanRecord)
     if plan.run_id != run.run_id:
@@ -240,11 +239,11 @@ def _check_folder(folder: Path) -> None:
     except FileNotFoundError:
         raise DumpError(
             f"{_short_name(folder)} does not exist: no dump and no checkpoint is there",
-            suggestions.hint_at_dump(folder),
+            hint_at_dump(folder),
         ) from None
     except (OSError, ValueError) as error:
         raise DumpError(f"cannot read dump {_short_name(folder)}: {reason(error)}") from error
-    if not stat.S_ISDIR(mode) and suggestions.is_dump(folder.parent):
+    if not stat.S_ISDIR(mode) and is_dump(folder.parent):
         raise DumpError(f"{folder} is one file of a dump", f"give its folder: {folder.parent}")
     if not stat.S_ISDIR(mode):
         if folder.suffix == ".py":
@@ -252,7 +251,7 @@ def _check_folder(folder: Path) -> None:
                 f"{folder} is a Python file, not a dump",
                 f"shardviz probe {folder} writes one if it has build(), shardviz run -- python {folder} if it is a job",
             )
-        raise DumpError(f"dump {folder} is not a folder", suggestions.WRITES_ONE)
+        raise DumpError(f"dump {folder} is not a folder", WRITES_ONE)
 
 
 def _short_name(folder: Path) -> str:

@@ -1,4 +1,4 @@
-"""Write a dump: each file is renamed once complete, so a killed job leaves no half file."""
+"""Write a dump: each file is renamed once complete, so a killed job leaves no half file; and say which run wrote it."""
 
 from __future__ import annotations
 
@@ -12,21 +12,62 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from shardviz.dump.origin import RUN_FILE as RUN_FILE
-from shardviz.dump.origin import written_by
 from shardviz.errors import DumpError
 from shardviz.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     import numpy as np
     from numpy.typing import NDArray
 
     from shardviz.dump.records.base import Record
-    from shardviz.dump.records.files import RankRecord, RunRecord
-    from shardviz.dump.records.plan import PlanRecord
+    from shardviz.dump.records.files import PlanRecord, RankRecord, RunRecord
+    from shardviz.layout.mesh import Mesh
+
+RUN_FILE = "run.json"
+
+
+class _Sizes(msgspec.Struct):
+    """A mesh, as far as it is named in a message."""
+
+    axes: tuple[str, ...] = ()
+    shape: tuple[int, ...] = ()
+
+
+class _Origin(msgspec.Struct):
+    """The fields of `run.json` that say where a dump is from."""
+
+    probe: str = ""
+    command: tuple[str, ...] = ()
+    mesh: _Sizes | None = None
+
+
+def written_by(path: Path) -> str:
+    """Say which probe wrote a dump and on which mesh, if its name alone is ambiguous."""
+    origin = _origin(path)
+    mesh = origin.mesh or _Sizes()
+    sizes = ", ".join(f"{axis}={size}" for axis, size in zip(mesh.axes, mesh.shape, strict=False))
+    return f": probe {printable(origin.probe)} wrote it on mesh ({printable(sizes)})" if origin.probe else ""
+
+
+def is_earlier_run(path: Path, probe: str, mesh: Mesh) -> bool:
+    """Whether a folder is `shardviz probe`'s dump of the same probe on the same mesh."""
+    origin = _origin(path)
+    return origin.probe == probe and origin.mesh == _Sizes(mesh.axes, mesh.shape)
+
+
+def is_earlier_job(path: Path, command: Sequence[str]) -> bool:
+    """Whether a folder is `shardviz run`'s dump of the same command."""
+    return _origin(path).command == tuple(command)
+
+
+def _origin(path: Path) -> _Origin:
+    with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return msgspec.json.decode((path / RUN_FILE).read_bytes(), type=_Origin)
+    return _Origin()
+
 
 PLAN_FILE = "plan.json"
 SUFFIX = ".shardviz"
@@ -239,7 +280,7 @@ def _write_dense(path: Path, dense: Mapping[str, NDArray[np.generic]]) -> None:
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
-    from shardviz.dump.arrays.dense import checksums_of
+    from shardviz.dump.arrays import checksums_of
 
     # safetensors writes the memory of an array as it lies, whatever its strides (0.8.0, tried).
     contiguous = {key: np.asarray(array, order="C") for key, array in dense.items()}

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from shardviz.dump.records.base import WEIGHTS
-from shardviz.dump.whole_tensors import shape_before
+from shardviz.dump.tensor import shape_before
 from shardviz.errors import DumpError
 from shardviz.layout.notation import write
 from shardviz.layout.region import Region

@@ -11,8 +11,7 @@ from shardviz.check.diff import Difference
 from shardviz.check.report import NotChecked
 from shardviz.check.step.runs.departure import Departure, StepDifference
 from shardviz.dump.records.base import SCHEMA
-from shardviz.dump.records.files import RankRecord, RunRecord
-from shardviz.dump.records.plan import PlanRecord
+from shardviz.dump.records.files import PlanRecord, RankRecord, RunRecord
 from shardviz.explain.finding import FOR_MACHINES, Finding
 from shardviz.plan.alternatives import Size
 

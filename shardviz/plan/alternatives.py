@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.dump.plan.ranks import PlannedRanks
+    from shardviz.dump.plan import PlannedRanks
     from shardviz.dump.read import DumpFiles
-    from shardviz.dump.records.plan import StepFails
+    from shardviz.dump.records.files import StepFails
 
     Plans = tuple[PlannedRanks, PlannedRanks]
 

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.dump.costs.comms import groups_text, received_bytes
-from shardviz.dump.costs.memory import owner_of
-from shardviz.dump.plan.sizes import sizes
-from shardviz.dump.records.plan import PeakRecord
+from shardviz.dump.costs import groups_text, owner_of, received_bytes
+from shardviz.dump.plan import sizes
+from shardviz.dump.records.files import PeakRecord
 from shardviz.groups import in_groups
 from shardviz.layout.dtypes import itemsize
 from shardviz.plan.folding import kind_of
@@ -23,8 +22,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.dump.plan.ranks import PlannedPart, PlannedRanks
-    from shardviz.dump.records.plan import PlanPart, PlanRecord
+    from shardviz.dump.plan import PlannedPart, PlannedRanks
+    from shardviz.dump.records.files import PlanPart, PlanRecord
     from shardviz.dump.records.tensors import Body
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from shardviz.dump.plan.ranks import PlannedRanks
+    from shardviz.dump.plan import PlannedRanks
 
 HEAD = "# shardviz layouts 1: mesh "
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from whole import compare, python, verdict
 
-from shardviz.dump.arrays.sketch import sketch
+from shardviz.dump.arrays import sketch
 from shardviz.dump.records.files import RankRecord, RunRecord
 from shardviz.dump.records.tensors import Body, LayoutRecord, MeshRecord, TensorRecord
 from shardviz.dump.records.trace import PointRecord, SketchRecord

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from shardviz.dump.digests import hash_of
+from shardviz.dump.arrays import hash_of
 from shardviz.dump.read import mesh_of
 from shardviz.dump.records.files import RankRecord, RunRecord
 from shardviz.dump.records.tensors import Body, FlatRecord, LayoutRecord, TensorRecord

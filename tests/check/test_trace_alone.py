@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.cli import main
 from shardviz.commands import view
-from shardviz.dump.trace_dump import NO_WEIGHTS
+from shardviz.dump.gather import NO_WEIGHTS
 from tests.check.checking import check_made
 from tests.check.records import change_rank
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.dump.digests import hash_of
+from shardviz.dump.arrays import hash_of
 from shardviz.dump.records.files import RankRecord, RunRecord
 from shardviz.dump.records.tensors import Body, LayoutRecord, MeshRecord, Position, TensorRecord
 from shardviz.dump.write import prepare_folder, write_rank, write_run

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from msgspec import structs
 
-from shardviz.dump.records.plan import PlanRecord
+from shardviz.dump.records.files import PlanRecord
 from shardviz.dump.records.step import WrapperRecord, of_loss_term
 from shardviz.dump.records.tensors import Body, GatherRecord, LayoutRecord, Stamp, TensorRecord
 from shardviz.dump.write import PLAN_FILE, rank_file, write_plan

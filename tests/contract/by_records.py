@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.dump.records.lines import FrameRecord
 from shardviz.dump.records.step import CallRecord, CastRecord, NoiseRecord, ReductionRecord, UnreadRecord, WrapperRecord
+from shardviz.dump.records.trace import FrameRecord
 from shardviz.layout.layout import Layout
 from shardviz.layout.placements import parse_placement
 from tests.contract import store

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.dump.arrays.sketch import sketch
+from shardviz.dump.arrays import sketch
 from shardviz.dump.records.files import RankRecord, RunRecord
 from shardviz.dump.records.tensors import MeshRecord
 from shardviz.dump.records.trace import SketchRecord

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from msgspec import structs
 
-from shardviz.dump.digests import hash_of
+from shardviz.dump.arrays import hash_of
 from shardviz.dump.records.files import RankRecord, RunRecord
 from shardviz.dump.records.step import NoiseRecord, StageRecord, of_loss_term, of_micro_batch
 from shardviz.dump.records.tensors import Body, FragmentRecord, LayoutRecord, MeshRecord, Stamp, TensorRecord

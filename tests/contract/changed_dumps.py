@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from shardviz.dump.content import digests_of
 from shardviz.dump.records.tensors import Body
 from shardviz.dump.tensor import DIGEST_LENGTH
+from shardviz.dump.validate import digests_of
 from shardviz.errors import ShardvizError
 from tests.contract.changes import any_change
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional
 
-from shardviz.dump.records.lines import STEP, LineRecord, LinesRecord, ValueRecord, of_value
+from shardviz.dump.records.trace import STEP, LineRecord, LinesRecord, ValueRecord, of_value
 from tests.contract.by_step import Step
 from tests.contract.step_changes import AVG, S0, R
 from tests.contract.taping import ALONE, Held, Tape, joined, numbers, put, summed

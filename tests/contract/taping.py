@@ -15,8 +15,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from shardviz.dump.records.lines import FrameRecord, LineRecord, LinesRecord, ValueRecord, of_value
-from shardviz.dump.records.trace import PointRecord, of_point
+from shardviz.dump.records.trace import (
+    FrameRecord,
+    LineRecord,
+    LinesRecord,
+    PointRecord,
+    ValueRecord,
+    of_point,
+    of_value,
+)
 from shardviz.layout.layout import Layout
 from shardviz.layout.mesh import parse_mesh
 from shardviz.layout.notation import write

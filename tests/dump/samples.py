@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from shardviz.dump.content import digests_of
 from shardviz.dump.read import read_files
 from shardviz.dump.records.files import RankRecord, RunRecord
 from shardviz.dump.records.tensors import (
@@ -22,6 +21,7 @@ from shardviz.dump.records.tensors import (
     Stamp,
     TensorRecord,
 )
+from shardviz.dump.validate import digests_of
 from shardviz.dump.write import prepare_folder, write_rank, write_run
 from shardviz.errors import DumpError
 from tests.dumps import replace_file

@@ -13,9 +13,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from shardviz.check.run import check_dump
-from shardviz.dump.arrays import dense
-from shardviz.dump.arrays.dense import read_array
-from shardviz.dump.arrays.ids import ID_NONE, whole_ids
+from shardviz.dump import arrays as dense
+from shardviz.dump.arrays import ID_NONE, read_array, whole_ids
 from shardviz.dump.read import read_files
 from shardviz.dump.records.files import RankRecord, RunRecord
 from shardviz.dump.records.tensors import Body, Stamp, TensorRecord
@@ -165,7 +164,7 @@ AS_NOBODY = """
 import os
 import safetensors.numpy
 from pathlib import Path
-from shardviz.dump.arrays.dense import read_array
+from shardviz.dump.arrays import read_array
 if os.getuid() == 0:
     os.setuid(65534)
 try:

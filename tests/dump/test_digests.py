@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from shardviz.dump.digests import CHUNK, hash_of, hash_of_bytes
+from shardviz.dump.arrays import CHUNK, hash_of, hash_of_bytes
 from shardviz.live.capture.describe import digest
 
 FLOATS = ["float64", "float32", "float16", "bfloat16", "float8_e5m2", "float8_e4m3fn"]

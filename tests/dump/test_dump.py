@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 
-from shardviz.dump.arrays.ids import ID_NONE, MAX_ELEMENTS, expand_runs
+from shardviz.dump.arrays import ID_NONE, MAX_ELEMENTS, expand_runs
 from shardviz.dump.dump import Dump, dump_of
 from shardviz.dump.find import hint_at_name
 from shardviz.dump.read import read_files

@@ -3,8 +3,14 @@
 import pytest
 from msgspec import structs
 
-from shardviz.dump.costs.comms import received_bytes
-from shardviz.dump.costs.memory import counted_tensors, elements_text, memory_table, memory_uses, schemes
+from shardviz.dump.costs import (
+    counted_tensors,
+    elements_text,
+    memory_table,
+    memory_uses,
+    received_bytes,
+    schemes,
+)
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.dump.records.files import RankRecord, RunRecord

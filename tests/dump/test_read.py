@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from shardviz.check.ranks import check_completeness
-from shardviz.dump.arrays.dense import read_array
+from shardviz.dump.arrays import read_array
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.errors import ChangedError, DumpError

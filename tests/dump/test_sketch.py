@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from shardviz.dump.arrays.sketch import MAX_ELEMENTS, SIZE, apart, sketch
+from shardviz.dump.arrays import MAX_SKETCHED, SIZE, apart, sketch
 
-SIZES = [40, 3000, MAX_ELEMENTS, 5 * MAX_ELEMENTS + 3]
+SIZES = [40, 3000, MAX_SKETCHED, 5 * MAX_SKETCHED + 3]
 
 
 def drawn(size, seed=0):

@@ -13,7 +13,7 @@ import pytest
 from shardviz.check.run import check_dump
 from shardviz.cli import main
 from shardviz.dump import read
-from shardviz.dump.arrays.ids import MAX_DENSE, MAX_ELEMENTS, MAX_OF_ALL, most_ids, own_ids
+from shardviz.dump.arrays import MAX_DENSE, MAX_ELEMENTS, MAX_OF_ALL, most_ids, own_ids
 from shardviz.dump.records.files import RankRecord, RunRecord
 from shardviz.dump.records.tensors import Body, LayoutRecord, MeshRecord, Stamp, TensorRecord
 from shardviz.dump.write import write_rank, write_run

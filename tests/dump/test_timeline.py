@@ -1,6 +1,6 @@
 import pytest
 
-from shardviz.dump.costs.timeline import timeline
+from shardviz.dump.costs import timeline
 from shardviz.dump.records.step import StageRecord
 from shardviz.errors import ShardvizError
 

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardviz.dump.arrays.ids import expand_runs
-from shardviz.dump.content import digests_of
+from shardviz.dump.arrays import expand_runs
 from shardviz.dump.records.tensors import Body, Stamp
+from shardviz.dump.validate import digests_of
 from shardviz.layout.region import Region
 from shardviz.live.capture.capture import describe
 

@@ -14,7 +14,7 @@ from rich.cells import cell_len
 from shardviz import probe_files
 from shardviz.cli import main
 from shardviz.commands.plan import PlanProgress
-from shardviz.dump.plan.ranks import PlannedRanks
+from shardviz.dump.plan import PlannedRanks
 from shardviz.layout.mesh import Mesh
 from shardviz.live.plan.planning import PlanJob, plan, rows
 from shardviz.picture.text.plans import choice_lines

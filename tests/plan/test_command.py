@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shardviz.cli import main
-from shardviz.dump.costs.memory import memory_table
+from shardviz.dump.costs import memory_table
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.live.plan.forks import one_line

@@ -19,7 +19,7 @@ from tests.lanes import at_night, nightly
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shardviz.dump.records.plan import PlanRecord
+    from shardviz.dump.records.files import PlanRecord
 
 HEAD = """
 import os

@@ -11,8 +11,7 @@ from shardviz.check.verdicts import verdict_on
 from shardviz.cli import main
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
-from shardviz.dump.records.files import RankRecord
-from shardviz.dump.records.plan import PlanPart, PlanRecord
+from shardviz.dump.records.files import PlanPart, PlanRecord, RankRecord
 from shardviz.dump.records.step import CollectiveRecord
 from shardviz.layout.mesh import Mesh
 from shardviz.plan.counting import nodes_of, sent_collectives

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 import shardviz.probes.fsdp
 from shardviz import probe_files
 from shardviz.commands.probe import mesh_for
-from shardviz.dump.plan.ranks import PlannedRanks
+from shardviz.dump.plan import PlannedRanks
 from shardviz.layout.mesh import Mesh
 from shardviz.live.compat import fake_world
 from shardviz.live.plan import choosing, forks
@@ -26,7 +26,7 @@ from tests.lanes import at_night
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shardviz.dump.records.plan import PlanRecord
+    from shardviz.dump.records.files import PlanRecord
 
 HEAD = """
 import os

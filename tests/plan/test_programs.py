@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
     from torch.distributed.device_mesh import DeviceMesh
 
-    from shardviz.dump.records.files import RankRecord
-    from shardviz.dump.records.plan import PlanRecord
+    from shardviz.dump.records.files import PlanRecord, RankRecord
 
 LAYERS = """
 import torch

@@ -11,8 +11,7 @@ import pytest
 
 from shardviz.cli import main
 from shardviz.dump.records.base import SCHEMA
-from shardviz.dump.records.files import RankRecord, RunRecord
-from shardviz.dump.records.plan import PlanPart, PlanRecord
+from shardviz.dump.records.files import PlanPart, PlanRecord, RankRecord, RunRecord
 from shardviz.dump.records.tensors import Body, MeshRecord, TensorRecord
 from shardviz.dump.write import write_plan, write_run
 from tests.dump.samples import write_sample

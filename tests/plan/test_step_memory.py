@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from torch.distributed.device_mesh import DeviceMesh
 
-    from shardviz.dump.records.plan import PeakRecord
+    from shardviz.dump.records.files import PeakRecord
 
 FEATURES, ROWS, BLOCKS = 64, 8192, 4
 NARROW = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)

@@ -15,7 +15,7 @@ from tests.lanes import at_night
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shardviz.dump.records.plan import PlanRecord
+    from shardviz.dump.records.files import PlanRecord
 
 HEAD = """
 import torch

@@ -19,7 +19,7 @@ from shardviz.live.step.observe import observed
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shardviz.dump.records.plan import PlanRecord
+    from shardviz.dump.records.files import PlanRecord
 
 ATEN = torch.ops.aten
 

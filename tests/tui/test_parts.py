@@ -19,7 +19,7 @@ from rich.console import Console
 
 from shardviz.check.diff import compare
 from shardviz.check.report import NotChecked, grouped
-from shardviz.dump.costs.memory import memory_table
+from shardviz.dump.costs import memory_table
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.dump.records.tensors import Body, TensorRecord

@@ -11,8 +11,8 @@ import numpy as np
 
 from shardviz.check.order.case import claimed_dims
 from shardviz.check.values.copies import copies_of
-from shardviz.dump.arrays.ids import ID_NONE
-from shardviz.dump.content import leaves
+from shardviz.dump.arrays import ID_NONE
+from shardviz.dump.validate import leaves
 from shardviz.errors import DumpError, ShardvizError
 from shardviz.layout.region import Region, index_of, indices
 from shardviz.picture.model.holders import ranks_of, ranks_text

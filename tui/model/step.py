@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 from rich.text import Text
 
-from shardviz.dump.costs.comms import received_by_axes, received_bytes, traffic
-from shardviz.dump.costs.timeline import Timeline, timeline_of
+from shardviz.dump.costs import Timeline, received_by_axes, received_bytes, timeline_of, traffic
 from shardviz.errors import ShardvizError
 from shardviz.picture.model.holders import mask_of, ranks_text
 from shardviz.picture.model.step import SHORT, SIDES, StepTree, key_of, step_heats, step_tree

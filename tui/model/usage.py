@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from shardviz.dump.costs.memory import memory_table
+from shardviz.dump.costs import memory_table
 
 from .tree import Node, tree_of
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.check.verdicts import Verdict
-    from shardviz.dump.costs.memory import CountedTensor, MemoryTable
+    from shardviz.dump.costs import CountedTensor, MemoryTable
 
     from .document import Document
     from .tree import TreeLine

@@ -13,7 +13,7 @@ from textual.geometry import Region, Size
 from textual.reactive import var
 from textual.widgets import Static
 
-from shardviz.dump.costs.timeline import duration
+from shardviz.dump.costs import duration
 from shardviz.picture.model.palette import rank_color
 from shardviz.text import bytes_text, counted, printable
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.strip import Strip
 
-    from shardviz.dump.costs.timeline import Timeline
+    from shardviz.dump.costs import Timeline
     from shardviz.dump.records.step import StageRecord
     from shardviz.layout.mesh import Mesh
 

@@ -18,7 +18,7 @@ import numpy as np
 from shardviz.check.order.case import counted_from
 from shardviz.check.order.rules.intent import order_of
 from shardviz.check.report import NotChecked, is_of_places, unhidden
-from shardviz.dump.arrays.ids import MAX_ELEMENTS, expand_runs
+from shardviz.dump.arrays import MAX_ELEMENTS, expand_runs
 from shardviz.errors import DumpError
 from shardviz.explain.finding import Finding
 from shardviz.explain.placement.whole_run import GatheredOutOfOrder

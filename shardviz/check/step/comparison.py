@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from shardviz.check.order.rules.intent import order_of
-from shardviz.dump.records.lines import is_value
 from shardviz.dump.records.step import Wrapper
+from shardviz.dump.records.trace import is_value
 from shardviz.explain.templates import number as number
 from shardviz.layout.notation import write
 from shardviz.layout.region import Region

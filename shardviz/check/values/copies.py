@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING
 from shardviz.check.order.case import claimed_dims
 from shardviz.check.order.infer.layout import axes_of_change
 from shardviz.check.report import NotChecked
-from shardviz.dump.content import leaves
-from shardviz.dump.digests import hash_of_nan
+from shardviz.dump.arrays import hash_of_nan
+from shardviz.dump.validate import leaves
 from shardviz.explain.checkpoints.states import SameOptimizerFile
 from shardviz.explain.placement.values import (
     FirstRankAlone,

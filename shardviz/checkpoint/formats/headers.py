@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 
 from shardviz.checkpoint.records import MAX_SIZE, ByteRange, Checkpoint, Chunk, StoredTensor, file_size
-from shardviz.dump.pause import collector_paused
 from shardviz.errors import DumpError
 from shardviz.groups import the_only
 from shardviz.layout.dtypes import itemsize
 from shardviz.layout.region import MAX_DIMS
+from shardviz.machine import collector_paused
 from shardviz.text import listed, printable
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ import pickletools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from shardviz.dump.pause import collector_paused
 from shardviz.errors import DumpError
 from shardviz.layout.dtypes import is_dtype
+from shardviz.machine import collector_paused
 from shardviz.text import printable
 
 if TYPE_CHECKING:

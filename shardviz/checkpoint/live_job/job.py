@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.dump.content import bits_of_values
+from shardviz.dump.validate import bits_of_values
 from shardviz.errors import DumpError, LayoutError, ShardvizError
 from shardviz.layout.region import Region
 from shardviz.relate.values import part_of

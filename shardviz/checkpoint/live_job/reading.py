@@ -16,7 +16,7 @@ from shardviz.checkpoint.live_job.job import JobTensor
 from shardviz.checkpoint.maps.functions import FUNCTIONS
 from shardviz.checkpoint.maps.mapped_tensors import Op, leaves, parts_of
 from shardviz.checkpoint.records import StoredTensor
-from shardviz.dump.digests import hash_of, hash_of_bytes
+from shardviz.dump.arrays import hash_of, hash_of_bytes
 from shardviz.errors import DumpError
 from shardviz.layout.dtypes import itemsize
 from shardviz.relate.casts import cast

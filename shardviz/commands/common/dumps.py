@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from shardviz.commands.common.progress import Count, progress
 from shardviz.commands.common.streams import reader_may_leave, talk
 from shardviz.dump.dump import dump_of
+from shardviz.dump.file import is_dump
 from shardviz.dump.gather import read_parts
 from shardviz.dump.read import ranks_here, read_run
-from shardviz.dump.suggestions import is_dump
 from shardviz.errors import DumpError, NoDumpError, ShardvizError
 from shardviz.text import bytes_text, counted, named_ranks, printable
 

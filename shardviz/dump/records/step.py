@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from shardviz.dump.records.base import Count, NumRanks, Record, Role
-from shardviz.dump.records.lines import FrameRecord
+from shardviz.dump.records.trace import FrameRecord
 from shardviz.layout.mesh import MAX_AXES
 
 WHOLE_LOSS = "loss.whole"

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from shardviz.dump.records.lines import LinesRecord
     from shardviz.dump.records.step import (
         CallRecord,
         CastRecord,
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
         WrapperRecord,
     )
     from shardviz.dump.records.tensors import FragmentRecord, SentRecord, Stamp
-    from shardviz.dump.records.trace import KeptRecord, PointRecord, SketchRecord
+    from shardviz.dump.records.trace import KeptRecord, LinesRecord, PointRecord, SketchRecord
     from shardviz.layout.region import Region
     from shardviz.live.capture.locals import Local
     from shardviz.live.capture.stamp import Stamped

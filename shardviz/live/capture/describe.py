@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from shardviz.dump.arrays.ids import ID_NONE
-from shardviz.dump.digests import hash_of
+from shardviz.dump.arrays import ID_NONE, hash_of
 from shardviz.layout.ids import region_of
 
 if TYPE_CHECKING:

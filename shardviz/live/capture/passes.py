@@ -14,7 +14,7 @@ import numpy as np
 from torch import distributed
 from torch.distributed.tensor import DTensor
 
-from shardviz.dump.arrays.ids import ID_NONE
+from shardviz.dump.arrays import ID_NONE
 from shardviz.layout.layout import Layout
 from shardviz.live.capture import describe
 from shardviz.live.capture.agreement import of_all_ranks

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from shardviz.dump.records.lines import FrameRecord
+from shardviz.dump.records.trace import FrameRecord
 
 if TYPE_CHECKING:
     from types import CodeType, FrameType

@@ -10,7 +10,7 @@ import os
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from shardviz.dump.records.lines import STEP
+from shardviz.dump.records.trace import STEP
 from shardviz.live.capture.locals import name_of, unwrapped
 from shardviz.live.compat import clean_name, innermost_modes
 from shardviz.live.lines.recorder import recording

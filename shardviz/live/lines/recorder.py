@@ -16,7 +16,7 @@ import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shardviz.dump.records.lines import FrameRecord, LineRecord, ValueRecord
+from shardviz.dump.records.trace import FrameRecord, LineRecord, ValueRecord
 from shardviz.live.capture.locals import of_tensor, unwrapped
 from shardviz.live.compat import (
     class_name,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shardviz.dump.records.lines import STEP, LinesRecord, of_value
+from shardviz.dump.records.trace import STEP, LinesRecord, of_value
 from shardviz.layout.layout import Layout
 from shardviz.live.capture.agreement import attempted, of_all_ranks
 from shardviz.live.capture.locals import Local

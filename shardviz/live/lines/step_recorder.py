@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from shardviz.dump.records.lines import TO_LOCAL
+from shardviz.dump.records.trace import TO_LOCAL
 from shardviz.live.capture.locals import of_tensor, unwrapped
 from shardviz.live.compat import class_name, clean_name, is_compiled, ranks_of_operator, replaced, version_of
 from shardviz.live.lines.frames import frames_of

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from shardviz.dump.plan.ranks import PlannedPart, has_equal_parts, without_ranks
-from shardviz.dump.records.plan import PeakRecord
+from shardviz.dump.plan import PlannedPart, has_equal_parts, without_ranks
+from shardviz.dump.records.files import PeakRecord
 from shardviz.dump.validate import layout_of, mesh_of
 from shardviz.errors import ShardvizError
 from shardviz.text import bytes_text
@@ -28,8 +28,7 @@ from shardviz.text import bytes_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-    from shardviz.dump.records.files import RankRecord
-    from shardviz.dump.records.plan import PlanPart, StepFails
+    from shardviz.dump.records.files import PlanPart, RankRecord, StepFails
     from shardviz.layout.mesh import Mesh
     from shardviz.live.plan.rank import Reply
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shardviz.dump.records.plan import PeakRecord, SavedRecord
+from shardviz.dump.records.files import PeakRecord, SavedRecord
 from shardviz.errors import ProbeError, ShardvizError
 from shardviz.live.capture.locals import unwrapped
 from shardviz.live.compat import (
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from shardviz.dump.records.plan import StepFails
+    from shardviz.dump.records.files import StepFails
     from shardviz.dump.records.step import StageRecord
     from shardviz.live.plan.planning import PlanJob
     from shardviz.live.plan.rank import Built

@@ -22,7 +22,7 @@ from torch.nn import functional
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
-from shardviz.dump.records.plan import PeakRecord
+from shardviz.dump.records.files import PeakRecord
 from shardviz.errors import ProbeError
 from shardviz.live.compat import (
     UnwrappedMode,

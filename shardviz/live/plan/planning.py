@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from shardviz.dump.plan.ranks import PlannedRanks
+from shardviz.dump.plan import PlannedRanks
 from shardviz.dump.records.base import SCHEMA
-from shardviz.dump.records.files import RunRecord
-from shardviz.dump.records.plan import PlanRecord
+from shardviz.dump.records.files import PlanRecord, RunRecord
 from shardviz.dump.records.tensors import MeshRecord
 from shardviz.errors import ProbeError, ShardvizError
 from shardviz.live.dumping import check_intended

@@ -19,7 +19,7 @@ from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shardviz.dump.records.plan import BucketRecord, PlanPart, UnitRecord
+from shardviz.dump.records.files import BucketRecord, PlanPart, UnitRecord
 from shardviz.errors import ProbeError, ShardvizError
 from shardviz.live.capture.capture import Capture
 from shardviz.live.capture.locals import Local, local_tensors, unwrapped
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import ModuleType
 
-    from shardviz.dump.records.plan import StepFails
+    from shardviz.dump.records.files import StepFails
     from shardviz.live.plan.dry_step import PlannedStep
     from shardviz.live.plan.planning import Loaded, PlanJob
 

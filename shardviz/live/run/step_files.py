@@ -11,7 +11,7 @@ import torch
 from msgspec import structs
 from torch import distributed, nn
 
-from shardviz.dump.arrays.sample import kept_indices, strides_for
+from shardviz.dump.arrays import kept_indices, strides_for
 from shardviz.dump.records.base import SCHEMA
 from shardviz.dump.records.files import RunRecord
 from shardviz.dump.write import write_rank, write_run

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import distributed, nn
 
-from shardviz.dump.trace_dump import write_around
+from shardviz.dump.gather import write_around
 from shardviz.dump.write import TRACE_FOLDER, prepare_folder
 from shardviz.errors import ShardvizError
 from shardviz.live.run.hooks.arming import arm, disarm

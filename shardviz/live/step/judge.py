@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from shardviz.dump.arrays.sketch import sketch
+from shardviz.dump.arrays import sketch
 from shardviz.dump.records.base import SCHEMA
 from shardviz.dump.records.files import RunRecord
 from shardviz.dump.records.trace import Place, PointRecord, SketchRecord, StepAnswer

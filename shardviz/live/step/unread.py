@@ -15,7 +15,7 @@ from shardviz.live.step.running import tensors_in
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardviz.dump.records.lines import FrameRecord
+    from shardviz.dump.records.trace import FrameRecord
 
 Sources = tuple[tuple[int, int], ...]
 """Tensors by where they begin in memory and their numbers of elements."""

@@ -6,9 +6,16 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from shardviz.dump.costs.comms import groups_text, received_by_axes, received_bytes, traffic, why_no_traffic
-from shardviz.dump.costs.memory import memory_table
-from shardviz.dump.costs.timeline import duration, timeline_of
+from shardviz.dump.costs import (
+    duration,
+    groups_text,
+    memory_table,
+    received_by_axes,
+    received_bytes,
+    timeline_of,
+    traffic,
+    why_no_traffic,
+)
 from shardviz.errors import ShardvizError
 from shardviz.layout.mesh import ranks_by
 from shardviz.picture.html.parts import (
@@ -39,9 +46,7 @@ if TYPE_CHECKING:
     from shardviz.check.report import NotChecked
     from shardviz.check.step.lines.types import Row, Table
     from shardviz.check.step.runs.departure import Departure, StepDifference
-    from shardviz.dump.costs.comms import Traffic
-    from shardviz.dump.costs.memory import MemoryTable, TensorMemory
-    from shardviz.dump.costs.timeline import Timeline
+    from shardviz.dump.costs import MemoryTable, TensorMemory, Timeline, Traffic
     from shardviz.dump.dump import Dump
     from shardviz.layout.mesh import Mesh
     from shardviz.picture.model.step import Node, StepHeat, StepTree

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.dump.costs.comms import received_bytes
-from shardviz.dump.costs.memory import memory_table
+from shardviz.dump.costs import memory_table, received_bytes
 from shardviz.picture.model.holders import Mask, rank_array, ranks_in_words, ranks_on, ranks_text
 from shardviz.picture.model.palette import HEAT_SIGNS, WRONG
 from shardviz.text import INSIDE, bytes_text, counted, range_text

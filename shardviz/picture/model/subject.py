@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from shardviz.check.order.rules.foreign import CountError, count_ids
 from shardviz.check.order.rules.intent import wanted_layout
 from shardviz.check.report import named_ranks
-from shardviz.dump.arrays.ids import ID_NONE
+from shardviz.dump.arrays import ID_NONE
 from shardviz.layout.notation import write
 from shardviz.picture.exhibits.of_finding import exhibit_of
 from shardviz.picture.model.by_layout import PartOverlay

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from shardviz.checkpoint.comparing.outcome import counts_text
 from shardviz.checkpoint.maps.numbering import starred
 from shardviz.checkpoint.records import file_size
-from shardviz.dump.pause import collector_paused
+from shardviz.machine import collector_paused
 from shardviz.picture.text.findings import findings_lines
 from shardviz.picture.text.report import not_checked_lines
 from shardviz.picture.text.terminal import BAD, DIM, GOOD, WARNING, line, table, wrapped

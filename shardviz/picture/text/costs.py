@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.dump.costs.comms import groups_text, received_by_axes, traffic, why_no_traffic
-from shardviz.dump.costs.memory import elements_text, memory_table
+from shardviz.dump.costs import (
+    elements_text,
+    groups_text,
+    memory_table,
+    received_by_axes,
+    traffic,
+    why_no_traffic,
+)
 from shardviz.layout.notation import write
 from shardviz.layout.routes import cheapest, torch_route, total
 from shardviz.picture.text.terminal import DIM, line, table
@@ -16,8 +22,7 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
-    from shardviz.dump.costs.comms import Traffic
-    from shardviz.dump.costs.memory import MemoryTable
+    from shardviz.dump.costs import MemoryTable, Traffic
     from shardviz.dump.dump import Dump
     from shardviz.layout.layout import Layout
     from shardviz.layout.routes import Leg

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from shardviz.dump.costs.timeline import timeline
+from shardviz.dump.costs import timeline
 from shardviz.errors import ShardvizError
 from shardviz.layout.notation import write
 from shardviz.picture.text.step import bubble_text
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from rich.text import Text
 
-    from shardviz.dump.plan.ranks import PlannedRanks
-    from shardviz.dump.records.plan import PlanPart, PlanRecord
+    from shardviz.dump.plan import PlannedRanks
+    from shardviz.dump.records.files import PlanPart, PlanRecord
     from shardviz.plan.alternatives import Row
     from shardviz.plan.counting import CollectiveTraffic, ReplicatedParameter, UnevenParameter
 

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shardviz.dump.content import leaves
+from shardviz.dump.validate import leaves
 from shardviz.layout.mesh import ranks_by
 from shardviz.picture.exhibits.exhibit import columns_of
 from shardviz.picture.exhibits.steps import LEVELS

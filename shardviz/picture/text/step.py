@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.dump.costs.timeline import duration, timeline_of
+from shardviz.dump.costs import duration, timeline_of
 from shardviz.picture.model.holders import ranks_in_words
 from shardviz.picture.model.palette import Coloring, rank_style
 from shardviz.picture.model.step import IN_WORDS, SHORT, SIDES, UNSHARDED, key_of
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from shardviz.check.step.lines.types import Row, Table
-    from shardviz.dump.costs.timeline import Timeline
+    from shardviz.dump.costs import Timeline
     from shardviz.dump.dump import Dump
     from shardviz.layout.mesh import Mesh
     from shardviz.picture.model.step import Node, StepHeat, StepTree

@@ -19,7 +19,7 @@ from shardviz.check.order.rules.places import check_places
 from shardviz.check.step.comparison import laid_out
 from shardviz.check.step.rules.factors import check_scale, check_unreduced
 from shardviz.check.step.rules.terms import check_order
-from shardviz.dump.whole_tensors import whole_values
+from shardviz.dump.tensor import whole_values
 from shardviz.errors import ShardvizError
 from shardviz.explain.finding import MOST_NAMES
 from shardviz.explain.step.scales import ScaledInStep

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from shardviz.check.step.comparison import apart_text, laid_out, number, rounding_of
 from shardviz.check.values.copies import copies_of
-from shardviz.dump.whole_tensors import whole_values
+from shardviz.dump.tensor import whole_values
 from shardviz.explain.step.sums import GradientNotReduced
 from shardviz.explain.testing.assertions import OddGradients
 from shardviz.layout.notation import write

@@ -13,7 +13,7 @@ from shardviz.check.step.jobs.rows import rows_of
 from shardviz.check.step.jobs.starts import OtherWeight, other_weights, repeated_weight
 from shardviz.check.step.jobs.whole_job import mesh_of_groups
 from shardviz.check.step.trace.traces import Kept, Weight, in_both, joined
-from shardviz.dump.arrays.sample import kept_indices, strides_between, strides_for
+from shardviz.dump.arrays import kept_indices, strides_between, strides_for
 from shardviz.explain.step.scales import ScaledBackward
 from shardviz.explain.step.whole_step import DifferentBatch, SharedRows
 from shardviz.layout.mesh import Mesh, parse_mesh

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from shardviz.dump.arrays.sketch import sketch
-from shardviz.dump.digests import hash_of
+from shardviz.dump.arrays import hash_of, sketch
 from shardviz.dump.records.files import RankRecord, RunRecord
 from shardviz.dump.records.step import CollectiveRecord
 from shardviz.dump.records.tensors import Body, LayoutRecord, MeshRecord, TensorRecord

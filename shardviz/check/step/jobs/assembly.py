@@ -30,10 +30,9 @@ from shardviz.check.step.trace.traces import coarsest_of, largest_of
 from shardviz.dump.dump import Dump, dump_of
 from shardviz.dump.read import DumpFiles
 from shardviz.dump.records.files import RankRecord
-from shardviz.dump.records.lines import of_value
 from shardviz.dump.records.step import NoiseRecord
 from shardviz.dump.records.tensors import Body, FlatRecord, LayoutRecord, MeshRecord, TensorRecord
-from shardviz.dump.records.trace import Place
+from shardviz.dump.records.trace import Place, of_value
 from shardviz.explain.finding import Finding
 from shardviz.explain.step.modules import LayerOnTwoStages, UnexplainedInput
 from shardviz.explain.step.whole_step import DifferentMasks, IdenticalMasks, UnexplainedForward
@@ -54,7 +53,7 @@ if TYPE_CHECKING:
     from shardviz.check.step.trace.judging import Judging
     from shardviz.check.step.trace.traces import JobTrace, OfRank, Point, Weight
     from shardviz.dump.records.base import Moment, Role
-    from shardviz.dump.records.lines import LinesRecord
+    from shardviz.dump.records.trace import LinesRecord
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh
     from shardviz.layout.region import Region

@@ -47,7 +47,7 @@ from shardviz.check.step.trace.traces import (
     largest_of,
     trace_of,
 )
-from shardviz.dump.records.lines import STEP
+from shardviz.dump.records.trace import STEP
 from shardviz.explain.checkpoints.conversion import NarrowedOnTheWay
 from shardviz.explain.placement.values import RepeatedDraw
 from shardviz.explain.step.gradients import ReductionSwitchedOff

@@ -23,7 +23,7 @@ from shardviz.check.step.lines.labels import labels_fault, means_fault
 from shardviz.check.step.lines.operands import with_operator
 from shardviz.check.step.lines.search import DIVISIONS
 from shardviz.check.step.lines.states import States
-from shardviz.dump.records.lines import TO_LOCAL
+from shardviz.dump.records.trace import TO_LOCAL
 from shardviz.explain.step.factors import UndividedShardGradient
 from shardviz.explain.step.gradients import MicroBatchesReducedAgain
 from shardviz.explain.step.line_reductions import WrongReductionLine
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from shardviz.check.step.lines.calls import Call, Value
     from shardviz.check.step.lines.states import State
     from shardviz.dump.dump import Dump
-    from shardviz.dump.records.lines import FrameRecord, LineRecord
+    from shardviz.dump.records.trace import FrameRecord, LineRecord
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
 

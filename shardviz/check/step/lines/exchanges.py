@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from shardviz.check.step.lines.calls import Call, Value
     from shardviz.check.step.lines.states import States
-    from shardviz.dump.records.lines import FrameRecord
+    from shardviz.dump.records.trace import FrameRecord
 
     Array = NDArray[np.float64]
 

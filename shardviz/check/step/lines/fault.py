@@ -34,7 +34,7 @@ from shardviz.text import named_ranks
 if TYPE_CHECKING:
     from shardviz.check.step.lines.calls import Call
     from shardviz.check.step.lines.states import State, States
-    from shardviz.dump.records.lines import FrameRecord
+    from shardviz.dump.records.trace import FrameRecord
     from shardviz.explain.cause import Cause
     from shardviz.layout.mesh import Mesh
 

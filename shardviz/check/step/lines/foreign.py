@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from shardviz.check.step.lines.calls import Call, Lines, Value
     from shardviz.check.step.lines.states import States
-    from shardviz.dump.records.lines import LineRecord
+    from shardviz.dump.records.trace import LineRecord
     from shardviz.layout.layout import Layout
 
     Array = NDArray[np.float64]

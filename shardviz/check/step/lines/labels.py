@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from shardviz.check.step.lines.calls import Call, Lines
     from shardviz.check.step.lines.states import States
-    from shardviz.dump.records.lines import LineRecord
+    from shardviz.dump.records.trace import LineRecord
 
 LOSSES = ("cross_entropy", "nll_loss", "mse_loss", "binary_cross_entropy_with_logits", "kl_div", "smooth_l1_loss")
 """Functions of rows and their labels."""

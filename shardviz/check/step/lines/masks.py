@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.check.step.lines.calls import Call, Lines, Value
-    from shardviz.dump.records.lines import FrameRecord
+    from shardviz.dump.records.trace import FrameRecord
 
     Array = NDArray[np.float64]
     Places = tuple[list[int], list[int]]

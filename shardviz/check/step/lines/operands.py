@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from shardviz.check.step.lines.calls import Call, Value
     from shardviz.check.step.lines.states import States
-    from shardviz.dump.records.lines import FrameRecord, LineRecord
+    from shardviz.dump.records.trace import FrameRecord, LineRecord
     from shardviz.explain.step.lines import Lack
     from shardviz.layout.mesh import Mesh
 

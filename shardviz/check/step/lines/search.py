@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
     from shardviz.check.step.lines.calls import Call, Value
     from shardviz.check.step.lines.states import State, States
-    from shardviz.dump.records.lines import FrameRecord
+    from shardviz.dump.records.trace import FrameRecord
 
 LOGSUMEXP = "logsumexp"
 EXTREMES = ("max", "amax", "min", "amin", "aminmax", "any", "all", "topk", "norm", "vector_norm", LOGSUMEXP)

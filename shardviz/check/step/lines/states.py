@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from shardviz.check.step.lines.calls import ADDITIONS
-from shardviz.dump.records.lines import of_value
+from shardviz.dump.records.trace import of_value
 from shardviz.errors import ShardvizError
 from shardviz.layout.layout import Layout
 from shardviz.layout.notation import write

@@ -18,7 +18,7 @@ from shardviz.check.report import NotChecked
 from shardviz.check.step.jobs.compare import compare_jobs
 from shardviz.check.step.runs.departure import Departure, StepDifference, departure_for
 from shardviz.check.step.trace.calls import is_within
-from shardviz.dump.arrays.sketch import apart
+from shardviz.dump.arrays import apart
 from shardviz.explain.step.two_jobs import DifferentWeights
 from shardviz.explain.step.whole_step import DifferentBatch, DifferentProgram, WeightsDrawnAfterSharding
 from shardviz.explain.templates import number

@@ -11,7 +11,7 @@ from shardviz.check.step.jobs.whole_job import put_together
 from shardviz.check.step.trace.judging import Judging, Noise
 from shardviz.check.step.trace.stages import parted_modules
 from shardviz.check.step.trace.traces import joined_rows, read_trace
-from shardviz.dump.arrays.sketch import apart, sketch
+from shardviz.dump.arrays import apart, sketch
 from shardviz.dump.records.trace import Place, SketchRecord, StepAnswer
 from shardviz.dump.write import MOVED_FOLDER, TRACE_FOLDER
 from shardviz.layout.layout import Layout

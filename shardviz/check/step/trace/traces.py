@@ -15,7 +15,7 @@ import numpy as np
 from msgspec import structs
 
 from shardviz.check.step.trace.calls import is_within
-from shardviz.dump.arrays.sample import kept_indices, strides_between
+from shardviz.dump.arrays import kept_indices, strides_between
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import arrays_of, read_files
 from shardviz.dump.records.trace import Place, of_point

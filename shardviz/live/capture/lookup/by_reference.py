@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from shardviz.checkpoint.maps.mapped_tensors import MappedTensor, has_padding, padding_of
-from shardviz.dump.arrays.ids import ID_NONE
+from shardviz.dump.arrays import ID_NONE
 from shardviz.errors import DumpError
 from shardviz.layout.layout import Layout
 from shardviz.layout.placements import Replicate

@@ -17,7 +17,7 @@ from zlib import crc32
 import numpy as np
 import torch
 
-from shardviz.dump.arrays.ids import ID_NONE
+from shardviz.dump.arrays import ID_NONE
 from shardviz.errors import DumpError
 from shardviz.layout.dtypes import HALVES
 from shardviz.live.capture.agreement import of_all_ranks

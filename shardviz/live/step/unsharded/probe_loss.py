@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from shardviz.dump.records.lines import NO_MEAN
+from shardviz.dump.records.trace import NO_MEAN
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.compat import whole_of
 from shardviz.live.step.batch import part_of

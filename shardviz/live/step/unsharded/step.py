@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from shardviz.dump.records.lines import COMPARED_OVER_PARTS
+from shardviz.dump.records.trace import COMPARED_OVER_PARTS
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.locals import local_tensors
 from shardviz.live.compat import one_process, whole_of

@@ -1,8 +1,11 @@
-"""Memory of tensors on every rank, by role and name, and of data parallel by formula.
+"""What a run costs: memory by rank, role and name, a step's collectives, and a pipeline's schedule with its bubble.
 
 A probe runs its step in float64, to be comparable; its gradients, optimizer state and activations are counted in the
 model's own dtype. A pipeline captures the activations of one micro-batch; they are counted once for each micro-batch
 that a rank has in flight. Activations kept only for the trace are not counted.
+
+The order of a pipeline's passes on each rank is the real one. Time is counted in forward passes of one stage; a
+backward takes two.
 """
 
 from __future__ import annotations
@@ -12,14 +15,17 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from shardviz.dump.records.trace import is_point
-from shardviz.dump.whole_tensors import shape_before
-from shardviz.errors import NotationError
+from shardviz.dump.tensor import shape_before
+from shardviz.errors import NotationError, ShardvizError
 from shardviz.layout.dtypes import itemsize
 from shardviz.layout.notation import parse
+from shardviz.layout.routes import ring
 from shardviz.text import bytes_text
 
 if TYPE_CHECKING:
@@ -27,7 +33,7 @@ if TYPE_CHECKING:
 
     from shardviz.dump.dump import Dump, Tensor
     from shardviz.dump.records.base import Role
-    from shardviz.dump.records.step import StageRecord
+    from shardviz.dump.records.step import CollectiveRecord, StageRecord
 
 ROLES: tuple[Role, ...] = ("param", "buffer", "grad", "optim", "activation")
 """The roles that stay in memory, in the order of columns."""
@@ -272,3 +278,199 @@ def schemes(params: int, num_ranks: int) -> list[Scheme]:
         Scheme("ZeRO 2", "P + P/N + 2P/N", math.ceil(params + 3 * share)),
         Scheme("ZeRO 3, FSDP", "P/N + P/N + 2P/N", math.ceil(4 * share)),
     ]
+
+
+Axes = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """One kind of collective in one module, as the busiest of its ranks saw it.
+
+    Attributes:
+        record: What that rank wrote.
+        ranks: The ranks that took part in one like it, rising.
+    """
+
+    record: CollectiveRecord
+    ranks: tuple[int, ...]
+
+    @property
+    def received(self) -> int:
+        """The bytes that the busiest rank receives."""
+        return received_bytes(self.record)
+
+
+def groups_text(axes: Sequence[str]) -> str:
+    """Say along which axes groups of ranks run."""
+    return f"along {' and '.join(axes)}" if axes else "over ranks that are not along any axis"
+
+
+def received_bytes(record: CollectiveRecord) -> int:
+    """Return the bytes that one rank receives in a ring: (n - 1) / n; twice that for all_reduce."""
+    if record.op in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
+        return ring(record.op, record.bytes, record.size)
+    return 0 if record.op in ("send", "barrier") else record.bytes
+
+
+def why_no_traffic(dump: Dump) -> str:
+    """Say in a line why a dump has no collectives."""
+    if dump.at("step"):
+        return "a step ran, and no rank sent anything to another rank"
+    return "no step was captured: only a probe with a batch() runs a step"
+
+
+def traffic(dump: Dump) -> list[Traffic]:
+    """Return the step's collectives, with one entry for those that are alike on all ranks."""
+    groups: dict[tuple[object, ...], list[tuple[CollectiveRecord, tuple[int, ...]]]] = {}
+    for rank, alike in dump.files.alike():
+        records: dict[tuple[object, ...], CollectiveRecord] = {}
+        for record in rank.collectives:
+            key = (record.axes, record.op, record.module, record.when, record.size)
+            records[key] = _together(records[key], record) if key in records else record
+        for same, record in records.items():
+            groups.setdefault(same, []).append((record, alike))
+    return [_busiest(same) for same in groups.values()]
+
+
+def _busiest(same: list[tuple[CollectiveRecord, tuple[int, ...]]]) -> Traffic:
+    record = max((one for one, _ in same), key=lambda one: one.bytes)
+    return Traffic(record, tuple(sorted(chain.from_iterable(ranks for _, ranks in same))))
+
+
+def _together(one: CollectiveRecord, other: CollectiveRecord) -> CollectiveRecord:
+    """Merge a rank's records of two groups along equal axes, such as a stage's two directions."""
+    return structs.replace(one, count=one.count + other.count, bytes=one.bytes + other.bytes)
+
+
+def received_by_axes(dump: Dump) -> dict[Axes, int]:
+    """Return the bytes that the busiest rank receives, by a group's axes, single axes first."""
+    most: dict[Axes, int] = {}
+    for rank, _ in dump.files.alike():
+        num_bytes: dict[Axes, int] = {}
+        for record in rank.collectives:
+            num_bytes[record.axes] = num_bytes.get(record.axes, 0) + received_bytes(record)
+        for axes, count in num_bytes.items():
+            most[axes] = max(most.get(axes, 0), count)
+    return {axes: most[axes] for axes in sorted(most, key=lambda names: (len(names), names))}
+
+
+FORWARD, BACKWARD = 1, 2
+"""How long a pass takes."""
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+"""A rank's first stage, its second, ...: small letters run forward, capitals backward."""
+
+Pass = tuple[int, int, bool]
+"""Stage, micro-batch, whether backward."""
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A schedule in time.
+
+    Attributes:
+        begins: For every rank, in its order: each pass with the time at which it begins.
+        length: When the last pass ends.
+    """
+
+    begins: Mapping[int, tuple[tuple[StageRecord, int], ...]]
+    length: int
+
+    @property
+    def num_microbatches(self) -> int:
+        """How many micro-batches there are."""
+        return 1 + max(record.microbatch for passes in self.begins.values() for record, _ in passes)
+
+    @cached_property
+    def stages(self) -> dict[int, list[int]]:
+        """The stages that each rank ran, rising."""
+        return {rank: sorted({record.stage for record, _ in passes}) for rank, passes in self.begins.items()}
+
+    @property
+    def stages_per_rank(self) -> int:
+        """How many stages the rank with most of them has."""
+        return max(map(len, self.stages.values()))
+
+    def label(self, rank: int, record: StageRecord) -> str:
+        """Label one pass of a rank: a letter for the stage, then the micro-batch."""
+        letter = LETTERS[self.stages[rank].index(record.stage) % len(LETTERS)]
+        return f"{letter.upper() if record.backward else letter}{record.microbatch}"
+
+    @property
+    def bubble(self) -> float:
+        """The fraction of all ranks' time in which they are idle."""
+        busy = sum(duration(record) for passes in self.begins.values() for record, _ in passes)
+        return 1 - busy / (self.length * len(self.begins))
+
+    @property
+    def formula(self) -> float:
+        """The bubble by the closed formula, (p - 1) / (v m + p - 1)."""
+        ranks = len(self.begins)
+        return (ranks - 1) / (self.stages_per_rank * self.num_microbatches + ranks - 1)
+
+
+def duration(record: StageRecord) -> int:
+    """Return how long a pass takes."""
+    return BACKWARD if record.backward else FORWARD
+
+
+def timeline_of(dump: Dump) -> Timeline | None:
+    """Return the timeline of the pipeline that the lowest rank is in; None if no pipeline ran.
+
+    Of the ranks that ran the same stages, only the lowest is kept.
+
+    Raises:
+        ShardvizError: Some pass waits for one that no rank ran before.
+    """
+    schedules: dict[frozenset[int], tuple[int, Sequence[StageRecord]]] = {}
+    for record, ranks in sorted(dump.files.alike(), key=lambda one: one[1]):
+        if record.schedule:
+            schedules.setdefault(frozenset(one.stage for one in record.schedule), (ranks[0], record.schedule))
+    return timeline(dict(sorted(schedules.values(), key=lambda one: one[0]))) if schedules else None
+
+
+def timeline(schedules: Mapping[int, Sequence[StageRecord]]) -> Timeline:
+    """Let every pass begin as soon as its rank is free and the passes that it needs have ended.
+
+    Args:
+        schedules: The passes of each rank of one pipeline, in order.
+
+    Raises:
+        ShardvizError: Some pass waits for one that no rank ran before.
+    """
+    last = max(record.stage for records in schedules.values() for record in records)
+    ended: dict[Pass, int] = {}
+    begins: dict[int, list[tuple[StageRecord, int]]] = {rank: [] for rank in schedules}
+    free = dict.fromkeys(schedules, 0)
+    waiting = True
+    while waiting:
+        waiting = False
+        for rank, records in schedules.items():
+            while len(begins[rank]) < len(records):
+                record = records[len(begins[rank])]
+                needed = _needed(record, last)
+                if any(one not in ended for one in needed):
+                    break
+                begin = max([free[rank], *(ended[one] for one in needed)])
+                begins[rank].append((record, begin))
+                free[rank] = begin + duration(record)
+                ended[record.stage, record.microbatch, record.backward] = free[rank]
+                waiting = True
+    late = [rank for rank, records in schedules.items() if len(begins[rank]) < len(records)]
+    if late:
+        record = schedules[late[0]][len(begins[late[0]])]
+        raise ShardvizError(
+            f"rank {late[0]} ran stage {record.stage} on micro-batch {record.microbatch} before its inputs",
+            "the dump lacks a rank of the pipeline",
+        )
+    return Timeline({rank: tuple(passes) for rank, passes in begins.items()}, max(free.values()))
+
+
+def _needed(record: StageRecord, last: int) -> list[Pass]:
+    """Return the passes whose results a pass needs."""
+    stage, microbatch = record.stage, record.microbatch
+    if not record.backward:
+        return [(stage - 1, microbatch, False)] if stage else []
+    later: list[Pass] = [(stage + 1, microbatch, True)] if stage < last else []
+    return [(stage, microbatch, False), *later]

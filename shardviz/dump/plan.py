@@ -1,38 +1,94 @@
-"""The records of a plan's ranks, each made from its representative's when it is asked for.
+"""The ranks, tensors and shards of a plan, each made from a representative's when it is asked for.
 
 What a stranger wrote is checked before anything is made from it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import cached_property, lru_cache
 from itertools import product
 from typing import TYPE_CHECKING
 
+import numpy as np
 from msgspec import structs
 
-from shardviz.dump.plan.sizes import equally_full, is_even
 from shardviz.dump.records.files import RankRecord
 from shardviz.dump.records.tensors import MeshRecord, Position
+from shardviz.dump.tensor import LazyShards, Shard, Tensor
 from shardviz.dump.validate import check_rank, layout_of, mesh_of
 from shardviz.errors import DumpError
 from shardviz.layout.mesh import Mesh
-from shardviz.text import counted
+from shardviz.layout.splits import numbers_in
+from shardviz.text import Fold, counted, fold
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import numpy as np
     from numpy.typing import NDArray
 
-    from shardviz.dump.records.files import RunRecord
-    from shardviz.dump.records.plan import PlanPart, PlanRecord
+    from shardviz.dump.records.files import PlanPart, PlanRecord, RunRecord
     from shardviz.dump.records.step import CollectiveRecord
     from shardviz.dump.records.tensors import Body
     from shardviz.dump.validate import StampedShapes
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Coord
+    from shardviz.layout.splits import Chain
+
+
+def sizes(planned_part: PlannedPart, index: int) -> NDArray[np.int64]:
+    """Return the elements of one of a part's bodies on each of its ranks.
+
+    Args:
+        planned_part: The part.
+        index: The number of the body.
+    """
+    body = planned_part.part.record.bodies[index]
+    key = (body.layout, body.local_shape)
+    if key not in planned_part.sizes:
+        planned_part.sizes[key] = _sizes(planned_part, index)
+    return planned_part.sizes[key]
+
+
+def equally_full(planned_part: PlannedPart) -> list[tuple[int, ...]]:
+    """Group a part's ranks by the sizes that they hold, the lowest rank's group first."""
+    bodies = range(len(planned_part.part.record.bodies))
+    distinct = {
+        id(found): found for found in (sizes(planned_part, index) for index in bodies) if found.min() < found.max()
+    }
+    ranks = np.array(planned_part.ranks)
+    if not distinct:
+        return [planned_part.ranks]
+    _, first, group = np.unique(np.stack([*distinct.values()]), axis=1, return_index=True, return_inverse=True)
+    return [tuple(ranks[group.ravel() == number].tolist()) for number in np.argsort(first)]
+
+
+def _sizes(planned_part: PlannedPart, index: int) -> NDArray[np.int64]:
+    body = planned_part.part.record.bodies[index]
+    if body.layout is None:
+        return np.full(len(planned_part.ranks), math.prod(body.local_shape), np.int64)
+    layout = planned_part.layout(planned_part.part.record.rank, body.layout)
+    if any(rank not in layout.mesh for rank in planned_part.ranks):
+        return np.array(
+            [math.prod(planned_part.body(rank, index).local_shape) for rank in planned_part.ranks], np.int64
+        )
+    counts = _on_mesh(layout)[[layout.mesh.index_of_rank[rank] for rank in planned_part.ranks]]
+    counts[planned_part.ranks.index(planned_part.part.record.rank)] = math.prod(body.local_shape)
+    return counts
+
+
+@lru_cache(maxsize=256)
+def _on_mesh(layout: Layout) -> NDArray[np.int64]:
+    """Return how many elements each rank of a layout's mesh holds."""
+    counts: NDArray[np.int64] = layout.local_shapes().prod(axis=1)
+    return counts
+
+
+def is_even(mesh: Mesh, size: int, chain: Chain) -> bool:
+    """Whether all parts of a dim have the same size."""
+    axes = (mesh.axis_size(link) if link in mesh.axes else link for link in chain)
+    return not size % math.prod(numbers_in(axes))
 
 
 MAX_SHIFTED = 1 << 12
@@ -281,3 +337,86 @@ def _check_part(plan_part: PlanPart, run: RunRecord, stamped: StampedShapes) -> 
     check_rank(plan_part.record, run, stamped)
     if any(body.held or body.runs or body.dense or body.values is not None for body in plan_part.record.bodies):
         raise DumpError("a plan has no values and no ids, and a body of this part has some")
+
+
+Bodies = tuple[tuple[int, int], ...]
+"""For every part that has a tensor, its number among the parts, and that of the tensor's body in it."""
+
+Place = tuple[str, str]
+"""Role and moment."""
+
+
+class PlannedShards(LazyShards):
+    """The shards of one tensor on all ranks of some parts.
+
+    Args:
+        ranks: The plan's ranks.
+        bodies: Every part that has the tensor, with the number of its body.
+    """
+
+    def __init__(self, ranks: PlannedRanks, bodies: list[tuple[PlannedPart, int]]) -> None:
+        self._ranks = ranks
+        self._bodies = dict(bodies)
+
+    def __getitem__(self, rank: int) -> Shard:
+        planned_part = self._ranks.part_of(rank)
+        index = self._bodies[planned_part]
+        body = planned_part.body(rank, index)
+        return Shard(rank, body, None if body.layout is None else planned_part.layout(rank, body.layout))
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._sorted)
+
+    @cached_property
+    def _sorted(self) -> tuple[int, ...]:
+        if len(self._bodies) == 1:
+            return next(iter(self._bodies)).ranks
+        return tuple(sorted(rank for part in self._bodies for rank in part.ranks))
+
+    def __len__(self) -> int:
+        return sum(len(part.ranks) for part in self._bodies)
+
+    def __contains__(self, rank: object) -> bool:
+        return rank in self._ranks and self._ranks.part_of(rank) in self._bodies  # type: ignore[arg-type]
+
+    @property
+    def asked(self) -> list[int]:
+        """The ranks that were asked for it: one of each part."""
+        return [part.part.record.rank for part in self._bodies]
+
+    def claims(self) -> dict[Layout | None, tuple[int, ...]]:
+        """Return the ranks, rising, by what they claim."""
+        ranks_by_layout: dict[Layout | None, tuple[int, ...]] = {}
+        for planned_part, index in self._bodies.items():
+            for layout, ranks in planned_part.claims(index).items():
+                ranks_by_layout[layout] = (*ranks_by_layout.get(layout, ()), *ranks)
+        return {layout: tuple(sorted(ranks)) for layout, ranks in ranks_by_layout.items()}
+
+    def distinct(self) -> list[Shard]:
+        """Return one shard for each claim and each shape of a part, by rank, rising."""
+        shards: dict[tuple[Layout | None, tuple[int, ...]], Shard] = {}
+        for rank in sorted(rank for part, index in self._bodies.items() for rank in part.unlike(index)):
+            shard = self[rank]
+            shards.setdefault((shard.layout, shard.body.local_shape), shard)
+        return list(shards.values())
+
+
+def tensors_of(ranks: PlannedRanks) -> list[Tensor]:
+    """Return every tensor of a plan; names that all parts have with the same bodies are folded."""
+    tensors: list[Tensor] = []
+    for folded, (_, bodies) in fold(_keyed(ranks)):
+        parts = [(ranks.parts[number], index) for number, index in bodies]
+        first = parts[0][0].part.record.bodies[parts[0][1]]
+        tensors.append(Tensor(folded, first.role, first.moment, PlannedShards(ranks, parts)))
+    return tensors
+
+
+def _keyed(ranks: PlannedRanks) -> Iterator[tuple[str, tuple[Place, Bodies]]]:
+    by_name: dict[tuple[str, Place], list[tuple[int, int]]] = {}
+    for number, planned_part in enumerate(ranks.parts):
+        for tensor in planned_part.part.record.tensors:
+            body = planned_part.part.record.bodies[tensor.body]
+            for name in Fold(tensor.name, tensor.numbers, tensor.suffix).names():
+                by_name.setdefault((name, (body.role, body.moment)), []).append((number, tensor.body))
+    for (name, place), bodies in by_name.items():
+        yield name, (place, tuple(bodies))
