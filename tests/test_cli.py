@@ -276,7 +276,7 @@ def test_a_terminal_gets_color_unless_it_says_no(
 def test_work_that_takes_long_says_how_far_it_is_on_a_terminal_only(
     healthy: Path,
 ) -> None:
-    slow = "import time; from shardviz.commands.common import progress as p; p.PATIENCE = 0.0; p.INTERVAL = 0.01;"
+    slow = "import time; from shardviz.commands.common import streams as p; p.PATIENCE = 0.0; p.INTERVAL = 0.01;"
     slow += "from shardviz.check import run; check = run.report_on;"
     slow += "run.report_on = lambda dump: (time.sleep(0.3), check(dump))[1];"
     code = f"{slow} import sys; from shardviz.cli import main; main(sys.argv[1:])"

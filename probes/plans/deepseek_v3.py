@@ -10,8 +10,16 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
 
-from shardviz.probes.plans._experts import Mixture, over_ep
-from shardviz.probes.plans._transformer import Block, Decoder, FeedForward, Sizes, keep_stage, stage_input
+from shardviz.probes.plans._transformer import (
+    Block,
+    Decoder,
+    FeedForward,
+    Mixture,
+    Sizes,
+    keep_stage,
+    over_ep,
+    stage_input,
+)
 
 AXES = ("pp", "fsdp", "ep")
 MESH = (16, 2, 64)

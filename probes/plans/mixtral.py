@@ -8,8 +8,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from shardviz.probes.plans._experts import Mixture, over_ep
-from shardviz.probes.plans._transformer import Attention, Block, Decoder, Sizes
+from shardviz.probes.plans._transformer import Attention, Block, Decoder, Mixture, Sizes, over_ep
 
 AXES = ("fsdp", "ep")
 MESH = (8, 8)

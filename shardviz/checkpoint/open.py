@@ -6,10 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardviz.checkpoint.formats.dcp import METADATA, read_dcp
 from shardviz.checkpoint.formats.deepspeed import LATEST, is_deepspeed, read_deepspeed
 from shardviz.checkpoint.formats.headers import INDEX, is_of_rank, of_ranks, read_safetensors, refusal_of_ranks
-from shardviz.checkpoint.formats.torch_file import SUFFIXES, read_torch_file
+from shardviz.checkpoint.formats.torch_file import METADATA, SUFFIXES, read_dcp, read_torch_file
 from shardviz.errors import DumpError
 from shardviz.text import listed, natural_key, printable
 

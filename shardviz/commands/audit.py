@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         0 if torch and the oracle agree in every case, 1 if they do not.
     """
-    from shardviz.commands.common.progress import Count, progress
+    from shardviz.commands.common.streams import Count, progress
     from shardviz.live.audit.sweep import audit
 
     if not 1 <= args.max_size <= MAX_SIZE:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from shardviz import probe_files
 from shardviz.commands.common.parser import count
-from shardviz.commands.common.progress import progress
+from shardviz.commands.common.streams import progress
 from shardviz.commands.probe import ending_at_signals, mesh_for
 from shardviz.dump.plan import PlannedRanks
 from shardviz.dump.write import SUFFIX, check_folder, is_earlier_run, replacing_folder, write_plan, write_run

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from shardviz import probe_files
 from shardviz.commands.common.parser import count, seconds
-from shardviz.commands.common.progress import progress
+from shardviz.commands.common.streams import progress
 from shardviz.dump.write import RANK_FILE, SUFFIX, check_folder, is_earlier_run, replacing_folder
 from shardviz.errors import EXIT_CLEAN, EXIT_USAGE, MeshError, ShardvizError
 from shardviz.layout.mesh import Mesh, parse_mesh

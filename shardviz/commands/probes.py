@@ -148,7 +148,7 @@ def _run_bugs(args: argparse.Namespace) -> int:
     from rich.text import Text
 
     from shardviz.commands.common.dumps import terminal_for, write_answer, write_markup
-    from shardviz.commands.common.progress import progress
+    from shardviz.commands.common.streams import progress
 
     terminal = terminal_for(args.color)
     known = [probe for probe in probe_files.shipped() if probe.name.startswith(("bugs/", "quiet/"))]

@@ -233,7 +233,7 @@ def _show_html(folder: Path, pattern: str | None, output: Path | None) -> None:
             f"an HTML page shows the whole run, not only {pattern}", "leave it out, or use --format svg"
         )
     from shardviz.commands.common.dumps import checked, read_dump, write_markup
-    from shardviz.commands.common.progress import progress
+    from shardviz.commands.common.streams import progress
     from shardviz.picture.html.page import html
 
     dump = read_dump(folder)

@@ -12,12 +12,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shardviz.errors import LayoutError
-from shardviz.layout.everywhere import Sizes, lengths, parts_of, position_numbers, same_parts
 from shardviz.layout.placements import Partial, Placement, Replicate, Shard, StridedShard
 from shardviz.layout.region import Ranges, Region, merge_ranges
 from shardviz.layout.splits import (
@@ -25,18 +25,23 @@ from shardviz.layout.splits import (
     MAX_SEGMENTS,
     Chain,
     Link,
+    Sizes,
     axes_in,
     bind_chain,
     check_segments,
     chunk,
     follow_chain,
-    placements_of,
+    lengths,
+    parts_of,
+    placements_of_chain,
+    position_numbers,
     readable_chain,
+    same_parts,
 )
 from shardviz.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -242,7 +247,7 @@ class Layout:
         """Return torch's placements, one an axis; None if torch can't express this layout."""
         by_axis: dict[str, Placement] = {axis: Partial(op) for axis, op in self.partial}
         for dim, chain in enumerate(self.chains):
-            by_axis |= placements_of(dim, chain, self.mesh)
+            by_axis |= placements_of_chain(dim, chain, self.mesh)
         spelled = tuple(by_axis.get(axis, Replicate()) for axis in self.mesh.axes)
         try:
             read_back = Layout.from_placements(self.mesh, self.shape, spelled, self.flat)
@@ -299,3 +304,51 @@ def check_placements(mesh: Mesh, shape: Sequence[int], placements: Sequence[Plac
             raise LayoutError(f"{placement} on a tensor of {counted(len(shape), 'dim')}", dims)
         if isinstance(placement, StridedShard) and not 1 <= placement.split_factor <= MAX_SEGMENTS:
             raise LayoutError(f"{placement}: a split factor is 1 to {MAX_SEGMENTS:,}")
+
+
+Placements = tuple[Placement, ...]
+
+MAX_CANDIDATES = 1 << 10
+"""A tensor that could be split over the mesh in more ways than this is not searched for."""
+
+
+@lru_cache(maxsize=4096)
+def placements_of(
+    shape: tuple[int, ...], local: tuple[int, ...], mesh: Mesh, rank: int
+) -> tuple[tuple[Placements, Region], ...]:
+    """Return the placements that give a rank a local shape, and its region; fewest splits first."""
+    kinds: list[Placement] = [Replicate(), *(Shard(dim) for dim in range(len(shape)))]
+    if len(shape) != len(local) or len(kinds) ** mesh.ndim > MAX_CANDIDATES or rank not in mesh:
+        return ()
+    fitting = []
+    for placements in sorted(product(kinds, repeat=mesh.ndim), key=num_splits):
+        region = Layout.from_placements(mesh, shape, placements).region_of_rank(rank)
+        if region.shape == local:
+            fitting.append((placements, region))
+    return tuple(fitting)
+
+
+def shared_placements(
+    shape: tuple[int, ...],
+    local: Mapping[int, tuple[int, ...]],
+    mesh: Mesh,
+    fits: Callable[[int, Region], bool],
+) -> Placements | None:
+    """Return the placements with the fewest splits that fit every rank's part; None without any.
+
+    Args:
+        shape: The shape of the whole tensor.
+        local: The shape of each rank's part.
+        mesh: The mesh.
+        fits: Whether a rank's part is that region of the whole.
+    """
+    regions = {rank: dict(placements_of(shape, own, mesh, rank)) for rank, own in local.items()}
+    for placements in next(iter(regions.values()), {}):
+        if all(placements in own and fits(rank, own[placements]) for rank, own in regions.items()):
+            return placements
+    return None
+
+
+def num_splits(placements: Placements) -> int:
+    """Return along how many axes placements split."""
+    return sum(isinstance(one, Shard) for one in placements)

@@ -1,6 +1,6 @@
 """A run in Python: `shardviz.load(path)` gives tensors as numpy arrays, report and findings.
 
-Nothing is read or judged here: `dump`, `check` and `checkpoint` do that, and `picture` draws. `dumps` with
-`dump_tensors` has a dump's run, `saved` a checkpoint's, `verdicts` a report and its findings, `arrays` puts shards
-together, `tracebacks` keeps errors short.
+Nothing is read or judged here: `dump`, `check` and `checkpoint` do that, and `picture` draws. `dumps` has a
+dump's run, `saved` a checkpoint's, `verdicts` a report and its findings, `arrays` puts shards
+together, `runs` has what both share.
 """

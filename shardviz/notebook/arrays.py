@@ -9,7 +9,7 @@ import numpy as np
 
 from shardviz.errors import DumpError
 from shardviz.layout.region import Region, index_of, indices
-from shardviz.notebook.tracebacks import concise
+from shardviz.notebook.runs import concise
 from shardviz.text import counted, named_ranks, printable
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from shardviz.check.diff import compare
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
-from shardviz.notebook.tracebacks import concise
+from shardviz.notebook.runs import concise
 from shardviz.picture.display import HTML, Drawable, framed
 from shardviz.picture.markup import element, words
 from shardviz.picture.text.difference import difference_lines

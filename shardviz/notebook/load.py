@@ -9,8 +9,8 @@ from shardviz.checkpoint.open import is_checkpoint, open_checkpoint
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.notebook.dumps import DumpRun
+from shardviz.notebook.runs import concise
 from shardviz.notebook.saved import SavedRun
-from shardviz.notebook.tracebacks import concise
 from shardviz.text import counted, printable
 
 MOST_WARNINGS = 8

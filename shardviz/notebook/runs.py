@@ -1,15 +1,14 @@
-"""What every run has, whatever it was read from: tensors by name, a report, a picture."""
+"""What every run has, whatever it was read from: tensors by name, a report, a picture, and errors that are short."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from functools import cached_property
-from typing import TYPE_CHECKING, Generic, TypeVar
+from functools import cached_property, wraps
+from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar
 
 from shardviz.dump.find import ambiguity, hint_at_name
 from shardviz.errors import ShardvizError
-from shardviz.notebook.tracebacks import concise
 from shardviz.picture.display import HTML, Drawable, framed
 from shardviz.text import counted, listed, printable
 
@@ -23,6 +22,24 @@ if TYPE_CHECKING:
     from shardviz.layout.mesh import Mesh
     from shardviz.notebook.verdicts import FindingOfRun, ReportOfRun
     from shardviz.picture.text.terminal import Terminal
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def concise(function: Callable[P, R]) -> Callable[P, R]:
+    """Make a function raise `ShardvizError` as if from its caller; bugs keep their traceback."""
+
+    @wraps(function)
+    def called(*args: P.args, **options: P.kwargs) -> R:
+        __tracebackhide__ = True  # pytest leaves this frame out
+        try:
+            return function(*args, **options)
+        except ShardvizError as error:
+            raise error.with_traceback(None) from None
+
+    return called
+
 
 T = TypeVar("T", bound=Drawable)
 

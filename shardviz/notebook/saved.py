@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from shardviz.checkpoint.findings import check_checkpoint
 from shardviz.layout.region import Region
 from shardviz.notebook.arrays import ByRank, read_only
-from shardviz.notebook.runs import Run, Tensors
-from shardviz.notebook.tracebacks import concise
+from shardviz.notebook.runs import Run, Tensors, concise
 from shardviz.notebook.verdicts import FindingOfRun, ReportOfRun
 from shardviz.picture.display import SVG, Drawable
 from shardviz.relate.casts import numbers_of
@@ -103,7 +102,7 @@ class SavedTensor(Drawable):
 
     def __getattr__(self, name: str) -> Any:
         """Say of an attribute that a dump's tensor has why this one lacks it."""
-        from shardviz.notebook.dump_tensors import TensorOfRun
+        from shardviz.notebook.dumps import TensorOfRun
 
         if not name.startswith("_") and hasattr(TensorOfRun, name):
             raise AttributeError(

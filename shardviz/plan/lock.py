@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 from shardviz.errors import ShardvizError
 from shardviz.groups import in_groups
 from shardviz.layout.notation import write
-from shardviz.plan.counting import PlanBytes, sent_collectives, where_text
-from shardviz.plan.folding import fold_again, kind_of, unfold
+from shardviz.plan.counting import PlanBytes, fold_again, kind_of, sent_collectives, unfold, where_text
 from shardviz.text import bytes_text, counted, natural_key, printable
 
 if TYPE_CHECKING:

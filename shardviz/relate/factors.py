@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.layout.candidates import num_splits
+from shardviz.layout.layout import num_splits
 from shardviz.layout.placements import Partial, Replicate
 from shardviz.relate.tolerance import COARSE, FEW, PROPORTIONAL, SINGLE
 from shardviz.relate.values import SAMPLES, error_of, sampled
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.layout.candidates import Placements
+    from shardviz.layout.layout import Placements
     from shardviz.layout.mesh import Mesh
     from shardviz.relate.relations import Pending
 

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from shardviz.layout.everywhere import lengths, parts_of, position_numbers
 from shardviz.layout.layout import Layout
 from shardviz.layout.region import indices
-from shardviz.layout.splits import axes_in, numbers_in
+from shardviz.layout.splits import axes_in, lengths, numbers_in, parts_of, position_numbers
 from shardviz.relate.tolerance import ALIKE
 from shardviz.relate.values import BLOCK, part_of, slices_of
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardviz.checkpoint.comparing.all_tensors.series import siblings
+from shardviz.checkpoint.comparing.all_tensors.odd_files import siblings
 from shardviz.cli import main
 from tests.checkpoint.maps import SETTINGS, both, compared, meta, save, to_hf, weight
 from tests.lanes import cases

@@ -12,7 +12,7 @@ import termios
 import time
 from typing import TYPE_CHECKING
 
-from shardviz.commands.common import progress as shown
+from shardviz.commands.common import streams as shown
 
 if TYPE_CHECKING:
     import pytest

@@ -194,7 +194,7 @@ def _checkpoints(before: Any, after: Any, rules: Any = (), *_: Any, also: Sequen
 
 def _with_siblings(paths: Sequence[Path]) -> tuple[list[str], list[Mapping[str, Path]]]:
     """Return how a command names each path, and the inputs; checkpoints of other steps beside one are read too."""
-    from shardviz.checkpoint.comparing.all_tensors.series import siblings
+    from shardviz.checkpoint.comparing.all_tensors.odd_files import siblings
 
     marks, inputs, folders = [], [], dict[Path, dict[str, Path]]()
     for path in map(Path.absolute, paths):

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardviz.layout.ids import BLOCK, region_of
-from shardviz.layout.region import Region, merge_ranges
+from shardviz.layout.region import BLOCK, Region, merge_ranges, region_of
 from tests.lanes import cases
 
 

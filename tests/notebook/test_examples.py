@@ -19,7 +19,7 @@ from tests.dumps import Made, make_dump
 if TYPE_CHECKING:
     from pathlib import Path
 
-MODULES = ("arrays", "differences", "dump_tensors", "load", "verdicts")
+MODULES = ("arrays", "differences", "dumps", "load", "verdicts")
 MESH = parse_mesh("fsdp=2,tp=2")
 
 

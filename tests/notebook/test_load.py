@@ -226,4 +226,4 @@ def test_an_error_has_no_frames_of_the_reader(tmp_path: Path) -> None:
         with pytest.raises(ShardvizError) as raised:
             fails()
         frames = {str(entry.path) for entry in raised.traceback} - {__file__}
-        assert all(frame.endswith("tracebacks.py") for frame in frames)
+        assert all(frame.endswith("runs.py") for frame in frames)

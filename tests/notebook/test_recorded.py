@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.notebook.dump_tensors import TensorOfRun
+    from shardviz.notebook.dumps import TensorOfRun
 
 PROBE = "test_a_probe_is_clean_at_its_own_mesh_and_at_others["
 ROLES = ("param", "grad", "output")

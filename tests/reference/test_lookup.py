@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from shardviz.layout.region import Region
-from shardviz.reference.lookup import bits_of, locate
-from shardviz.reference.windows import UNPLACED
+from shardviz.reference.lookup import UNPLACED, bits_of, locate
 from shardviz.relate.values import is_alike
 
 SHAPES = [(64,), (1024,), (32, 48), (48, 24), (3, 16, 40), (4, 24, 16), (256, 9), (9, 256), (2, 3, 8, 16)]

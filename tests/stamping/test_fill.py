@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardviz.layout.region import Region
-from shardviz.reference.lookup import locate, place_single_values
-from shardviz.reference.windows import WINDOW
+from shardviz.reference.lookup import WINDOW, locate, place_single_values
 from shardviz.stamping.fill import BLOCK, CODES, Fill, can_fill, looks_filled
 from tests.lanes import at_night, cases
 

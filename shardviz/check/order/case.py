@@ -21,9 +21,8 @@ import numpy as np
 
 from shardviz.check.order.infer import infer_layout
 from shardviz.check.order.infer.layout import axes_of_change, holds
-from shardviz.layout.ids import region_of
 from shardviz.layout.notation import write
-from shardviz.layout.region import Region, index_of
+from shardviz.layout.region import Region, index_of, region_of
 from shardviz.relate.relations import Group, Located, Related
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import numpy as np
 from shardviz.checkpoint.comparing.equality import can_cast, narrower, readable_bits
 from shardviz.checkpoint.maps.functions import views_in
 from shardviz.errors import DumpError
-from shardviz.reference.windows import line_hashes
+from shardviz.reference.lookup import line_hashes
 from shardviz.relate.casts import cast, values_of
 from shardviz.relate.values import is_alike, sampled
 

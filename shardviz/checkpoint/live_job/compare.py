@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.checkpoint.comparing.all_tensors.lonely import lonely_outcome
 from shardviz.checkpoint.comparing.all_tensors.moves import with_ties
-from shardviz.checkpoint.comparing.all_tensors.odd_files import odd_file
-from shardviz.checkpoint.comparing.all_tensors.series import open_steps, siblings
+from shardviz.checkpoint.comparing.all_tensors.odd_files import odd_file, open_steps, siblings
 from shardviz.checkpoint.comparing.compare import hint, refuse_strangers
 from shardviz.checkpoint.comparing.outcome import NOT_COMPARED, Comparison, Outcome
 from shardviz.checkpoint.comparing.pairs import Pair, padding_notes, pair_tensors

@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from shardviz.checkpoint.comparing.all_tensors.series import tensor_in
+from shardviz.checkpoint.comparing.all_tensors.odd_files import tensor_in
 from shardviz.checkpoint.live_job.reading import Reader, RestoredTensor
 from shardviz.errors import DumpError
-from shardviz.layout.ids import region_of
-from shardviz.layout.region import Region
-from shardviz.reference.lookup import locate
-from shardviz.reference.windows import UNPLACED
+from shardviz.layout.region import Region, region_of
+from shardviz.reference.lookup import UNPLACED, locate
 from shardviz.relate.orders import layouts_of
 
 if TYPE_CHECKING:

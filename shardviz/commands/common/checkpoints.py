@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from shardviz.checkpoint.live_job.job import Job
 from shardviz.checkpoint.records import Checkpoint
 from shardviz.commands.common.dumps import terminal_for, write_answer, write_json
-from shardviz.commands.common.progress import Count, progress
-from shardviz.commands.common.streams import reader_may_leave, talk
+from shardviz.commands.common.streams import Count, progress, reader_may_leave, talk
 from shardviz.dump.find import find_names
 from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, EXIT_USAGE, ShardvizError
 from shardviz.text import counted, listed, nearest, printable

@@ -10,8 +10,7 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from shardviz.commands.common.progress import Count, progress
-from shardviz.commands.common.streams import reader_may_leave, talk
+from shardviz.commands.common.streams import Count, progress, reader_may_leave, talk
 from shardviz.dump.dump import dump_of
 from shardviz.dump.file import is_dump
 from shardviz.dump.gather import read_parts

@@ -17,7 +17,7 @@ from shardviz.dump.records.base import MAX_NUMBER, Count, Record, Shape
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shardviz.layout.candidates import Placements
+    from shardviz.layout.layout import Placements
 
 
 def of_point(module: str, what: str, call: int, index: int) -> str:

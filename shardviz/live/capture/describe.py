@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from shardviz.dump.arrays import ID_NONE, hash_of
-from shardviz.layout.ids import region_of
+from shardviz.layout.region import region_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

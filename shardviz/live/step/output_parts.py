@@ -18,7 +18,7 @@ from shardviz.relate.tolerance import ELEMENT, EXACT, ROUNDINGS_OF_ONE
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from shardviz.layout.candidates import Placements
+    from shardviz.layout.layout import Placements
     from shardviz.layout.mesh import Mesh
     from shardviz.live.step.unsharded.step import UnshardedStep
 

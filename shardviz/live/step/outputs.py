@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.distributed.tensor import DTensor
 
-from shardviz.layout.candidates import placements_of
+from shardviz.layout.layout import placements_of
 from shardviz.layout.placements import Partial, Replicate
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.locals import Local
@@ -42,7 +42,7 @@ from shardviz.text import counted, named_ranks
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from shardviz.layout.candidates import Placements
+    from shardviz.layout.layout import Placements
     from shardviz.layout.region import Region
     from shardviz.live.probe import ProbeOnRank
     from shardviz.live.step.batch import Setting

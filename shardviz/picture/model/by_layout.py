@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
-from shardviz.layout.everywhere import parts_of, position_numbers
+from shardviz.layout.splits import parts_of, position_numbers
 from shardviz.picture.model.holders import Holders, Stripes, mask_of, mask_of_flags, ranks_on
 from shardviz.picture.model.mesh import coords_among
 

@@ -16,13 +16,15 @@ from shardviz.plan.counting import (
     ROLES,
     PlanBytes,
     crossing_bytes,
+    fold_again,
+    fold_all,
     gathered_bytes,
+    kind_of,
     sent_collectives,
     uneven_parameters,
     unsplit_parameters,
     where_text,
 )
-from shardviz.plan.folding import fold_again, fold_all, kind_of
 from shardviz.text import bytes_text, counted, cut_at_comma, printable
 
 if TYPE_CHECKING:

@@ -35,14 +35,12 @@ from shardviz.explain.testing.assertions import (
     WeightTimesNumber,
     WrongLocalShape,
 )
-from shardviz.layout.ids import region_of
 from shardviz.layout.layout import Layout
 from shardviz.layout.notation import write
-from shardviz.layout.region import Region, box_of, index_of
+from shardviz.layout.region import Region, box_of, index_of, region_of
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.stamp import dtype_name
-from shardviz.reference.lookup import bits_of, locate
-from shardviz.reference.windows import UNPLACED
+from shardviz.reference.lookup import UNPLACED, bits_of, locate
 from shardviz.relate.sides import Rounding
 from shardviz.relate.tolerance import ASSERT_CLOSE, ROUNDINGS_OF_ROLE, SAFETY
 from shardviz.relate.values import finite_magnitude, is_alike, magnitude

@@ -24,7 +24,6 @@ from shardviz.live.capture.lookup.by_reference import stored_slice
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.testing.assertions import current_test
 from shardviz.testing.assertions.message import ShardAssertionError
-from shardviz.testing.trips import disk
 from shardviz.testing.trips.contents import (
     OLD_FACTOR,
     OLD_NUMBER,
@@ -43,7 +42,14 @@ from shardviz.testing.trips.contents import (
 from shardviz.testing.trips.judging import TargetTensor, TransferOutcome, findings_of, message_of, parts_of_all
 from shardviz.testing.trips.pieces import rename_weights, rules_of
 from shardviz.testing.trips.placing import places
-from shardviz.testing.trips.state_rules import OtherState, check_states, facts_of
+from shardviz.testing.trips.state_rules import (
+    OtherState,
+    check_disk,
+    check_states,
+    facts_of,
+    not_checked_text,
+    saved_in,
+)
 from shardviz.testing.trips.worlds import on_mesh
 from shardviz.text import counted, listed
 
@@ -180,10 +186,10 @@ class Trip:
         if distributed.get_rank() != 0:
             return of_all_ranks(before)[0]
         sent = self._entries(before, 0, per_rank=False)
-        stored, refused = disk.saved_in(self.folder)
+        stored, refused = saved_in(self.folder)
         called = _renamed_entries(sent, self.names)
-        wrong, absent = disk.check_disk(called, stored, f"saved on {before.mesh}")
-        notes = tuple(disk.not_checked_text(absent, refused, len(sent)))
+        wrong, absent = check_disk(called, stored, f"saved on {before.mesh}")
+        notes = tuple(not_checked_text(absent, refused, len(sent)))
         done = len(sent) - len(absent)
         return of_all_ranks(replace(before, findings=wrong, on_disk=done, notes=notes))[0]
 

@@ -37,8 +37,7 @@ from shardviz.explain.step.forward import WrongOutputLabel
 from shardviz.explain.step.modules import AveragedForward, RepeatedForwardSum
 from shardviz.explain.step.sums import ConcatenatedTerms, UnreducedBesideVector
 from shardviz.explain.templates import times_text
-from shardviz.layout.candidates import shared_placements
-from shardviz.layout.layout import Layout
+from shardviz.layout.layout import Layout, shared_placements
 from shardviz.layout.notation import write
 from shardviz.layout.placements import Replicate, Shard
 from shardviz.relate.orders import matches

@@ -10,9 +10,8 @@ import numpy as np
 
 from shardviz.check.order.infer.orders import name_order
 from shardviz.check.step.trace.traces import Kept, in_both, largest_of
-from shardviz.layout.candidates import shared_placements
 from shardviz.layout.dtypes import HALVES
-from shardviz.layout.layout import Layout
+from shardviz.layout.layout import Layout, shared_placements
 from shardviz.layout.region import Region, merge_ranges
 from shardviz.relate.casts import rounding_between
 from shardviz.relate.orders import orders_of_slices, places_of
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
     from shardviz.check.step.trace.traces import OfRank, Weight
     from shardviz.dump.records.base import Moment
-    from shardviz.layout.candidates import Placements
+    from shardviz.layout.layout import Placements
     from shardviz.layout.mesh import Mesh
 
 SOME_NUMBERS = 256

@@ -17,7 +17,7 @@ from shardviz.check.step.trace.traces import in_both
 from shardviz.explain.step.losses import MeanOfMeans
 from shardviz.explain.step.scales import LossTimesOwnNumber
 from shardviz.explain.templates import number
-from shardviz.layout.candidates import placements_of
+from shardviz.layout.layout import placements_of
 from shardviz.relate.factors import scale_between
 from shardviz.relate.tolerance import STEP
 from shardviz.text import listed

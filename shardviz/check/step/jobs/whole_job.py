@@ -42,8 +42,7 @@ if TYPE_CHECKING:
     from shardviz.dump.dump import Dump
     from shardviz.dump.records.base import Moment
     from shardviz.dump.records.trace import Place
-    from shardviz.layout.candidates import Placements
-    from shardviz.layout.layout import Layout
+    from shardviz.layout.layout import Layout, Placements
     from shardviz.layout.mesh import Coord
     from shardviz.layout.placements import Placement
     from shardviz.layout.region import Region

@@ -28,8 +28,7 @@ from shardviz.explain.step.line_reductions import WrongLineBackward
 from shardviz.explain.step.lines import DRAWS, LACKS, OtherOperand
 from shardviz.explain.step.operators import WrongOperator
 from shardviz.groups import the_only
-from shardviz.layout.candidates import placements_of
-from shardviz.layout.layout import Layout
+from shardviz.layout.layout import Layout, placements_of
 from shardviz.layout.placements import Partial, Placement, Replicate, Shard, parse_placements
 from shardviz.relate.factors import REDUCTIONS, over
 from shardviz.relate.tolerance import ELEMENT, EXACT, SINGLE

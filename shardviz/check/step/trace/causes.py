@@ -42,8 +42,7 @@ from shardviz.explain.step.modules import (
 from shardviz.explain.step.sums import RepeatedTerm, TermLeftOut, TermOfSomeRanks, ZerosOfSomeRanks
 from shardviz.explain.step.whole_step import RankDependentCode, RowsOfPeers
 from shardviz.explain.templates import times_text
-from shardviz.layout.candidates import placements_of
-from shardviz.layout.layout import Layout
+from shardviz.layout.layout import Layout, placements_of
 from shardviz.layout.notation import parse
 from shardviz.layout.region import Region
 from shardviz.layout.splits import axes_in

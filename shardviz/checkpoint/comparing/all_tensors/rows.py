@@ -10,7 +10,7 @@ import numpy as np
 from shardviz.checkpoint.records import StoredTensor
 from shardviz.errors import DumpError
 from shardviz.explain.checkpoints.conversion import RowsUnderOtherNames
-from shardviz.reference.windows import line_hashes
+from shardviz.reference.lookup import line_hashes
 from shardviz.text import listed, printable
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from shardviz.explain.checkpoints.conversion import (
 )
 from shardviz.explain.checkpoints.files import OverwrittenParts
 from shardviz.groups import the_only
-from shardviz.reference.windows import line_hashes
+from shardviz.reference.lookup import line_hashes
 from shardviz.relate.values import is_alike
 from shardviz.text import join_numbers
 

@@ -24,8 +24,7 @@ from shardviz.check.order.infer.orders import (
 )
 from shardviz.explain.checkpoints.conversion import ReorderedInConversion
 from shardviz.layout.region import gaps_in, length
-from shardviz.reference.lookup import locate
-from shardviz.reference.windows import UNPLACED
+from shardviz.reference.lookup import UNPLACED, locate
 from shardviz.relate.orders import orders_of_slices
 from shardviz.relate.values import BLOCK, is_alike
 from shardviz.text import join_numbers

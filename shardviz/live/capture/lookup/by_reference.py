@@ -22,8 +22,7 @@ from shardviz.layout.region import Region
 from shardviz.live.capture.agreement import in_a_line
 from shardviz.live.capture.meshes import without_axes
 from shardviz.live.capture.stamp import bits_of_tensor, dtype_name, from_bits
-from shardviz.reference.lookup import has_windows_of, locate, place_single_values
-from shardviz.reference.windows import UNPLACED
+from shardviz.reference.lookup import UNPLACED, has_windows_of, locate, place_single_values
 from shardviz.relate.values import is_alike, part_of
 from shardviz.stamping.fill import Fill, looks_filled
 

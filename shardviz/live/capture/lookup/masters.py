@@ -27,8 +27,7 @@ from shardviz.live.claims.deepspeed import MASTER
 from shardviz.live.claims.flat import FlatParam
 from shardviz.live.claims.hooks import Made
 from shardviz.live.claims.local import Local
-from shardviz.reference.lookup import locate
-from shardviz.reference.windows import MIN_WINDOW, UNPLACED, WINDOW, LineTable, only_place
+from shardviz.reference.lookup import MIN_WINDOW, UNPLACED, WINDOW, LineTable, locate, only_place
 from shardviz.relate.values import is_alike
 
 if TYPE_CHECKING:
