@@ -145,7 +145,6 @@ class StoredTensor(msgspec.Struct, frozen=True, gc=False):
     """One tensor of a checkpoint, with its chunks.
 
     Attributes:
-        shape: Its global shape.
         chunks: The parts that it is stored in.
         folder: The folder of the files.
         parts: What it is called in a nested state dict, level by level, where that is known.

@@ -75,7 +75,6 @@ class ArrayRequest:
 
     Attributes:
         key: Its name, `moment/role/name`.
-        shape: Its shape.
         dtype: The dtype of the tensor, as the dump names it.
     """
 
@@ -326,8 +325,6 @@ def hash_of(stored: NDArray[Any], dtype: str, shape: Sequence[int]) -> str:
 
     Args:
         stored: The bytes or bits of its elements in memory order, little end first.
-        dtype: Its dtype.
-        shape: Its shape.
     """
     infinity = INFINITY.get(dtype)
     if infinity is None:

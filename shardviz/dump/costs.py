@@ -52,7 +52,6 @@ class TensorMemory:
     """The memory of one tensor.
 
     Attributes:
-        name: Its name.
         role: What it is to the model.
         bytes: Its bytes on every rank that has it; of ranks that are equally full, on the first one.
         whole: Bytes of the unsharded tensor.
@@ -69,7 +68,6 @@ class CountedTensor:
     """A tensor that takes memory, or identical layers of one.
 
     Attributes:
-        tensor: The tensor.
         widths: For each name that is counted, the bytes of an element in the model's own dtype.
         at_once: For each rank, how many of it are there at once.
     """

@@ -68,8 +68,6 @@ def gather(folders: Sequence[Path], output: Path, *, force: bool = False) -> Dum
     """Copy the parts of a dump, with the trace of a step that they may have, into one folder.
 
     Args:
-        folders: The parts.
-        output: The folder.
         force: Replace the folder if it is a dump.
 
     Returns:

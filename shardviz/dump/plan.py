@@ -41,7 +41,6 @@ def sizes(planned_part: PlannedPart, index: int) -> NDArray[np.int64]:
     """Return the elements of one of a part's bodies on each of its ranks.
 
     Args:
-        planned_part: The part.
         index: The number of the body.
     """
     body = planned_part.part.record.bodies[index]
@@ -229,7 +228,6 @@ class PlannedRanks(Mapping[int, RankRecord]):
     """The records of all ranks of a plan, made on demand.
 
     Args:
-        plan: The plan.
         mesh: Its mesh.
     """
 
@@ -293,7 +291,6 @@ def mesh_for(rank: int, mesh: Mesh, asked_rank: int, whole: Mesh) -> Mesh:
     Along the plan's axes on which all ranks of a mesh are at one position, the other rank's mesh is at its own one.
 
     Args:
-        rank: The rank.
         mesh: A mesh of the rank that was asked.
         asked_rank: The rank that was asked.
         whole: The plan's mesh.

@@ -144,7 +144,6 @@ def read_files(
     """Read a dump.
 
     Args:
-        path: The dump's folder.
         strict: Raise on the first damaged rank file; otherwise note it and read the rest.
         on_progress: Called with the number of ranks read and the number of rank files.
         on_first: Called with the dump as the first of several ranks alone shows it, while the others are still unread.

@@ -183,7 +183,6 @@ def shape_before(dump: Dump, tensor: Tensor, name: str) -> tuple[int, ...]:
     A plain tensor that doesn't have the local shape of its stamped weight keeps its own shape.
 
     Args:
-        dump: The dump.
         tensor: The tensor, or the fold that it is in.
         name: Its name; that of an optimizer's state begins with its weight's.
     """

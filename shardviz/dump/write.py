@@ -251,7 +251,6 @@ def write_rank(folder: Path, record: RankRecord, dense: Mapping[str, NDArray[np.
     """Write one rank's file, after the dense values that it refers to.
 
     Args:
-        folder: The dump.
         record: What the rank holds.
         dense: Large values by `moment/role/name`.
 

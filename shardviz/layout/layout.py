@@ -58,7 +58,6 @@ class FlatView:
     """A tensor as a range of a flattened concatenation: FSDP1 stores original parameters so.
 
     Attributes:
-        shape: The tensor's own shape.
         offset: The position of its first element in the concatenation.
     """
 
@@ -77,7 +76,6 @@ class Layout:
     """Which coordinate of a mesh holds which part of a tensor.
 
     Attributes:
-        mesh: The mesh.
         shape: The global shape. With `flat`, one dim: the elements of the whole concatenation, padding included.
         chains: How each dim is split, outermost first.
         partial: Axes over which a sum (or another reduction) is pending, with the reduction.
@@ -339,7 +337,6 @@ def shared_placements(
     Args:
         shape: The shape of the whole tensor.
         local: The shape of each rank's part.
-        mesh: The mesh.
         fits: Whether a rank's part is that region of the whole.
     """
     regions = {rank: dict(placements_of(shape, own, mesh, rank)) for rank, own in local.items()}

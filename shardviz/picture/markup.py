@@ -19,7 +19,6 @@ def element(tag: str, *children: str, **attributes: object) -> str:
     """Write an element.
 
     Args:
-        tag: Its name.
         children: Its content: other elements, or text that `words` made safe.
         attributes: Their values; `class_` is class, `aria_label` is aria-label; None leaves one out.
     """

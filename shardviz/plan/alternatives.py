@@ -38,7 +38,6 @@ class Row:
     """One planned mesh.
 
     Attributes:
-        mesh: The mesh.
         bytes: Bytes that the GPU of the fullest rank has to hold.
         offloaded: Bytes that a rank has in a CPU's memory at most.
         crossing: Bytes the busiest rank receives in groups that cross nodes; None if no node size is given.

@@ -223,7 +223,6 @@ class ReplicatedParameter:
 
     Attributes:
         held: The parameter.
-        axis: The axis.
         size: Ranks along it.
         saved: Bytes that a rank would save, with gradient and optimizer state.
     """

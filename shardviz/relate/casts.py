@@ -220,7 +220,6 @@ def rounding_between(before: Bits, dtype: str, after: Bits, to: str, narrower: S
 
     Args:
         before: The bits of the tensor.
-        dtype: Its dtype.
         after: The bits that it became.
         to: Their dtype.
         narrower: The types to try.

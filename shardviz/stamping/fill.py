@@ -104,7 +104,6 @@ class Fill:
 
     Attributes:
         name: The tensor's name, from which they are drawn.
-        shape: Its shape.
         dtype: Its dtype, by torch's name; one that `can_fill`.
         salt: Gives tensors of the same name other values, so that two checkpoints can be distinguished.
 

@@ -24,6 +24,7 @@ def test_the_public_functions_have_examples():
         *("layout.mesh.Mesh", "layout.mesh.parse_mesh", "layout.layout.Layout", "layout.layout.Layout.from_placements"),
         *("layout.notation.parse", "layout.notation.write", "layout.region.Region", "layout.routes.cheapest"),
         *("layout.routes.gathering", "layout.placements.parse_placements", "text.fold"),
-        *("layout.placements.parse_placement", "layout.placements.spell", "layout.region.region_of", "layout.routes.ring"),
+        *("layout.placements.parse_placement", "layout.placements.spell", "layout.region.region_of"),
+        "layout.routes.ring",
         *("layout.splits.chunk", "layout.splits.slice_ranges", "layout.region.merge_ranges"),
     }

@@ -71,7 +71,6 @@ def find_tensor(path: Path, start: int, size: int, name: str) -> FileTensor:
     """Locate the elements of a saved tensor; a few hundred bytes are read.
 
     Args:
-        path: The file.
         start: The archive's first byte in it.
         size: The archive's bytes.
         name: What to call it in messages.

@@ -34,7 +34,6 @@ def boxes(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Box]:
     """Yield the boxes that a stretch of a flattened tensor consists of, in order.
 
     Args:
-        shape: The tensor's shape.
         start: The first element of the stretch.
         stop: The element behind it.
 

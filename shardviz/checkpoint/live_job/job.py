@@ -145,7 +145,6 @@ class Job:
     """A job's dump, with the attributes that a checkpoint has for pairing names.
 
     Attributes:
-        path: The dump's folder.
         dump: What is in it.
         tensors: Its weights by name, as they were captured first.
         without_values: Names of which it says where their elements are, and not what they are.

@@ -159,7 +159,6 @@ def write_markup(text: str, output: Path | None, option: str = "-o") -> None:
     """Write SVG, HTML or XML, which are UTF-8, to stdout or to a file.
 
     Args:
-        text: The text.
         output: The file; None for stdout.
         option: The option that names the file.
 

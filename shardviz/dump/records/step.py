@@ -198,7 +198,6 @@ class CallRecord(Record, frozen=True):
     What this rank had before and after is among the activations, as `module.before` and `module`.
 
     Attributes:
-        module: The module.
         op: What it is: `all_reduce`, `send_recv`, ...
         ranks: The ranks of its group, in the group's order.
     """
@@ -221,7 +220,6 @@ class NoiseRecord(Record, frozen=True):
 
     Attributes:
         role: Gradient, output or scalar.
-        name: Its name.
         largest: The largest change of an element.
         typical: The root of the mean square of all changes.
     """

@@ -165,7 +165,6 @@ class FragmentRecord(Record, frozen=True):
         name: The tensor.
         ranks: The ranks that are to divide it.
         start: The first element.
-        size: How many.
     """
 
     name: str
@@ -198,7 +197,6 @@ class Stamp(Record, frozen=True):
     Attributes:
         name: Its fully qualified name.
         first: The id of its first element; ids count from 1 over the whole model.
-        shape: Its global shape.
         role: Parameter or buffer.
         tied_to: The name of the tensor whose storage it shared in the unsharded model.
     """
@@ -219,7 +217,6 @@ class SentRecord(Record, frozen=True):
     """A tensor that holds what a rank sent while the model was sharded.
 
     Attributes:
-        name: Its name.
         op: The collective that sent it.
         place: The line of the user's code that calls it, as `train.py:57`.
     """

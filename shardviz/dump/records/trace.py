@@ -143,8 +143,6 @@ class SketchRecord(Record, frozen=True):
     Attributes:
         name: The weight, or the module; empty for the model itself.
         what: Input, output, or the gradient of either; or a weight before the step.
-        dtype: Its dtype.
-        shape: Its shape.
         numbers: Sixteen numbers, by `shardviz.dump.arrays`; none if an element is NaN, infinite or too large.
         order: When the call of the module ended, counted from 0.
         call: The number of the call.

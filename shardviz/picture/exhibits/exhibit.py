@@ -187,7 +187,6 @@ def columns_of(exhibit: Exhibit, spelled: Callable[[str], str] = printable) -> l
     """Return the columns after the first as texts, heading first, with decimal points aligned.
 
     Args:
-        exhibit: The table.
         spelled: Writes a text, or a sign, in the characters that can be shown.
     """
     return [

@@ -18,7 +18,6 @@ def exhibit_of(dump: Dump, finding: Finding, laid_out: LaidOut | None = None) ->
     """Return the table that shows a finding; None if its map or its words already do.
 
     Args:
-        dump: The dump.
         finding: The finding of one tensor; of several, whose first is shown; or of the whole run.
         laid_out: The dump's tensors, as a check laid them out; laid out here if there was none.
     """

@@ -249,8 +249,6 @@ def findings_html(dump: Dump, report: Report, finding: Finding | None = None) ->
     """Write a page of all findings, or of one, with maps of their tensors only.
 
     Args:
-        dump: The dump's tensors.
-        report: What the check found.
         finding: The only finding to write; None for all of them, below the verdict.
     """
     findings = report.findings if finding is None else (finding,)

@@ -379,7 +379,6 @@ def full_page(title: str, style: str, first: str, header: str, top: str, *parts:
         first: The part that the keyboard can skip to.
         header: What it begins with.
         top: What stays at the top of the window.
-        parts: Its parts.
     """
     skip = element("a", f"Skip to the {first}", href=f"#{first}", class_="skip")
     patterns = f'<svg width="0" height="0" aria-hidden="true" class="defs">{PATTERN}</svg>'

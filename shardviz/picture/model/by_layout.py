@@ -150,7 +150,6 @@ class LayoutRegions(Mapping["Region", "Mask"]):
     """The ranks that hold each region of a layout, computed when first asked for.
 
     Args:
-        layout: The layout.
         ranks: The ranks that claim it, for which it is whole.
     """
 

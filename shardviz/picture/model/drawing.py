@@ -69,7 +69,6 @@ def nest(sides: Sides, dim: int, *, held: bool = False) -> tuple[Indices, ...]:
     """Return the edges of the blocks of a dim's outer splits, coarsest first, without the parts.
 
     Args:
-        sides: Who holds what.
         dim: One of the dims of its holders' shape.
         held: Whether the second side's splits are followed, if there are two, and not the first's.
     """
@@ -235,7 +234,6 @@ class Drawing:
     """A tensor's blocks.
 
     Attributes:
-        shape: The tensor's shape.
         drawn: The dims drawn, downwards and to the right; one for a line, none for a single number.
         whole: The dims that are neither drawn nor split.
         panels: The slices that are drawn.
@@ -255,13 +253,7 @@ class Drawing:
 
 
 def draw(sides: Sides, shape: Sequence[int], budget: Budget = Budget()) -> Drawing:
-    """Cut a tensor into the blocks to draw.
-
-    Args:
-        sides: Who holds what, claimed and held.
-        shape: The tensor's own shape.
-        budget: How many blocks to draw at most.
-    """
+    """Cut a tensor into the blocks to draw."""
     if not math.prod(shape) or not (sides.has_claimed or sides.has_held):
         return Drawing(tuple(shape), (), (), (), 0)
     padded = sides.holders.shape

@@ -37,7 +37,6 @@ class RankGrid:
     """A mesh, or the part of it at one position on its outer axes, as a grid of ranks.
 
     Attributes:
-        mesh: The mesh.
         across: The axes to the right, outermost first.
         down: The axes downwards, outermost first.
         at: Positions on the first axes, which are in neither.
@@ -123,7 +122,6 @@ def grids_of(mesh: Mesh, most: int, wanted: Collection[int] = ()) -> tuple[list[
     """Return a grid for each position on the axes before the last two.
 
     Args:
-        mesh: The mesh.
         most: Grids to return at most.
         wanted: Ranks whose grids are returned before others.
 

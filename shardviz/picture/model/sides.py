@@ -204,7 +204,6 @@ def sides_of(dump: Dump, tensor: Tensor, name: str = "", laid_out: LaidOut | Non
 
     Args:
         dump: The dump that the tensor is in.
-        tensor: The tensor.
         name: Which of the fold's names, if its ids differ from those of the others; the first by default.
         laid_out: The dump's tensors, as a check laid them out; laid out here if there was none.
 
@@ -328,7 +327,6 @@ def found_in_place_of(tensor: Tensor, index: Sequence[int], rank: int) -> tuple[
     """Return the element that a rank holds in the place of another.
 
     Args:
-        tensor: The tensor.
         index: The element that should be there.
         rank: A rank that holds it by the placements.
 

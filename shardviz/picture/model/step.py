@@ -58,7 +58,6 @@ class Node:
     """One call of a module.
 
     Attributes:
-        call: The call.
         depth: In how many others it was made.
         children: The calls made in it, in order.
         is_first: Whether it is the first wrong one.
@@ -190,7 +189,6 @@ def step_tree(dump: Dump, findings: Sequence[Finding], reference: str = UNSHARDE
     """Return the calls of a dump's step; without any if it was not followed.
 
     Args:
-        dump: The dump.
         findings: What the check found; the first that names a module says which call is the first wrong one.
         reference: What the step is compared with.
     """
@@ -265,7 +263,6 @@ class StepHeat:
     """The values of some ranks, equal on all of them, with expected values and difference.
 
     Attributes:
-        ranks: The ranks.
         layout: How ranks share the whole, in the notation; empty if that is not known.
         shape: The shape of what each of them has.
         has: The sizes of their numbers, in blocks.

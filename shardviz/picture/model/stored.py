@@ -43,7 +43,6 @@ class StoredPart:
         region: Which part.
         file: The number of its file; None if no file has it.
         start: Its first byte there.
-        size: How many bytes.
     """
 
     region: Region
@@ -62,7 +61,6 @@ class CheckpointSubject:
     """A checkpoint's tensor and what a picture says of it.
 
     Attributes:
-        tensor: The tensor.
         parts: Its chunks, in the checkpoint's order.
         files: The name of each file that has any of it, by number.
         sides: Which file holds what: the bits of `Sides.claimed` are files here.
@@ -83,7 +81,6 @@ def checkpoint_subject(tensor: StoredTensor, numbers: Mapping[str, int]) -> Chec
     """Describe a tensor.
 
     Args:
-        tensor: One of the checkpoint's.
         numbers: What `number_files` returns for the checkpoint.
 
     Raises:
@@ -172,7 +169,6 @@ class ComparisonSubject:
     """A tensor of a job and of a checkpoint, and what a picture says of them.
 
     Attributes:
-        outcome: What became of it.
         shape: The shape that both sides are drawn in.
         sides: Who holds what: ranks on the first side, files on the second; None if there is nothing to draw.
         stored: The checkpoint's tensor; None if a map makes it of several, or it has none.
@@ -204,9 +200,6 @@ def comparison_subject(
     """Describe a tensor.
 
     Args:
-        outcome: What became of it.
-        job: The job.
-        checkpoint: The checkpoint.
         numbers: What `number_files` returns for the checkpoint.
 
     Raises:

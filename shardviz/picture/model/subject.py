@@ -71,9 +71,7 @@ class Subject:
 
     Attributes:
         name: Its name; empty for a layout alone.
-        shape: Its global shape.
         dtype: Its dtype; empty if nothing is known.
-        mesh: The mesh that it is on.
         claimed: What its placements say; None for a plain tensor.
         held: Where its elements are, if that is known and can be written in the notation.
         sides: Who holds what, for the picture.
@@ -145,9 +143,7 @@ def of_tensor(
     """Describe one tensor of a dump.
 
     Args:
-        dump: The dump.
         tensor: The tensor, or the fold that it is in.
-        name: Its name.
         report: What a check found; without one the tensor is drawn as it is, without a word of what is wrong.
         laid_out: The dump's tensors as they were laid out, if there is no report.
 

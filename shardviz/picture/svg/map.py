@@ -122,10 +122,6 @@ def side(
     """Draw one side with its top left corner at 0, 0 and its titles above and next to it.
 
     Args:
-        panel: The blocks.
-        grid: The side's ranks.
-        scale: The sizes.
-        coloring: What names and colors ranks.
         marked: Whether boxes that differ from the other side are marked.
         on_right: Whether the indices of rows are on the right.
         said: What holds the boxes.

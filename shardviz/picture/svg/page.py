@@ -56,7 +56,6 @@ def mesh_drawing(
     """Draw a mesh.
 
     Args:
-        mesh: The mesh.
         marked: Ranks that carry the glyph `✗`; their rows and columns are shown before others.
         axes: The axes that ranks get their colors by, outermost first; by default all.
         heat: What ranks are colored by instead, with a sign for how much.
@@ -146,7 +145,6 @@ def svg(subject: Subject, *, is_alone: bool = True) -> str:
     """Draw a tensor, claimed beside held if they differ, and its mesh.
 
     Args:
-        subject: The tensor.
         is_alone: Whether it is a whole file, with its findings and a style; a page has them once, in words.
     """
     drawing = draw(subject.sides, subject.shape, BUDGET)
@@ -186,7 +184,6 @@ def mesh_figure(mesh: Mesh, *, style: bool, marked: Collection[int] = (), heat: 
     """Draw a mesh alone as an `svg` element.
 
     Args:
-        mesh: The mesh.
         style: As in `figure`.
         marked: Ranks that carry the glyph `✗`.
         heat: What ranks are colored by, with a sign for how much; by their place by default.
@@ -313,8 +310,6 @@ def maps_drawing(
     """Put the maps of a panel next to each other, or below each other if they are wide.
 
     Args:
-        panel: The blocks.
-        scale: The sizes.
         maps: Their titles, and what draws each.
         linked: What colors the bands between two maps, whose row titles are then on their outer sides.
     """

@@ -38,7 +38,6 @@ def memory_lines(dump: Dump, *, all_ranks: bool = False) -> list[Text]:
     """Return the tables of the memory that a run's tensors take.
 
     Args:
-        dump: The dump.
         all_ranks: Whether every rank and every tensor has a line, however many there are.
     """
     memory = memory_table(dump)
@@ -138,7 +137,6 @@ def route_lines(start: Layout, end: Layout, dtype: str, terminal: Terminal) -> l
         start: The present layout.
         end: The wanted layout.
         dtype: The dtype, for bytes.
-        terminal: Where the lines go.
 
     Raises:
         LayoutError: There is no route.

@@ -73,9 +73,7 @@ def mesh_lines(
     """Draw a mesh.
 
     Args:
-        mesh: The mesh.
         width: Columns to use at most; ranks beyond them are counted.
-        glyphs: The characters to draw with.
         marked: Ranks that carry the glyph `wrong`; their rows and columns are shown before others.
         axes: The axes that ranks get their colors by, outermost first; by default all.
         heat: What ranks are colored by instead, with a sign for how much.

@@ -231,7 +231,6 @@ class Frame:
     """A tensor's map at one scale.
 
     Attributes:
-        sides: Who holds what.
         side: Which of the two descriptions is drawn, or where they differ.
         plane: The dims drawn.
         rows: The ruler downwards.

@@ -170,10 +170,7 @@ def sizes_for(panel: Panel, coloring: Coloring, width: int, glyphs: Glyphs, *, t
     They exceed `width` if even the smallest boxes don't fit.
 
     Args:
-        panel: The blocks.
-        coloring: What names ranks.
         width: Columns for one side.
-        glyphs: The characters to draw with.
         tall: Whether each row gets twice its lines, if these are few.
     """
     grids = [grid for grid in (panel.claimed, panel.held) if grid is not None]
@@ -198,11 +195,6 @@ def side_lines(
     """Draw one side of a panel.
 
     Args:
-        panel: The blocks.
-        grid: The side's ranks.
-        sizes: The sizes of the boxes.
-        coloring: What names and colors ranks.
-        glyphs: The characters to draw with.
         marked: Whether blocks that differ from the other side carry the glyph.
     """
     boxes, styles, first_lines = _paint_side(panel, grid, sizes, coloring, glyphs, marked=marked)

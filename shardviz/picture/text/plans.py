@@ -305,7 +305,6 @@ def choice_lines(rows: Sequence[Row], memory: int, width: int) -> Iterator[Text]
     Args:
         rows: The meshes that were planned.
         memory: Bytes that a rank has; 0 if it is not given.
-        width: Columns.
     """
     rows = sorted(rows, key=lambda row: row.place)
     fits = fitting_meshes(rows, memory)

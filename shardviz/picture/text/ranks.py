@@ -86,8 +86,6 @@ def rank_lines(subject: Subject, terminal: Terminal, *, all_ranks: bool = False)
     """List the claimed and the held part of each rank; ranks with the same parts share a line.
 
     Args:
-        subject: The tensor.
-        terminal: What the list is for.
         all_ranks: Print every line, however many there are.
     """
     rows, left = rank_rows(subject, None if all_ranks else MOST_RANK_LINES)
@@ -124,7 +122,6 @@ def rank_rows(subject: Subject, most: int | None) -> tuple[list[RankRow], int]:
     """Return rows of ranks with their claimed and held parts, and how many rows are left out.
 
     Args:
-        subject: The tensor.
         most: Rows to return at most, those that differ or that findings name before the others; None for all.
     """
     marked = subject.marked
@@ -211,7 +208,6 @@ def value_lines(
 
     Args:
         tensor: The tensor; a stamped one has ids instead of numbers of its own.
-        terminal: What the lines are for.
         named: The ranks that findings name, which are marked.
         parts: The part that each rank has, in words: ranks with the same part should have the same numbers.
         all_ranks: Whether every rank's are shown, however many there are.

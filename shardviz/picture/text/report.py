@@ -100,9 +100,7 @@ def table_lines(dump: Dump, report: Report | None, terminal: Terminal) -> list[T
     Names whose lines are the same are folded.
 
     Args:
-        dump: The dump's tensors.
         report: What the check found; None if nothing was checked.
-        terminal: What the table is for.
     """
     rows = [(printable(str(folded)), row) for folded, row in fold(listed_rows(dump, report))]
     width = widest(["tensor", *(name for name, _ in rows if cell_len(name) <= MAX_NAME)])
@@ -184,8 +182,6 @@ def summary_line(
     """Sum up in one line: all in order, or how many findings in how many tensors.
 
     Args:
-        report: What the check found.
-        terminal: What the line is for.
         results: Names that are not tensors of the model: a step's outputs and logged scalars.
         uncompared: What nothing was compared with, for a run without findings (`check.verdicts.not_compared`).
     """

@@ -155,7 +155,6 @@ def schedule_lines(dump: Dump, columns: int = PIPE_WIDTH) -> list[Text]:
     """Return the schedule of the lowest rank's pipeline, and its bubble next to the formula.
 
     Args:
-        dump: The dump.
         columns: How wide the picture may be; a long schedule is wider.
     """
     times = timeline_of(dump)

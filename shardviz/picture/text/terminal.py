@@ -97,7 +97,6 @@ class Terminal:
     """The width, characters and colors of the text's destination.
 
     Attributes:
-        width: Columns.
         glyphs: The characters that it can show.
         color: Whether styles are written.
     """

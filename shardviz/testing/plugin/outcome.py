@@ -43,7 +43,6 @@ class Outcome:
     """How a test ended on a rank.
 
     Attributes:
-        rank: The rank.
         kind: What pytest calls it.
         reason: The exception's text.
         when: `time.monotonic()`.

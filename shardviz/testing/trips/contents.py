@@ -54,7 +54,6 @@ class StateNumber:
 
     Attributes:
         state: The state of its parameter.
-        key: Its name there.
     """
 
     state: MutableMapping[str, Any]
@@ -174,9 +173,6 @@ class FilledTensor:
     """A tensor that was filled with values to send.
 
     Attributes:
-        name: Its name.
-        role: Its role.
-        shape: Its global shape.
         dtype: Its dtype, by torch's name.
         key: The tensor whose values it has: its own name, or the first of those that share its storage.
         ranks: The ranks that have it.

@@ -107,7 +107,6 @@ class PartOutcome:
     """What happened to one rank's part of a tensor.
 
     Attributes:
-        rank: The rank.
         fate: What became of it.
         rows: The rows that are wrong, counted in the whole tensor, as text; empty if all of the part is.
         why: The dtype that values went through, the shape that it has instead, the tensor whose part it has, or

@@ -56,12 +56,7 @@ AnyMap = Mapping[str, str] | Iterable[Rule] | Path | str
 
 @dataclass(frozen=True)
 class SourceTensor:
-    """A tensor of the source.
-
-    Attributes:
-        name: Its name.
-        entry: Its values.
-    """
+    """A tensor of the source."""
 
     name: str
     entry: Entry

@@ -45,7 +45,6 @@ def places(
         locals_: What this rank has.
         targets: What it should have; the others' elements are looked for in these too.
         names: The tensors to look at.
-        mesh: The mesh of the job.
         reference: What was sent, in words.
     """
     reference_entries = _reference_of(

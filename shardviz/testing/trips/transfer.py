@@ -295,7 +295,6 @@ def fused_findings(
     Args:
         cut: How the target is cut.
         target_locals: What this rank has of it.
-        pieces: Its pieces.
         parts: What became of each piece on every rank.
     """
     wrong = {name for name, ranks in parts.items() if any(one.fate in ("other", "swapped") for one in ranks)}

@@ -76,7 +76,6 @@ class Parcel:
         arguments: The test's arguments.
         module_bindings: What was bound in the test module since it was collected, pickled.
         class_bindings: The same of the test's class.
-        mesh: The mesh.
         seed: The seed of torch, numpy and random on every rank.
         filters: Warning filters as pytest has them: those of its configuration, of its command line, of marks.
         log_level: `--log-level`; None if it was not given.
