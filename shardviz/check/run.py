@@ -63,8 +63,8 @@ from shardviz.explain.finding import Finding
 from shardviz.explain.placement.order import OrderNotApplied
 from shardviz.explain.step.update import AnotherLearningRate, RepeatedStep
 from shardviz.groups import in_groups
-from shardviz.layout.intended import split_order
 from shardviz.layout.mesh import ranks_by
+from shardviz.layout.notation import split_order
 from shardviz.machine import collector_paused
 from shardviz.text import natural_key
 
@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     from shardviz.check.order.case import Case
     from shardviz.check.report import About, Place
     from shardviz.dump.dump import Dump, Tensor
-    from shardviz.layout.intended import DimOrder
+    from shardviz.layout.notation import DimOrder
 
 Result = Finding | NotChecked
 

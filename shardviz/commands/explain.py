@@ -113,7 +113,7 @@ def _sizes_hint(layout: str) -> str:
 def _print_page(args: argparse.Namespace) -> int:
     from shardviz.commands.common.dumps import terminal_for, write_answer
     from shardviz.explain.pages import page_of
-    from shardviz.picture.text.findings import page_lines
+    from shardviz.picture.text.report import page_lines
 
     given = [name for name in ("to", "mesh", "shape", "all") if getattr(args, name)]
     if given:

@@ -282,8 +282,8 @@ def show(folder: Path, pattern: str | None, color: str, *, all_ranks: bool = Fal
 def _of_no_tensor(dump: Dump, report: Report, terminal: Terminal) -> list[Text]:
     """Return the findings that no tensor's own picture shows, with what they are seen by."""
     from shardviz.picture.exhibits.of_finding import exhibit_of
-    from shardviz.picture.text.findings import headline
     from shardviz.picture.text.ranks import exhibit_lines
+    from shardviz.picture.text.report import headline
     from shardviz.picture.text.terminal import line
 
     lines: list[Text] = []

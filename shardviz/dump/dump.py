@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from shardviz.dump.arrays import ID_NONE, expand_runs, most_ids, own_ids, whole_ids
-from shardviz.dump.parts import with_whole_layouts
 from shardviz.dump.read import layout_of, mesh_of
 from shardviz.dump.records.base import DIGEST_LENGTH, MAX_NUMBER
-from shardviz.dump.tensor import Shard, Tensor
+from shardviz.dump.tensor import Shard, Tensor, with_whole_layouts
 from shardviz.errors import DumpError
 from shardviz.groups import in_groups, the_only
 from shardviz.machine import collector_paused

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from shardviz.dump.file import plain_file
-from shardviz.dump.read import read_files
+from shardviz.dump.read import plain_file, read_files
 from shardviz.dump.records.base import SCHEMA
 from shardviz.dump.records.files import RankRecord
 from shardviz.dump.write import TRACE_FOLDER, dense_file, rank_file, replacing_folder, write_rank, write_run

@@ -20,9 +20,9 @@ from shardviz.dump.records.base import DIGEST_LENGTH, MAX_NUMBER
 from shardviz.dump.records.tensors import Body
 from shardviz.errors import DumpError, ShardvizError
 from shardviz.layout.dtypes import is_dtype
-from shardviz.layout.intended import parse_intended
 from shardviz.layout.layout import FlatView, Layout, check_placements
 from shardviz.layout.mesh import AXIS_NAME, Mesh
+from shardviz.layout.notation import parse_intended
 from shardviz.layout.placements import parse_placement
 from shardviz.layout.region import length
 from shardviz.text import cut_at_number

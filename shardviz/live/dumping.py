@@ -17,7 +17,7 @@ from torch import distributed
 
 from shardviz.dump.write import prepare_folder, write_rank, write_run
 from shardviz.errors import DumpError, NotationError
-from shardviz.layout.intended import parse_intended
+from shardviz.layout.notation import parse_intended
 from shardviz.live.capture.agreement import agreed_run_id, of_all_ranks, raise_together, together
 from shardviz.live.capture.capture import Capture, run_record
 from shardviz.live.capture.meshes import plain_mesh

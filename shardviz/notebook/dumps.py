@@ -369,9 +369,8 @@ class DumpRun(Run[TensorOfRun]):
     def report_lines(self, terminal: Terminal, finding: Finding | None = None) -> list[Text]:
         """Return its report as text, or one of its findings with the table that it is seen by."""
         from shardviz.picture.exhibits.of_finding import exhibit_of
-        from shardviz.picture.text.findings import findings_lines
         from shardviz.picture.text.ranks import exhibit_lines
-        from shardviz.picture.text.report import report_lines
+        from shardviz.picture.text.report import findings_lines, report_lines
         from shardviz.picture.text.terminal import line
 
         report = self._report.judged

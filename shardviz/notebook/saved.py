@@ -66,7 +66,7 @@ class SavedRun(Run["SavedTensor"]):
     def report_lines(self, terminal: Terminal, finding: Finding | None = None) -> list[Text]:
         """Return its report as text, or one of its findings."""
         from shardviz.picture.text.checkpoint import checkpoint_report_lines
-        from shardviz.picture.text.findings import findings_lines
+        from shardviz.picture.text.report import findings_lines
 
         if finding is None:
             return checkpoint_report_lines(self.checkpoint, self._report.judged, terminal)

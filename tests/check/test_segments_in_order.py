@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shardviz.layout.intended import order_between
 from shardviz.layout.mesh import parse_mesh
-from shardviz.layout.notation import parse
+from shardviz.layout.notation import order_between, parse
 
 CLAIMED = "[12/tp/fsdp, 2]"
 HELD = "[(12/3/tp)/fsdp, 2]"

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shardviz.dump.file import CHECKSUM_BYTES
-from shardviz.dump.read import read_files
+from shardviz.dump.read import CHECKSUM_BYTES, read_files
 from tests.dump.samples import OUTPUT_DIGEST, Change, both, put, refusal, spoil, write_sample
 
 if TYPE_CHECKING:

@@ -25,9 +25,9 @@ from shardviz.picture.model.palette import (
     SHADES,
     VERMILLION,
     Coloring,
-    color_style,
     ink_on,
     rank_color,
+    style_of,
 )
 from shardviz.picture.text.terminal import Terminal, line
 from shardviz.tui.colors import ANSI, ON_DARK_16, ON_LIGHT, RED_16, THEMES, Inks, ink, rank_style
@@ -223,7 +223,7 @@ def test_of_16_colors_the_second_shade_is_the_first_underlined(monkeypatch: pyte
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("COLORTERM", raising=False)
     first, second = (
-        Terminal(color=True).render([line(("x", color_style(color)))]).partition("x")[0] for color in (0, 1)
+        Terminal(color=True).render([line(("x", style_of("rank", color)))]).partition("x")[0] for color in (0, 1)
     )
     assert second != first
     assert sorted(set(codes_of(second)) - set(codes_of(first))) == ["4"]

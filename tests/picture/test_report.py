@@ -17,8 +17,7 @@ from shardviz.dump.dump import Dump, dump_of
 from shardviz.dump.read import read_files
 from shardviz.layout.mesh import parse_mesh
 from shardviz.picture.machine import report_github, report_json, report_junit
-from shardviz.picture.text.findings import findings_lines
-from shardviz.picture.text.report import listed_rows, report_lines, summary_line, summary_lines
+from shardviz.picture.text.report import findings_lines, listed_rows, report_lines, summary_line, summary_lines
 from shardviz.picture.text.terminal import Terminal
 from tests.check import steps
 from tests.check.steps import WANTED, Step, on_all

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
     from shardviz.explain.placement.order import Disorder
-    from shardviz.layout.intended import DimOrder
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Coord, Mesh
+    from shardviz.layout.notation import DimOrder
     from shardviz.layout.region import Ranges
 
 

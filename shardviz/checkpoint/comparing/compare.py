@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from shardviz.check.report import NotChecked
 from shardviz.checkpoint.comparing.all_tensors.common import with_common_cause, with_roundings, with_summed_replicas
-from shardviz.checkpoint.comparing.all_tensors.lonely import lonely_outcomes, with_lost_states, with_masters
+from shardviz.checkpoint.comparing.all_tensors.lonely import (
+    lonely_outcomes,
+    with_fused,
+    with_lost_states,
+    with_masters,
+    with_rows_placed,
+)
 from shardviz.checkpoint.comparing.all_tensors.moves import (
     rename_notes,
     untransposed_notes,
@@ -20,7 +26,6 @@ from shardviz.checkpoint.comparing.all_tensors.moves import (
     with_renamed,
     with_transposes,
 )
-from shardviz.checkpoint.comparing.all_tensors.rows import with_fused, with_rows_placed
 from shardviz.checkpoint.comparing.all_tensors.steps import with_left_over
 from shardviz.checkpoint.comparing.equality import ContentIndex, agree, can_cast, narrower
 from shardviz.checkpoint.comparing.one_tensor.changes import change_of, lost_to_zero, overflown

@@ -151,7 +151,7 @@ def _judge_wrong_shards(
         fix = f"{there.fix}; if the job is right, write the checkpoint again" if there.fix else ""
         placed = outcome.became("permuted", why + but, there.explanation, ranks=ranks)
         return replace(placed, cause=there.cause, fix=fix)
-    if name := _other_name(live, wrong, saved, search):
+    if name := the_only({search.other_name(live, piece, saved.name) for piece in wrong}):
         words = f"{holders_text(wrong, live)} the checkpoint's {printable(name)}{but}"
         if not any(name.endswith(tied) for tied in live.tied):
             return outcome.became("moved", words, ranks=ranks)
@@ -170,11 +170,6 @@ def _other_shards_text(pieces: ShardVerdicts) -> str:
     some = f"; {named_ranks(ranks_of(pieces.right))} {DIFFERENT[len(pieces.right) > 1]}" if pieces.right else ""
     unknown = ranks_of(piece for piece, _ in pieces.unknown)
     return some + (f"; {named_ranks(unknown)} not compared" if unknown else "")
-
-
-def _other_name(live: JobTensor, wrong: Sequence[JobShard], saved: Tensor, search: Search) -> str:
-    """Return whose values shards have, where all have those of one other tensor."""
-    return the_only({search.other_name(live, piece, saved.name) for piece in wrong}) or ""
 
 
 def _narrower_dtype(live: JobTensor, wrong: Sequence[JobShard], saved: Tensor) -> str:

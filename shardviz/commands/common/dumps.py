@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 
 from shardviz.commands.common.streams import Count, progress, reader_may_leave, talk
 from shardviz.dump.dump import dump_of
-from shardviz.dump.file import is_dump
 from shardviz.dump.gather import read_parts
-from shardviz.dump.read import ranks_here, read_run
+from shardviz.dump.read import is_dump, ranks_here, read_run
 from shardviz.errors import DumpError, NoDumpError, ShardvizError
 from shardviz.text import bytes_text, counted, named_ranks, printable
 

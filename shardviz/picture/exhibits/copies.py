@@ -48,10 +48,10 @@ def repeated_shards(dump: Dump, finding: Finding) -> Exhibit | None:
         return None
     at, claimed = tensor.index(finding.tensor), claimed_dims(tensor.claimed)
     mesh = dump.files.mesh
-    alike: dict[tuple[str, str], list[int]] = {}  # copies of one part are equal by right
-    for rank, shard in tensor.shards.items():
-        part = str(Region(claimed[rank])) if rank in claimed else ""
-        alike.setdefault((part, shard.digest(at)), []).append(rank)
+    alike = ranks_by(  # copies of one part are equal by right
+        (rank, (str(Region(claimed[rank])) if rank in claimed else "", shard.digest(at)))
+        for rank, shard in tensor.shards.items()
+    )
     parts = Counter(digest for _, digest in alike)
     order = sorted(alike.items(), key=lambda one: parts[one[0][1]] < 2)
     most = MOST_ROWS // 2 if len(parts) == 1 and len(order) > MOST_ROWS else MOST_ROWS + 1
@@ -163,15 +163,12 @@ def absent_ranks(dump: Dump, finding: Finding) -> Exhibit | None:
         there = sorted(set(dump.files.ranks) - set(finding.ranks))
         has = "a damaged file" if set(finding.ranks) & set(dump.files.damaged) else "no file"
         return _beside_those(dump.files.mesh, None, finding.ranks, (has, "a file"), there)
-    tensor = _tensor_without(dump, finding)
+    named = (one for one in dump.named(finding.tensor) if not set(one.shards) & set(finding.ranks))
+    tensor = next(named, None)
     layout = next((layout for layout in tensor.claims if layout is not None), None) if tensor is not None else None
     if tensor is None or layout is None:
         return None
     return _beside_those(layout.mesh, layout, finding.ranks, ("no shard", "a shard"), sorted(tensor.shards))
-
-
-def _tensor_without(dump: Dump, finding: Finding) -> Tensor | None:
-    return next((tensor for tensor in dump.named(finding.tensor) if not set(tensor.shards) & set(finding.ranks)), None)
 
 
 def _beside_those(
@@ -179,7 +176,10 @@ def _beside_those(
 ) -> Exhibit | None:
     """List the first ranks that lack something above a row for all ranks that have it."""
     rows = [
-        Row(title_of([rank]), (Cell(_place(mesh, rank)), Cell(_part(layout, rank)), Cell(words[0], is_wrong=True)))
+        Row(
+            title_of([rank]),
+            (Cell(mesh.label(rank) if rank in mesh else ""), Cell(_part(layout, rank)), Cell(words[0], is_wrong=True)),
+        )
         for rank in missing[: MOST_ROWS * 2]
     ]
     others = f"the other {len(there):,} ranks" if len(there) > 1 else title_of(there) if there else ""
@@ -187,12 +187,6 @@ def _beside_those(
     heads = ("", "on the mesh", "should hold", "has")
     left_out = len(missing) - len(rows)
     return exhibit("what ranks left in the dump", heads, [*rows, *last], left_out, sums_up=bool(last), noun="rank")
-
-
-def _place(mesh: Mesh, rank: int) -> str:
-    if rank not in mesh:
-        return ""
-    return ", ".join(f"{axis}={position}" for axis, position in zip(mesh.axes, mesh.coord_of(rank), strict=True))
 
 
 def _part(layout: Layout | None, rank: int) -> str:

@@ -97,14 +97,12 @@ def _positions(case: Case, lines: dict[Coord, Line], num_wrong: int) -> Exhibit 
     dim = next(dim for dim, _, held in lines.values() if _is_falling(held))
     along = {case.rank(coord): (due, held) for coord, (own, due, held) in lines.items() if own == dim}
     begin = min(_first_difference(due, held) for due, held in along.values())
-    alike: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
-    for rank, pair in along.items():
-        due, has = (tuple(indices[begin : begin + MOST_POSITIONS].tolist()) for indices in pair)
-        if due != has:
-            alike.setdefault((due, has), []).append(rank)
+    shown = slice(begin, begin + MOST_POSITIONS)
+    alike = ranks_by((rank, tuple(tuple(map(str, side[shown])) for side in pair)) for rank, pair in along.items())
+    odd = [(pair, ranks) for pair, ranks in alike.items() if pair[0] != pair[1]]
     rows: list[Row] = []
-    for (due, has), ranks in list(alike.items())[: MOST_ROWS // 2]:
-        rows += due_and_held(ranks, case.mesh, [str(index) for index in due], [str(index) for index in has])
+    for (due, has), ranks in odd[: MOST_ROWS // 2]:
+        rows += due_and_held(ranks, case.mesh, due, has)
     count = max(len(row.cells) for row in rows)
     heads = [str(position) for position in range(begin, begin + count)]
     caption = f"the global index along dim {dim} at each local position"
@@ -118,10 +116,8 @@ def along_sequence(finding: Finding, mesh: Mesh) -> Exhibit | None:
     if pair is None:
         return None
     order, usual = pair.tensor, pair.usual
-    alike: dict[tuple[str, str, bool], list[int]] = {}
-    for rank in pair.ranks:
-        due, has = (_stretches(one.held[rank]) for one in (usual, order))
-        alike.setdefault((due, has, rank in finding.ranks), []).append(rank)
+    texts = ((rank, [_stretches(one.held[rank]) for one in (usual, order)]) for rank in pair.ranks)
+    alike = ranks_by((rank, (due, has, rank in finding.ranks)) for rank, (due, has) in texts)
     rows = [
         Row(title_of(ranks, mesh), (Cell(due), Cell(has, is_wrong)), len(ranks))
         for (due, has, is_wrong), ranks in sorted(alike.items(), key=lambda one: not one[0][-1])
@@ -153,14 +149,13 @@ def _segmented(layout: Layout) -> Iterator[tuple[int, list[Range]]]:
 
 def _segments_exhibit(case: Case, wanted: Layout, dim: int, segments: Sequence[Range]) -> Exhibit | None:
     """Lay what ranks hold of each segment below what they should; ranks that agree are left out."""
-    alike: dict[tuple[tuple[str, ...], tuple[str, ...]], list[int]] = {}
-    for coord, region in case.regions.items():
-        due, has = (_texts(ranges, segments) for ranges in (wanted.region(coord).dims[dim], region.dims[dim]))
-        if due != has:
-            alike.setdefault((due, has), []).append(case.rank(coord))
+    sides = ((coord, (wanted.region(coord), region)) for coord, region in case.regions.items())
+    alike = ranks_by(
+        (case.rank(coord), tuple(_texts(one.dims[dim], segments) for one in pair)) for coord, pair in sides
+    )
     rows: list[Row] = []
     for (due, has), ranks in alike.items():
-        rows += due_and_held(ranks, case.mesh, due, has)
+        rows += due_and_held(ranks, case.mesh, due, has) if due != has else ()
     heads = [f"segment {number}" for number in range(len(segments))]
     sizes = {stop - start for start, stop in segments}
     each = f", {sizes.pop():,} each" if len(sizes) == 1 else ""

@@ -24,6 +24,7 @@ from shardviz.picture.html.parts import (
     header_of,
     page_of,
     ranks_cell,
+    scrolled,
     section,
     style_sheet,
     table,
@@ -292,7 +293,7 @@ def _heat(heat: StepHeat, reference: str) -> str:
     scale = f"largest {heat.most:.4g}; largest difference {heat.farthest:.4g} (rounding allows {heat.allowed:.4g})"
     caption = element("caption", words(f"{title}: {scale}"))
     table = element("table", caption, element("tr", titles), element("tr", fields), class_="exhibit")
-    return element("div", table, class_="wide", tabindex=0, role="region", aria_label=title)
+    return scrolled(table, title)
 
 
 def _field(rows: list[list[int]], *, wrong: bool) -> str:
@@ -315,8 +316,7 @@ def lines_section(table: Table | None) -> str:
         return ""
     heads = element("tr", "".join(element("th", words(head), scope="col") for head in HEADS))
     body = element("table", heads, *map(_line_row, table.rows), class_="exhibit")
-    wide = element("div", body, class_="wide", tabindex=0, role="region", aria_label="lines")
-    return section("lines", words(f"Lines of {table.module or 'the model'}"), wide)
+    return section("lines", words(f"Lines of {table.module or 'the model'}"), scrolled(body, "lines"))
 
 
 def _line_row(row: Row) -> str:

@@ -170,19 +170,9 @@ def _luminance(color: str) -> float:
 
 def rank_style(rank: int, coloring: Coloring) -> str:
     """Return the name of a rank's text style; `Terminal` defines how it looks."""
-    return color_style(coloring.color(rank))
+    return style_of("rank", coloring.color(rank))
 
 
-def heat_style(level: int) -> str:
-    """Return the name of the style of a level of heat in text; none if it is negative."""
-    return f"heat.{level}" if level >= 0 else ""
-
-
-def line_style(color: int) -> str:
-    """Return the name of the style of a line in a color; none if the color is negative."""
-    return f"line.{color}" if color >= 0 else ""
-
-
-def color_style(color: int) -> str:
-    """Return the name of a color's style in text; none if the color is negative."""
-    return f"rank.{color}" if color >= 0 else ""
+def style_of(family: str, number: int) -> str:
+    """Return the name of a text style: of a color (`rank`), a `line` in one, a level of `heat`; none below 0."""
+    return f"{family}.{number}" if number >= 0 else ""

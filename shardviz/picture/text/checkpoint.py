@@ -12,8 +12,7 @@ from shardviz.checkpoint.comparing.outcome import counts_text
 from shardviz.checkpoint.maps.numbering import starred
 from shardviz.checkpoint.records import file_size
 from shardviz.machine import collector_paused
-from shardviz.picture.text.findings import findings_lines
-from shardviz.picture.text.report import not_checked_lines
+from shardviz.picture.text.report import findings_lines, not_checked_lines
 from shardviz.picture.text.terminal import BAD, DIM, GOOD, WARNING, line, table, wrapped
 from shardviz.text import bytes_text, counted, fold, folded_names, listed, natural_key, printable
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.report import names_of, reasons_of
 from shardviz.picture.model.step import step_of
-from shardviz.picture.text.findings import findings_lines
+from shardviz.picture.text.report import findings_lines
 from shardviz.picture.text.step import heat_lines, tree_lines
 from shardviz.picture.text.terminal import BAD, DIM, GOOD, WARNING, line, table, wrapped
 from shardviz.text import counted, fold, folded_names, named_ranks, printable

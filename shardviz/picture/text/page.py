@@ -15,12 +15,12 @@ from shardviz.layout.placements import spell
 from shardviz.picture.model.drawing import Budget, draw
 from shardviz.picture.model.holders import ranks_in_words
 from shardviz.picture.model.mesh import grids_of, kept_positions, marked_among, rows_and_columns
-from shardviz.picture.model.palette import Coloring, heat_style, rank_style
+from shardviz.picture.model.palette import Coloring, rank_style, style_of
 from shardviz.picture.model.sides import CLAIMED_AND_HELD, INTENDED_AND_HELD, NO_FILE
 from shardviz.picture.model.subject import NOTHING, PLAIN
-from shardviz.picture.text.findings import headline
 from shardviz.picture.text.panels import band_lines, side_lines, sizes_for
 from shardviz.picture.text.ranks import exhibit_lines
+from shardviz.picture.text.report import headline
 from shardviz.picture.text.terminal import BAD, DIM, GOOD, WARNING, line, side_by_side, wrapped
 from shardviz.text import INSIDE, counted, printable
 
@@ -56,7 +56,7 @@ class _CellMarks:
         return f"{sign}{self.glyphs.wrong if rank in self.marked else ''}{rank}"
 
     def style(self, rank: int) -> str:
-        return heat_style(self.heat.level(rank)) if self.heat is not None else rank_style(rank, self.coloring)
+        return style_of("heat", self.heat.level(rank)) if self.heat is not None else rank_style(rank, self.coloring)
 
     def among(self, ranks: Iterable[int]) -> str:
         return marked_among(ranks, self.marked, self.glyphs.wrong)

@@ -19,7 +19,7 @@ import numpy as np
 from shardviz.picture.model.drawing import column_titles, pieces, row_stretches
 from shardviz.picture.model.holders import rank_array, ranks_of
 from shardviz.picture.model.mesh import block_label, ranks_label
-from shardviz.picture.model.palette import color_style, line_style
+from shardviz.picture.model.palette import style_of
 from shardviz.picture.text.terminal import BAD, DIM, line
 from shardviz.text import INSIDE
 
@@ -216,7 +216,9 @@ def _paint_side(
     codes = [[numbers.setdefault(cell, len(numbers)) for cell in row] for row in cells]
     down, across = CellBlocks.of_sizes(sizes.heights, ruled=sizes.ruled), CellBlocks.of_sizes(sizes.widths)
     boxes = paint_boxes(np.array(codes), down, across, glyphs.corners)
-    fills = [color_style(coloring.color_of(rank_array(block.ranks))) if block.ranks else BAD for block, _ in numbers]
+    fills = [
+        style_of("rank", coloring.color_of(rank_array(block.ranks))) if block.ranks else BAD for block, _ in numbers
+    ]
     styles = [[DIM if code == LINE else fills[code] for code in row] for row in boxes.codes.tolist()]
     first_lines = [down.first_of(row) for row in range(len(grid))]
     lefts = [across.first_of(col) for col in range(len(grid[0]))]
@@ -336,7 +338,7 @@ def _moves(panel: Panel, sizes: BoxSizes, coloring: Coloring) -> list[BandLine]:
         BandLine(
             _screen_row(panel, sizes, due, last=True),
             _screen_row(panel, sizes, has),
-            line_style(coloring.color(ranks_of(mask)[0])),
+            style_of("line", coloring.color(ranks_of(mask)[0])),
         )
         for mask, due, has in pieces(panel)
         if due != has

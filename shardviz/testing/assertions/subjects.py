@@ -66,16 +66,8 @@ def locals_of(subject: Subject, mesh: DeviceMesh | None, of: Collection[Role] = 
         locals_ = list(local_tensors(unwrapped(subject), plain_mesh(mesh) if mesh is not None else None))
         grads = gradients(locals_) if "grad" in of else []
         return [*(local for local in locals_ if local.role in of), *grads]
-    if isinstance(subject, torch.Tensor):
-        return [of_tensor(UNNAMED, "activation", subject)]
-    if isinstance(subject, Optimizer):
-        return [of_tensor(name, "optim", tensor) for name, tensor in _states(subject)]
-    if isinstance(subject, Mapping):
-        return [of_tensor(name, "activation", tensor) for name, tensor in subject.items()]
-    raise ShardvizError(
-        f"a {type(subject).__name__} has no tensors to check",
-        "pass a module, a tensor, an optimizer, or tensors by name",
-    )
+    role: Role = "optim" if isinstance(subject, Optimizer) else "activation"
+    return [of_tensor(name, role, tensor) for name, tensor in _named(subject)]
 
 
 def check_values(locals_: Iterable[Local]) -> None:
@@ -97,18 +89,27 @@ def device_mesh_of(subject: Subject, device_mesh: DeviceMesh | None) -> DeviceMe
     job_mesh = device_mesh if device_mesh is not None else current_test.device_mesh.get()
     if job_mesh is not None:
         return job_mesh
-    return next((root_mesh(tensor.device_mesh) for tensor in _tensors(subject) if isinstance(tensor, DTensor)), None)
+    return next((root_mesh(tensor.device_mesh) for _, tensor in _named(subject) if isinstance(tensor, DTensor)), None)
 
 
-def _tensors(subject: Subject) -> Iterator[torch.Tensor]:
+def _named(subject: Subject) -> list[tuple[str, torch.Tensor]]:
+    """Return a subject's tensors by name.
+
+    Raises:
+        ShardvizError: The subject is of another type.
+    """
     if isinstance(subject, nn.Module):
-        yield from subject.parameters()
-    elif isinstance(subject, torch.Tensor):
-        yield subject
-    elif isinstance(subject, Optimizer):
-        yield from (tensor for _, tensor in _states(subject))
-    elif isinstance(subject, Mapping):
-        yield from subject.values()
+        return list(subject.named_parameters())
+    if isinstance(subject, torch.Tensor):
+        return [(UNNAMED, subject)]
+    if isinstance(subject, Optimizer):
+        return list(_states(subject))
+    if isinstance(subject, Mapping):
+        return list(subject.items())
+    raise ShardvizError(
+        f"a {type(subject).__name__} has no tensors to check",
+        "pass a module, a tensor, an optimizer, or tensors by name",
+    )
 
 
 def _states(optimizer: Optimizer) -> Iterator[tuple[str, torch.Tensor]]:

@@ -34,8 +34,7 @@ from shardviz.explain.placement.splits import (
     Split,
     UnequalSegments,
 )
-from shardviz.layout.intended import order_between
-from shardviz.layout.notation import write
+from shardviz.layout.notation import order_between, write
 from shardviz.layout.placements import Replicate, spell
 from shardviz.layout.region import Ranges, Region, length, merge_ranges
 from shardviz.layout.splits import JOIN, axes_in, bind_chain, chunk, follow_with_splits, numbers_in, slice_ranges

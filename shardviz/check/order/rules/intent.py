@@ -30,8 +30,7 @@ from shardviz.explain.placement.labels import (
     SplitAgainstIntent,
     UnevenPlan,
 )
-from shardviz.layout.intended import order_between, parse_intended, split_order
-from shardviz.layout.notation import Pattern, write
+from shardviz.layout.notation import Pattern, order_between, parse_intended, split_order, write
 from shardviz.layout.placements import spell
 from shardviz.layout.splits import JOIN, axes_in, numbers_in
 
@@ -41,8 +40,8 @@ if TYPE_CHECKING:
     from shardviz.check.order.case import Case
     from shardviz.dump.dump import Dump, Tensor
     from shardviz.explain.finding import Finding, Kind
-    from shardviz.layout.intended import DimOrder
     from shardviz.layout.layout import Layout
+    from shardviz.layout.notation import DimOrder
 
 
 def intended_text(intended: Mapping[str, str], name: str) -> str:

@@ -28,7 +28,7 @@ from shardviz.explain.step.forward import (
     UngatheredKeys,
 )
 from shardviz.explain.step.gradients import RepeatedMicroBatch
-from shardviz.layout.intended import order_between
+from shardviz.layout.notation import order_between
 from shardviz.layout.region import indices
 from shardviz.layout.splits import JOIN
 from shardviz.relate.orders import places_of

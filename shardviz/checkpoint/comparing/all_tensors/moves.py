@@ -94,12 +94,8 @@ def with_moved(outcomes: Outcomes) -> Outcomes:
         if outcome.verdict != "missing" or id(pair.first) not in sources
     ]
     names = {outcome.name: source.name for outcome, source in placed if source is not None}
-    return with_ties(_with_numbers(_with_exchanged(placed_outcomes, names), names))
-
-
-def _with_exchanged(outcomes: Outcomes, sources: Mapping[str, str]) -> Outcomes:
-    """Say which tensors changed places in pairs."""
-    return [(_exchanged(outcome, sources), pair) for outcome, pair in outcomes]
+    exchanged = [(_exchanged(outcome, names), pair) for outcome, pair in placed_outcomes]
+    return with_ties(_with_numbers(exchanged, names))
 
 
 def _exchanged(outcome: Outcome, sources: Mapping[str, str]) -> Outcome:

@@ -107,12 +107,10 @@ def change_of(outcome: Outcome, before: Tensor, after: Tensor, names: tuple[str,
     if changed := explain_repeats(outcome, before_bits, after_bits, names):
         shapes = f"{before.dtype}{list(before.shape)} became {after.dtype}{list(after.shape)}"
         return replace(changed, why=f"{shapes}: {changed.why}")
-    if changed := explain_padding(outcome, before_bits, after_bits, names):
-        return replace(changed, why=f"{changed.why}{types}")
-    if changed := explain_overwritten(outcome, before_bits, after_bits, names):
-        return replace(changed, why=f"{changed.why}{types}")
-    if not is_long_line(before_bits) and (changed := explain_shift(outcome, before_bits, after_bits, names)):
-        return replace(changed, why=f"{changed.why}{types}")
+    for explain in (explain_padding, explain_overwritten, explain_shift):
+        is_slow = explain is explain_shift and is_long_line(before_bits)
+        if not is_slow and (changed := explain(outcome, before_bits, after_bits, names)):
+            return replace(changed, why=f"{changed.why}{types}")
     if not is_alike(before.bits) and (changed := values_changed(outcome, before, after, names)):
         return changed
     why = counted_differences(before, after, before_bits, after_bits, names)
@@ -151,8 +149,10 @@ def counted_differences(
     """Say how many values differ, and which; both bits are in the narrower of the two dtypes."""
     if before.shape != after.shape:
         return f"{before.dtype}{list(before.shape)} became {after.dtype}{list(after.shape)}"
-    if before_bits.size == 1 and (old := _first_text(before)) != (new := _first_text(after)):
-        return f"{old} became {new}"
+    if before_bits.size == 1:
+        old, new = (_number_text(side.bits, side.dtype) for side in (before, after))
+        if old != new:
+            return f"{old} became {new}"
     different = before_bits != after_bits
     where = index_of(int(np.argmax(different)), before.shape)
     count = int(different.sum())
@@ -174,10 +174,6 @@ def _constant_text(side: Tensor, box: Region | None) -> str:
     if side.dtype in FLOATS and not any((part << 1).any() for part in blocks(bits)):
         return "0"  # and some of them -0
     return _number_text(bits, side.dtype) if is_alike(bits) else ""
-
-
-def _first_text(side: Tensor) -> str:
-    return _number_text(side.bits, side.dtype)
 
 
 def _number_text(bits: NDArray[Any], dtype: str) -> str:

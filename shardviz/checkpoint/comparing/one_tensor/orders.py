@@ -75,11 +75,11 @@ def name_change(before: NDArray[Any], after: NDArray[Any], cuts: tuple[StoredTen
     """
     if before.size != after.size or is_alike(before) or is_alike(after):
         return ""
-    if before.shape != after.shape:
-        return _name_reshape(before, after)
+    if before.shape != after.shape and np.array_equal(before.reshape(-1), after.reshape(-1)):
+        return f"reshaped from {list(before.shape)} to {list(after.shape)}, in the same order"
     if (axes := _dim_order(before, after)) is not None:
         return f"its dims are exchanged: permute({', '.join(map(str, axes))})"
-    if not _shares_values(before, after):
+    if before.shape != after.shape or not _shares_values(before, after):
         return ""
     if is_long_line(before):
         return name_stretches(before, after)
@@ -125,13 +125,6 @@ def _dim_order(before: NDArray[Any], after: NDArray[Any]) -> tuple[int, ...] | N
         if tuple(before.shape[axis] for axis in axes) == after.shape and np.array_equal(before.transpose(axes), after):
             return axes
     return None
-
-
-def _name_reshape(before: NDArray[Any], after: NDArray[Any]) -> str:
-    if np.array_equal(before.reshape(-1), after.reshape(-1)):
-        return f"reshaped from {list(before.shape)} to {list(after.shape)}, in the same order"
-    axes = _dim_order(before, after)
-    return f"its dims are exchanged: permute({', '.join(map(str, axes))})" if axes is not None else ""
 
 
 def _by_dims(ids: NDArray[np.int64], shape: tuple[int, ...], cuts: tuple[StoredTensor, ...]) -> str:
@@ -240,7 +233,7 @@ def _by_stretches(flat: NDArray[np.int64], shape: tuple[int, ...]) -> str:
         return text
     num = int((np.diff(flat) != 1).sum()) + 1
     is_all = len(np.unique(flat)) == flat.size
-    return f"all of its elements, in a different order: {num:,} stretches" if is_all else ""
+    return _count_of(num) if is_all else ""
 
 
 def _by_pieces(order: NDArray[np.int64], shape: tuple[int, ...]) -> str:
