@@ -13,20 +13,20 @@ examples:
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardviz.commands.common.streams import reader_may_leave, talk
+from shardviz.commands.common.streams import talk
 from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, EXIT_USAGE
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from shardviz.check.report import Report
+    from rich.text import Text
+
     from shardviz.commands.common.parser import Parser
-    from shardviz.dump.dump import Dump
+    from shardviz.picture.text.terminal import Terminal
 
 
 def add_arguments(parser: Parser) -> None:
@@ -64,7 +64,7 @@ def report(folders: Sequence[Path], style: str, color: str = "auto", *, strict: 
     """
     from shardviz.check.verdicts import nothing_checked
     from shardviz.checkpoint.open import is_checkpoint
-    from shardviz.commands.common.dumps import checked, read_dump
+    from shardviz.commands.common.dumps import checked, read_dump, write_report
     from shardviz.text import printable
 
     if len(folders) == 1 and is_checkpoint(folders[0]):
@@ -73,27 +73,14 @@ def report(folders: Sequence[Path], style: str, color: str = "auto", *, strict: 
         return report_checkpoint(folders[0], style, color, strict=strict)
     dump = read_dump(*folders)
     report = checked(dump)
-    _print(dump, report, style, color)
+
+    def lines(terminal: Terminal) -> list[Text]:
+        from shardviz.picture.text.report import report_lines
+
+        return report_lines(dump, report, terminal)
+
+    write_report(report, style, color, lines, [name for tensor in dump.tensors for name in tensor.names])
     if why := nothing_checked(dump, report):
         talk(f"shardviz: error: {printable(why)}")
         return EXIT_USAGE
     return EXIT_FINDINGS if report.findings or (strict and report.not_checked) else EXIT_CLEAN
-
-
-def _print(dump: Dump, report: Report, style: str, color: str) -> None:
-    if style == "text":
-        from shardviz.commands.common.dumps import terminal_for, write_answer
-        from shardviz.picture.text.report import report_lines
-
-        terminal = terminal_for(color)
-        write_answer(report_lines(dump, report, terminal), terminal)
-        return
-    from shardviz.picture.machine import report_github, report_json, report_junit
-
-    with reader_may_leave():
-        if style == "json":
-            sys.stdout.write(report_json(report))
-        elif style == "github":
-            sys.stdout.write(report_github(report))
-        else:
-            sys.stdout.write(report_junit(report, [name for tensor in dump.tensors for name in tensor.names]))

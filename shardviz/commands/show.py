@@ -197,9 +197,7 @@ def _refuse_checkpoint(path: Path) -> None:
     from shardviz.checkpoint.open import is_checkpoint
 
     if is_checkpoint(path):
-        from shardviz.commands.common.checkpoints import refuse_for_checkpoint
-
-        refuse_for_checkpoint(path, "step")
+        raise ShardvizError(f"{path} is a checkpoint, which has no step", "leave it out, or give a dump of a run")
 
 
 def _show_svg(folder: Path, pattern: str | None, output: Path | None) -> None:

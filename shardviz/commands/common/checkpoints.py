@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from shardviz.checkpoint.live_job.job import Job
 from shardviz.checkpoint.records import Checkpoint
-from shardviz.commands.common.dumps import terminal_for, write_answer, write_json
-from shardviz.commands.common.streams import Count, progress, reader_may_leave, talk
+from shardviz.commands.common.dumps import terminal_for, write_answer, write_json, write_report
+from shardviz.commands.common.streams import Count, progress, talk
 from shardviz.dump.find import find_names
 from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, EXIT_USAGE, ShardvizError
 from shardviz.text import counted, listed, nearest, printable
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from shardviz.check.report import Report
     from shardviz.checkpoint.comparing.outcome import Comparison, Outcome
-    from shardviz.checkpoint.maps.language import Rule
     from shardviz.checkpoint.records import StoredTensor
 
     Side = Job | Checkpoint
@@ -31,18 +30,11 @@ def report_checkpoint(path: Path, style: str, color: str, *, strict: bool = Fals
     Returns:
         0 if nothing is wrong, 1 if there are findings, 2 if there is nothing to check.
     """
-    from shardviz.picture.machine import report_github, report_json, report_junit
     from shardviz.picture.text.checkpoint import checkpoint_report_lines
 
     checkpoint, report = _checked(path)
-    if style == "text":
-        terminal = terminal_for(color)
-        write_answer(checkpoint_report_lines(checkpoint, report, terminal), terminal)
-    else:
-        with reader_may_leave():
-            written = {"json": report_json, "github": report_github}
-            text = written[style](report) if style in written else report_junit(report, list(checkpoint.tensors))
-            sys.stdout.write(text)
+    lines = partial(checkpoint_report_lines, checkpoint, report)
+    write_report(report, style, color, lines, list(checkpoint.tensors))
     if not checkpoint.tensors and not report.findings:
         talk(f"shardviz: error: {path} has no tensors")
         return EXIT_USAGE
@@ -174,6 +166,8 @@ def diff_checkpoints(
         DumpError: One of them is not a checkpoint, or not a dump.
         ShardvizError: They have no tensor in common.
     """
+    from shardviz.checkpoint.comparing.compare import compare_checkpoints
+    from shardviz.checkpoint.live_job.compare import compare_with_job
     from shardviz.checkpoint.maps.families import find_map
     from shardviz.checkpoint.open import open_checkpoint
     from shardviz.picture.text.checkpoint import comparison_lines
@@ -181,9 +175,12 @@ def diff_checkpoints(
     count = Count("compared {done} of {of} tensors")
     rules = find_map(map_) if map_ is not None else ()
     steps = [open_checkpoint(path) for path in also]
-    sides = _side(before), _side(after)
+    first, second = sides = _side(before), _side(after)
     with progress(lambda: str(count)):
-        comparison = _compared(*sides, rules, count, steps)
+        if isinstance(first, Job) or isinstance(second, Job):
+            comparison = compare_with_job(first, second, rules, count, steps)
+        else:
+            comparison = compare_checkpoints(first, second, rules, count, steps)
     if save_map is not None:
         _save_map(save_map, comparison, (before, after))
     if style == "json":
@@ -231,35 +228,10 @@ def _side(path: Path) -> Checkpoint | Job:
     return job_of(read_dump(path)) if is_dump else open_checkpoint(path)
 
 
-def _compared(
-    before: Checkpoint | Job,
-    after: Checkpoint | Job,
-    rules: Sequence[Rule],
-    count: Count,
-    steps: Sequence[Checkpoint],
-) -> Comparison:
-    from shardviz.checkpoint.comparing.compare import compare_checkpoints
-    from shardviz.checkpoint.live_job.compare import compare_with_job
-    from shardviz.checkpoint.live_job.job import Job
-
-    if isinstance(before, Job) or isinstance(after, Job):
-        return compare_with_job(before, after, rules, count, steps)
-    return compare_checkpoints(before, after, rules, count, steps)
-
-
 def _tensors_by_name(checkpoint: Checkpoint, pattern: str) -> list[StoredTensor]:
     """Find tensors by name, by the end of a name that one alone has, or by a pattern with `*`."""
     names = find_names(checkpoint.tensors, pattern, str(checkpoint.path))
     return [checkpoint.tensors[name] for name in names]
-
-
-def refuse_for_checkpoint(path: Path, what: str) -> None:
-    """Refuse what only a dump of a run can be asked for.
-
-    Raises:
-        ShardvizError: Always.
-    """
-    raise ShardvizError(f"{path} is a checkpoint, which has no {what}", "leave it out, or give a dump of a run")
 
 
 FORMATS = ("svg", "html")

@@ -18,7 +18,7 @@ from shardviz.errors import DumpError, NoDumpError, ShardvizError
 from shardviz.text import bytes_text, counted, named_ranks, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from rich.text import Text
@@ -146,16 +146,26 @@ def write_json(answer: object, output: Path | None = None) -> None:
     Raises:
         ShardvizError: The file cannot be written.
     """
-    text = f"{json.dumps(answer, indent=1)}\n"
-    if output is None:
-        with reader_may_leave():
-            sys.stdout.write(text)
-    else:
-        _write_file(text, output)
+    write_markup(f"{json.dumps(answer, indent=1)}\n", output)
+
+
+def write_report(
+    report: Report, style: str, color: str, lines: Callable[[Terminal], Iterable[Text]], names: Sequence[str]
+) -> None:
+    """Write a report as lines of text, or for machines; the names are JUnit's test cases."""
+    if style == "text":
+        terminal = terminal_for(color)
+        write_answer(lines(terminal), terminal)
+        return
+    from shardviz.picture.machine import report_github, report_json, report_junit
+
+    written = {"json": report_json, "github": report_github}
+    with reader_may_leave():
+        sys.stdout.write(written[style](report) if style in written else report_junit(report, names))
 
 
 def write_markup(text: str, output: Path | None, option: str = "-o") -> None:
-    """Write SVG, HTML or XML, which are UTF-8, to stdout or to a file.
+    """Write SVG, HTML or JSON, which are UTF-8, to stdout or to a file.
 
     Args:
         output: The file; None for stdout.
