@@ -13,8 +13,7 @@ from shardviz.dump.tensor import shape_before
 from shardviz.errors import DumpError
 from shardviz.layout.notation import write
 from shardviz.layout.region import Region
-from shardviz.notebook.arrays import ByRank, assembled, read_only
-from shardviz.notebook.runs import Run, Tensors, concise
+from shardviz.notebook.runs import ByRank, Run, Tensors, assembled, concise, read_only
 from shardviz.notebook.verdicts import ReportOfRun
 from shardviz.picture.display import SVG, Drawable
 from shardviz.picture.model.subject import of_tensor
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh
     from shardviz.layout.placements import Placement
-    from shardviz.notebook.arrays import Place
+    from shardviz.notebook.runs import Place
     from shardviz.notebook.verdicts import FindingOfRun
     from shardviz.picture.model.subject import Subject
     from shardviz.picture.text.terminal import Terminal

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardviz.checkpoint.findings import check_checkpoint
 from shardviz.layout.region import Region
-from shardviz.notebook.arrays import ByRank, read_only
-from shardviz.notebook.runs import Run, Tensors, concise
+from shardviz.notebook.runs import ByRank, Run, Tensors, concise, read_only
 from shardviz.notebook.verdicts import FindingOfRun, ReportOfRun
 from shardviz.picture.display import SVG, Drawable
 from shardviz.relate.casts import numbers_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shardviz.notebook.arrays import ByRank, read_only
+from shardviz.notebook.runs import ByRank, read_only
 from shardviz.picture.display import HTML, Drawable, framed
 from shardviz.text import counted, named_ranks, printable
 

@@ -30,8 +30,8 @@ from shardviz.picture.exhibits.of_finding import exhibit_of
 from shardviz.picture.html.page import rank_table
 from shardviz.picture.html.parts import exhibit_table
 from shardviz.picture.model.subject import of_tensor
+from shardviz.picture.svg.map import exhibit_drawing
 from shardviz.picture.svg.page import svg
-from shardviz.picture.svg.tile import exhibit_drawing
 from shardviz.picture.text.page import page_lines
 from shardviz.picture.text.ranks import exhibit_lines, rank_lines
 from shardviz.picture.text.terminal import ASCII, Terminal

@@ -7,8 +7,8 @@ import pytest
 
 from shardviz import probe_files
 from shardviz.cli import main
+from shardviz.commands.probe import check_file
 from shardviz.errors import ShardvizError
-from shardviz.testing.saving import check_file
 from tests.lanes import TORCH, nightly, since_torch
 from tests.testing.sessions import main as pytest_main
 from tests.testing.sessions import only_in

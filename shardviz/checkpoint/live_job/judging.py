@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from shardviz.checkpoint.comparing.equality import Turn
     from shardviz.checkpoint.comparing.outcome import Outcome, Verdict
+    from shardviz.checkpoint.live_job.compare import Search
     from shardviz.checkpoint.live_job.job import JobShard, JobTensor
-    from shardviz.checkpoint.live_job.searching import Search
     from shardviz.checkpoint.records import Tensor
     from shardviz.dump.dump import Dump
     from shardviz.explain.finding import Finding

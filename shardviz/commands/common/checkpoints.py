@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from shardviz.check.report import Report
     from shardviz.checkpoint.comparing.outcome import Comparison, Outcome
+    from shardviz.checkpoint.maps.language import Rule
     from shardviz.checkpoint.records import StoredTensor
 
     Side = Job | Checkpoint
@@ -166,8 +167,6 @@ def diff_checkpoints(
         DumpError: One of them is not a checkpoint, or not a dump.
         ShardvizError: They have no tensor in common.
     """
-    from shardviz.checkpoint.comparing.compare import compare_checkpoints
-    from shardviz.checkpoint.live_job.compare import compare_with_job
     from shardviz.checkpoint.maps.families import find_map
     from shardviz.checkpoint.open import open_checkpoint
     from shardviz.picture.text.checkpoint import comparison_lines
@@ -175,12 +174,9 @@ def diff_checkpoints(
     count = Count("compared {done} of {of} tensors")
     rules = find_map(map_) if map_ is not None else ()
     steps = [open_checkpoint(path) for path in also]
-    first, second = sides = _side(before), _side(after)
+    sides = _side(before), _side(after)
     with progress(lambda: str(count)):
-        if isinstance(first, Job) or isinstance(second, Job):
-            comparison = compare_with_job(first, second, rules, count, steps)
-        else:
-            comparison = compare_checkpoints(first, second, rules, count, steps)
+        comparison = _compared(*sides, rules, count, steps)
     if save_map is not None:
         _save_map(save_map, comparison, (before, after))
     if style == "json":
@@ -226,6 +222,17 @@ def _side(path: Path) -> Checkpoint | Job:
 
     is_dump = path.is_dir() and not is_checkpoint(path) and (path / "run.json").exists()
     return job_of(read_dump(path)) if is_dump else open_checkpoint(path)
+
+
+def _compared(
+    before: Side, after: Side, rules: Sequence[Rule], count: Count, steps: Sequence[Checkpoint]
+) -> Comparison:
+    from shardviz.checkpoint.comparing.compare import compare_checkpoints
+    from shardviz.checkpoint.live_job.compare import compare_with_job
+
+    if isinstance(before, Job) or isinstance(after, Job):
+        return compare_with_job(before, after, rules, count, steps)
+    return compare_checkpoints(before, after, rules, count, steps)
 
 
 def _tensors_by_name(checkpoint: Checkpoint, pattern: str) -> list[StoredTensor]:

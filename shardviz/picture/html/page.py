@@ -50,8 +50,8 @@ from shardviz.picture.model.palette import WRONG
 from shardviz.picture.model.sides import NO_FILE
 from shardviz.picture.model.step import step_heats, step_tree
 from shardviz.picture.model.subject import of_tensor
+from shardviz.picture.svg.map import PATTERN
 from shardviz.picture.svg.page import mesh_figure, svg
-from shardviz.picture.svg.tile import PATTERN
 from shardviz.picture.text.ranks import rank_rows
 from shardviz.picture.text.report import listed_rows, own_dtype, step_results, step_text, summary_line
 from shardviz.picture.text.terminal import UNICODE, Terminal

@@ -18,7 +18,7 @@ from shardviz.picture.exhibits.exhibit import columns_of
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.holders import mask_of, ranks_text
 from shardviz.picture.model.palette import BLUE, GREEN, ORANGE, PURPLE, SKY
-from shardviz.picture.svg.tile import FONT, PATTERN, STYLE
+from shardviz.picture.svg.map import FONT, PATTERN, STYLE
 from shardviz.picture.text.terminal import UNICODE
 from shardviz.text import Fold, bytes_text
 

@@ -35,7 +35,7 @@ from shardviz.picture.markup import element, words
 from shardviz.picture.model.holders import ranks_in_words
 from shardviz.picture.model.palette import rank_color
 from shardviz.picture.model.step import SHORT, SIDES, step_of
-from shardviz.picture.svg.tile import CHAR, canvas, classes_of
+from shardviz.picture.svg.map import CHAR, canvas, classes_of
 from shardviz.picture.text.difference import agreement
 from shardviz.picture.text.step import bubble_text, legend, side_text
 from shardviz.picture.text.terminal import UNICODE

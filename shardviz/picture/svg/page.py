@@ -19,8 +19,25 @@ from shardviz.picture.markup import element, words
 from shardviz.picture.model.drawing import Budget, draw
 from shardviz.picture.model.mesh import grids_of, kept_positions, marked_among, rows_and_columns
 from shardviz.picture.model.palette import WRONG, Coloring
-from shardviz.picture.svg.map import BAND, GAP, TITLE_HEIGHT, Scale, bands, has_bands, scale_for, side, title_width
-from shardviz.picture.svg.tile import CHAR, PATTERN, STYLE, PixelBox, SvgFragment, canvas, exhibit_drawing, tile
+from shardviz.picture.svg.map import (
+    BAND,
+    CHAR,
+    GAP,
+    PATTERN,
+    STYLE,
+    TITLE_HEIGHT,
+    PixelBox,
+    Scale,
+    SvgFragment,
+    bands,
+    canvas,
+    exhibit_drawing,
+    has_bands,
+    scale_for,
+    side,
+    tile,
+    title_width,
+)
 from shardviz.picture.text.page import as_claimed, notes, slice_title
 from shardviz.picture.text.terminal import UNICODE, Glyphs
 from shardviz.text import counted, printable

@@ -10,7 +10,19 @@ from typing import TYPE_CHECKING
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.drawing import draw
 from shardviz.picture.model.palette import Coloring, rank_color
-from shardviz.picture.svg.map import RANKS, TITLE_HEIGHT, BoxWords, scale_for, side, title_width
+from shardviz.picture.svg.map import (
+    CHAR,
+    RANKS,
+    TITLE_HEIGHT,
+    BoxWords,
+    PixelBox,
+    SvgFragment,
+    exhibit_drawing,
+    scale_for,
+    side,
+    tile,
+    title_width,
+)
 from shardviz.picture.svg.page import (
     BUDGET,
     LINE,
@@ -23,7 +35,6 @@ from shardviz.picture.svg.page import (
     stack,
     with_left_out,
 )
-from shardviz.picture.svg.tile import CHAR, PixelBox, SvgFragment, exhibit_drawing, tile
 from shardviz.picture.text.terminal import UNICODE
 from shardviz.text import bytes_text, counted, printable
 
