@@ -260,24 +260,19 @@ def parts_of(size: int, chain: Chain, sizes: Sizes) -> tuple[Ranges, ...]:
     by_name = dict(sizes)
     axes = [axis for axis, _ in sizes if axis in chain]
     if all(isinstance(link, str) and link in by_name for link in chain):
-        return _stretches(size, chain, by_name, axes)
+        shape = [by_name[axis] for axis in axes]
+        start, stop = np.zeros(shape, np.int64), np.full(shape, size, np.int64)
+        for link in chain:
+            along = axes.index(str(link))
+            place = np.arange(shape[along]).reshape([-1 if at == along else 1 for at in range(len(shape))])
+            step = -(-(stop - start) // shape[along])
+            start, stop = np.minimum(start + place * step, stop), np.minimum(start + (place + 1) * step, stop)
+        pairs = zip(start.ravel().tolist(), stop.ravel().tolist(), strict=True)
+        return tuple(((first, last),) if first < last else () for first, last in pairs)
     positions = product(*(range(by_name[axis]) for axis in axes))
     return tuple(
         follow_chain(size, bind_chain(chain, dict(zip(axes, place, strict=True)), by_name)) for place in positions
     )
-
-
-def _stretches(size: int, chain: Chain, sizes: Mapping[str, int], axes: Sequence[str]) -> tuple[Ranges, ...]:
-    """Follow a chain of axes at all positions at once: every part is one range."""
-    shape = [sizes[axis] for axis in axes]
-    start, stop = np.zeros(shape, np.int64), np.full(shape, size, np.int64)
-    for link in chain:
-        along = axes.index(str(link))
-        place = np.arange(shape[along]).reshape([-1 if at == along else 1 for at in range(len(shape))])
-        step = -(-(stop - start) // shape[along])
-        start, stop = np.minimum(start + place * step, stop), np.minimum(start + (place + 1) * step, stop)
-    pairs = zip(start.ravel().tolist(), stop.ravel().tolist(), strict=True)
-    return tuple(((first, last),) if first < last else () for first, last in pairs)
 
 
 @lru_cache(maxsize=1024)

@@ -456,11 +456,7 @@ def place_single_values(local: NDArray[Any], reference: NDArray[Any], ids: NDArr
         return ids
     ids = ids.copy()
     ids[left] = places
-    return _beside_others(local, reference, ids)
-
-
-def _beside_others(local: NDArray[Any], reference: NDArray[Any], ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Place repeated values by their neighbors: the next place in the reference must match."""
+    # Repeated values are placed by their neighbors: the next place in the reference must match.
     flat, values, whole = ids.reshape(-1), local.reshape(-1), reference.reshape(-1)
     for step in (1, -1):
         for _ in range(ROUNDS):

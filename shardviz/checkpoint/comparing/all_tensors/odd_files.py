@@ -241,17 +241,13 @@ def _name_odd_file(
     for odd in sides:
         step = next((step for at in (0, 1) for step in others[at] if _is_from(step, pair, odd, at)), None)
         if odd.differs and step is not None:
-            return _of_step(outcome, odd, step)
+            side, opposite = SIDES[odd.at], SIDES[1 - odd.at]
+            why = f"{outcome.why}; the {side} has there what {printable(str(step.path))} has"
+            return outcome.became("stale", why, FileOfAnotherSave(odd, side, opposite, printable(step.path.name)))
     odd, names = sides[0], (SIDES[sides[0].at], SIDES[1 - sides[0].at])
     if not odd.differs or len(sides) == 1 or not sides[1].differs:
         return outcome.became("other", outcome.why, FileOfAnotherSave(odd, *names))
     return outcome.became("other", outcome.why, FileOnEitherSide(odd, *names, sides[1].file))
-
-
-def _of_step(outcome: Outcome, odd: OddFile, step: Checkpoint) -> Outcome:
-    side, opposite = SIDES[odd.at], SIDES[1 - odd.at]
-    why = f"{outcome.why}; the {side} has there what {printable(str(step.path))} has"
-    return outcome.became("stale", why, FileOfAnotherSave(odd, side, opposite, printable(step.path.name)))
 
 
 def _is_from(step: Checkpoint, pair: Pair, odd: OddFile, at: int) -> bool:

@@ -315,11 +315,7 @@ def _stretches(before: NDArray[Any], after: NDArray[Any], first: Stretch) -> lis
             return None
         stretches.append(stretch)
         at = stretch.start + stretch.size
-    return _with_short_stretches(before, after, stretches)
-
-
-def _with_short_stretches(before: NDArray[Any], after: NDArray[Any], stretches: list[Stretch]) -> list[Stretch] | None:
-    """Add the stretches that were too short to search for; None if places don't add up."""
+    # Stretches that are too short to be searched for fill the gaps.
     gaps = gaps_in([(stretch.start, stretch.start + stretch.size) for stretch in stretches], before.size)
     sources = gaps_in([(stretch.source, stretch.source + stretch.size) for stretch in stretches], before.size)
     num_left = before.size - sum(stretch.size for stretch in stretches)
