@@ -345,7 +345,6 @@ def check_rank(record: RankRecord, run: RunRecord, stamped: StampedShapes) -> No
 
 
 @lru_cache(maxsize=64)
-@lru_cache(maxsize=64)
 def _check_mesh(record: MeshRecord, num_ranks: int) -> Mesh:
     mesh = mesh_of(record)
     last = max(mesh.ranks)

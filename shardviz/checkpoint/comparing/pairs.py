@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from shardviz.checkpoint.by_content.families import REPRESENTATIVES, lines_of, rules_from
 from shardviz.checkpoint.by_content.inferring import pair_by_content, with_groups_of_heads
 from shardviz.checkpoint.comparing.equality import agree, is_same
 from shardviz.checkpoint.comparing.outcome import Outcome
+from shardviz.checkpoint.live_job.job import Job
 from shardviz.checkpoint.maps.families import family_of, find_map, numbers_beside
 from shardviz.checkpoint.maps.language import VARIABLES, names_in
 from shardviz.checkpoint.maps.mapped_tensors import (
@@ -32,13 +33,15 @@ from shardviz.relate.casts import is_whole
 from shardviz.text import counted, listed, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from shardviz.checkpoint.by_content.families import FamilyMatch
     from shardviz.checkpoint.maps.language import Expression, Rule
     from shardviz.checkpoint.maps.matching import MapResult, NamedTensors
     from shardviz.checkpoint.records import Checkpoint, Tensor
+
+    Side = Checkpoint | Job
+    """One side of a comparison: a checkpoint, or a job's dump."""
 
 FEW = 4
 """Tensors in which a number is looked for that no settings have."""
@@ -46,22 +49,6 @@ FEW = 4
 USUAL_HEAD = 128
 SMALLEST_HEAD = 4
 """With two rows for each head nothing is exchanged: any conversion that leaves rotary out would fit."""
-
-
-class Side(Protocol):
-    """One side of a comparison: a checkpoint, or a job's dump."""
-
-    @property
-    def path(self) -> Path:
-        """Where it is."""
-
-    @property
-    def folder(self) -> Path:
-        """The folder of its files."""
-
-    @property
-    def tensors(self) -> Mapping[str, Tensor]:
-        """Its tensors by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +120,11 @@ class Pairs:
     guessed: tuple[str, ...] = ()
 
 
-def pair_tensors(
-    before: Side, after: Side, rules: Sequence[Rule], states: Callable[[Any], frozenset[str]] = state_names
-) -> Pairs:
+def pair_tensors(before: Side, after: Side, rules: Sequence[Rule]) -> Pairs:
     """Return which tensors of two checkpoints are compared.
 
     Args:
         rules: The map; either checkpoint may be the one that its left sides name.
-        states: Returns which tensors of a side are optimizer state.
 
     Raises:
         ShardvizError: A rule of the map fits nothing, or its tensors do not fit each other.
@@ -154,7 +138,8 @@ def pair_tensors(
     notes = [*_find_out(numbers, forth, first, second), *_find_out(numbers, back, second, first)]
     completed = _all_pairs(before, after, apply(forth, first, second, numbers), apply(back, second, first, numbers))
     pairs = _without_counters(replace(completed, notes=(*notes, *completed.notes)), (before, after))
-    completed = _without_states(_without_buckets(pairs), [states(one) for one in (before, after)])
+    states = [side.states if isinstance(side, Job) else state_names(side) for side in (before, after)]
+    completed = _without_states(_without_buckets(pairs), states)
     return replace(completed, guessed=tuple(f"{name} = {numbers[name]}" for name in numbers if name not in settings))
 
 

@@ -20,7 +20,6 @@ from shardviz.checkpoint.live_job.job import Job, JobTensor
 from shardviz.checkpoint.live_job.judging import judge
 from shardviz.checkpoint.live_job.reading import Reader, RestoredTensor, restored_tensors
 from shardviz.checkpoint.maps.mapped_tensors import MappedTensor, has_padding, leaves
-from shardviz.checkpoint.optimizer import state_names
 from shardviz.checkpoint.records import Checkpoint, StoredTensor
 from shardviz.errors import DumpError
 from shardviz.explain.checkpoints.files import FileOfAnotherSave
@@ -33,12 +32,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import TypeAlias
 
-    from shardviz.checkpoint.comparing.pairs import Pairs
+    from shardviz.checkpoint.comparing.pairs import Pairs, Side
     from shardviz.checkpoint.live_job.job import JobShard
     from shardviz.checkpoint.maps.language import Rule
     from shardviz.checkpoint.records import Chunk, Entry, Tensor
 
-    Side: TypeAlias = Job | Checkpoint
     Both: TypeAlias = tuple[str, str, JobTensor, Tensor]
     Judged = tuple[Outcome, JobTensor, Entry]
 
@@ -208,7 +206,7 @@ def compare_with_job(
     job, checkpoint = (before, after) if isinstance(before, Job) else (after, before)
     assert isinstance(job, Job), "one is a job"
     assert isinstance(checkpoint, Checkpoint), "and the other is not"
-    pairs = pair_tensors(before, after, rules, _states)
+    pairs = pair_tensors(before, after, rules)
     refuse_strangers(pairs, before, after)
     steps = [*also, *open_steps(siblings(checkpoint.path), [checkpoint.path])]
     search = Search(checkpoint.tensors, steps)
@@ -232,10 +230,6 @@ def _but_for_padding(outcome: Outcome, saved: Tensor) -> Outcome:
         return outcome
     why = "by the map, some of the job's tensor is padding, and its shards' hashes include that"
     return outcome.became("not-compared", why)
-
-
-def _states(side: Side) -> frozenset[str]:
-    return side.states if isinstance(side, Job) else state_names(side)
 
 
 def _paired_tensors(pairs: Pairs) -> tuple[list[Both], set[str]]:

@@ -19,10 +19,9 @@ if TYPE_CHECKING:
 
     from shardviz.check.report import Report
     from shardviz.checkpoint.comparing.outcome import Comparison, Outcome
+    from shardviz.checkpoint.comparing.pairs import Side
     from shardviz.checkpoint.maps.language import Rule
     from shardviz.checkpoint.records import StoredTensor
-
-    Side = Job | Checkpoint
 
 
 def report_checkpoint(path: Path, style: str, color: str, *, strict: bool = False) -> int:
@@ -214,7 +213,7 @@ def _save_map(path: Path, comparison: Comparison, sides: tuple[Path, Path]) -> N
     talk(f"wrote the map to {printable(str(path))}")
 
 
-def _side(path: Path) -> Checkpoint | Job:
+def _side(path: Path) -> Side:
     """Open a checkpoint, or a job's dump."""
     from shardviz.checkpoint.live_job.job import job_of
     from shardviz.checkpoint.open import is_checkpoint, open_checkpoint

@@ -19,7 +19,7 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any
 
 from shardviz.commands.common.streams import say_error, talk
 from shardviz.errors import DumpError, ShardvizError
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from typing import IO, NoReturn
 
     from shardviz.live.noting import Stamp
+    from shardviz.tui.viewer import Viewer
 
 
 PAUSE = 0.02
@@ -200,25 +201,6 @@ _NEWS = re.compile(r"shardviz: error: (?P<error>.*)|[0-9:]{8} (?P<names>.*) chan
 """The lines of `shardviz probe --watch` that say how far it is."""
 
 
-class TitledViewer(Protocol):
-    """What this module needs of a viewer, which runs in a different thread."""
-
-    note: str
-
-    @property
-    def is_running(self) -> bool:
-        """Whether it is on screen."""
-
-    def call_from_thread(self, callback: Callable[..., object], *args: object) -> object:
-        """Call something in its thread."""
-
-    def notify(self, message: str, *, title: str, severity: Literal["error"], timeout: float, markup: bool) -> None:
-        """Show a message for some seconds."""
-
-    def clear_notifications(self) -> None:
-        """Take away the messages that are shown."""
-
-
 class BackgroundProbe:
     """A probe that is watched in the background, next to a viewer.
 
@@ -245,11 +227,11 @@ class BackgroundProbe:
                     return
         raise ShardvizError("the probe ended before it wrote a dump")
 
-    def follow(self, viewer: TitledViewer) -> None:
+    def follow(self, viewer: Viewer[Any]) -> None:
         """Show in the viewer, from now on, that the probe runs or why it failed."""
         threading.Thread(target=self._pass_on, args=(viewer,), daemon=True).start()
 
-    def _pass_on(self, viewer: TitledViewer) -> None:
+    def _pass_on(self, viewer: Viewer[Any]) -> None:
         while not viewer.is_running:
             time.sleep(PAUSE)
         with suppress(RuntimeError):  # the viewer is gone
@@ -263,7 +245,7 @@ class BackgroundProbe:
                     viewer.call_from_thread(viewer.clear_notifications)  # they are about what was saved before
                     viewer.call_from_thread(setattr, viewer, "note", f"{news['names']} changed: running")
 
-    def _fail(self, viewer: TitledViewer, why: str) -> None:
+    def _fail(self, viewer: Viewer[Any], why: str) -> None:
         """Say why there is no dump of what was saved: the one on screen is older."""
         shown = partial(viewer.notify, why, title="Not run", severity="error", timeout=SHOWN, markup=False)
         viewer.call_from_thread(shown)
