@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
     if joined is None:
         return _run_here(args)
     probe, mesh, folder = wanted(args, joined)
-    return _run_joined(args, probe, mesh, folder, joined)
+    return _run_joined(args, probe, mesh, folder)
 
 
 def _watch(args: argparse.Namespace, joined: World | None) -> NoReturn:
@@ -255,7 +255,7 @@ def _show_prints(rank: int, text: str) -> None:
         sys.stderr.writelines(line for line in text.splitlines(keepends=True) if not LOG_LINE.match(line))
 
 
-def _run_joined(args: argparse.Namespace, probe: Probe, mesh: Mesh, folder: Path, joined: World) -> int:
+def _run_joined(args: argparse.Namespace, probe: Probe, mesh: Mesh, folder: Path) -> int:
     """Be one rank of a torchrun job; each machine's lowest rank reports once all have written."""
     from shardviz.commands.common.dumps import says_it_is_a_part
     from shardviz.live import world

@@ -150,7 +150,7 @@ def kept_positions(count: int, most: int, wanted: Collection[int] = ()) -> list[
         return list(range(count))
     shown = {0, count - 1}
     for position in (*sorted(wanted), *range(count)):
-        if _lines(shown | {position}, count) <= most:
+        if _lines(shown | {position}) <= most:
             shown.add(position)
         elif position not in wanted:
             break
@@ -165,7 +165,7 @@ def kept_positions(count: int, most: int, wanted: Collection[int] = ()) -> list[
     return [*positions, count - 1]
 
 
-def _lines(shown: Collection[int], count: int) -> int:
+def _lines(shown: Collection[int]) -> int:
     return len(shown) + sum(after > before + 1 for before, after in pairwise(sorted(shown)))
 
 

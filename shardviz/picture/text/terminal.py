@@ -117,7 +117,7 @@ class Terminal:
         width = max(shutil.get_terminal_size((PIPE_WIDTH, 24)).columns, MIN_WIDTH) if at_terminal else _pipe_width()
         plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
         wanted = color == "always" or (color == "auto" and at_terminal and not plain)
-        return cls(width, UNICODE if _can_encode(stream, UNICODE) else ASCII, wanted)
+        return cls(width, UNICODE if _takes_unicode(stream) else ASCII, wanted)
 
     def render(self, lines: Iterable[Text]) -> str:
         """Return lines as the characters to write, each ended by a newline."""
@@ -212,11 +212,10 @@ def _pipe_width() -> int:
     return max(int(columns), MIN_WIDTH) if columns.isdigit() else PIPE_WIDTH
 
 
-def _can_encode(stream: IO[str], glyphs: Glyphs) -> bool:
+def _takes_unicode(stream: IO[str]) -> bool:
+    signs = "".join([UNICODE.good, UNICODE.error, UNICODE.differs, UNICODE.more, UNICODE.corners])
     try:
-        "".join([glyphs.good, glyphs.error, glyphs.differs, glyphs.more, glyphs.corners]).encode(
-            getattr(stream, "encoding", None) or "utf-8"
-        )
+        signs.encode(getattr(stream, "encoding", None) or "utf-8")
     except (UnicodeEncodeError, LookupError):
         return False
     return True
