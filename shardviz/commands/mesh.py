@@ -77,7 +77,7 @@ def _with_axis_names(mesh: Mesh, names: Sequence[str]) -> Mesh:
 
 
 def _lines(mesh: Mesh, terminal: Terminal, most: int | None) -> list[Text]:
-    from shardviz.picture.text.page import mesh_lines
+    from shardviz.picture.text.meshes import mesh_lines
     from shardviz.picture.text.terminal import line
 
     ranks = f"  {counted(mesh.size, 'rank')}"

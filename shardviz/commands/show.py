@@ -158,7 +158,7 @@ def _show_table(args: argparse.Namespace) -> None:
     from shardviz.commands.common.dumps import format_of, read_dump, terminal_for, write_answer
     from shardviz.picture.model.mesh import bytes_held, bytes_received
     from shardviz.picture.text.costs import comms_lines, memory_lines
-    from shardviz.picture.text.page import heat_lines
+    from shardviz.picture.text.meshes import heat_lines
     from shardviz.picture.text.step import schedule_lines
 
     if args.tensor is not None or args.format not in (None, "text"):
@@ -297,7 +297,7 @@ def overview(dump: Dump, terminal: Terminal) -> list[Text]:
     """Return the dump's mesh, its tensors with verdicts, and findings about no single tensor."""
     from shardviz.check.verdicts import not_compared
     from shardviz.commands.common.dumps import checked
-    from shardviz.picture.text.page import mesh_lines
+    from shardviz.picture.text.meshes import mesh_lines
     from shardviz.picture.text.report import step_results, summary_lines, table_lines
     from shardviz.picture.text.terminal import line
 

@@ -125,7 +125,7 @@ def of_subject(subject: Subject) -> Picture:
 
 def _of_mesh(mesh: Mesh) -> Picture:
     from shardviz.picture.svg.page import mesh_figure
-    from shardviz.picture.text.page import mesh_lines
+    from shardviz.picture.text.meshes import mesh_lines
     from shardviz.picture.text.terminal import line
 
     def lines(terminal: Terminal) -> list[Text]:

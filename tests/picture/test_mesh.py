@@ -17,7 +17,7 @@ from shardviz.layout.mesh import parse_mesh
 from shardviz.picture.model.mesh import Heat, bytes_held, findings_on, grids_of, heats_of, kept_positions
 from shardviz.picture.model.palette import HEAT_COLORS, HEAT_COLORS_256, HEAT_SIGNS, ink_on
 from shardviz.picture.svg.page import mesh_figure
-from shardviz.picture.text.page import heat_lines, mesh_lines
+from shardviz.picture.text.meshes import heat_lines, mesh_lines
 from shardviz.picture.text.terminal import ASCII, UNICODE, Terminal
 from tests.dumps import Made, make_dump
 from tests.findings import finding_of
