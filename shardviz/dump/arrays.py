@@ -316,7 +316,7 @@ INFINITY = {
 }
 """By type, the bits beyond which, the sign apart, there is only NaN: those of infinity, or of the largest number."""
 
-CHUNK = 1 << 16
+HASHED_AT_ONCE = 1 << 16
 """Elements that are looked at together: they stay in the processor's cache."""
 
 
@@ -331,8 +331,8 @@ def hash_of(stored: NDArray[Any], dtype: str, shape: Sequence[int]) -> str:
         return hash_of_bytes(stored, dtype, shape)
     hashed = _new_hash(dtype, shape)
     bits = np.ascontiguousarray(stored).reshape(-1).view(infinity.dtype)
-    for start in range(0, len(bits), CHUNK):
-        hashed.update(_alike(bits[start : start + CHUNK], infinity).data)
+    for start in range(0, len(bits), HASHED_AT_ONCE):
+        hashed.update(_alike(bits[start : start + HASHED_AT_ONCE], infinity).data)
     return hashed.hexdigest()
 
 
@@ -351,8 +351,8 @@ def hash_of_nan(dtype: str, shape: tuple[int, ...]) -> str:
         return ""
     hashed = _new_hash(dtype, shape)
     num_left = math.prod(shape) * (2 if dtype.startswith("complex") else 1)
-    chunk = np.full(min(num_left, CHUNK), infinity + infinity.dtype.type(1))
-    for start in range(0, num_left, CHUNK):
+    chunk = np.full(min(num_left, HASHED_AT_ONCE), infinity + infinity.dtype.type(1))
+    for start in range(0, num_left, HASHED_AT_ONCE):
         hashed.update(chunk[: num_left - start].data)
     return hashed.hexdigest()
 
@@ -372,8 +372,8 @@ def _alike(bits: NDArray[Any], infinity: np.unsignedinteger[Any]) -> NDArray[Any
     return normal_bits
 
 
-SIZE = 16
-DIGITS = 12
+NUMBERS_OF_A_SKETCH = 16
+DIGITS_OF_A_NUMBER = 12
 """Digits of each number: enough for steps in float64, which may be apart by a billionth."""
 MAX_SKETCHED = 1 << 14
 """Of a larger tensor, so many elements are looked at, at places drawn for its size."""
@@ -390,7 +390,7 @@ def sketch(values: NDArray[np.float64]) -> tuple[float, ...]:
         numbers = values.ravel()[places] @ signs
         if not places.size or not np.isfinite(numbers @ numbers):
             return ()
-    return tuple(float(f"{number:.{DIGITS}g}") for number in numbers.tolist())
+    return tuple(float(f"{number:.{DIGITS_OF_A_NUMBER}g}") for number in numbers.tolist())
 
 
 def num_looked_at(size: int) -> int:
@@ -406,7 +406,7 @@ def _places_and_signs(size: int) -> tuple[NDArray[np.int64], NDArray[np.float64]
     starts = (numbers * size // max(count, 1)).astype(np.int64)
     lengths = np.maximum(np.diff(starts, append=size), 1).astype(np.uint64)
     places = starts + (_mixed(numbers + np.uint64(size)) % lengths).astype(np.int64)
-    bits = _mixed(places.astype(np.uint64))[:, None] >> np.arange(SIZE, dtype=np.uint64)
+    bits = _mixed(places.astype(np.uint64))[:, None] >> np.arange(NUMBERS_OF_A_SKETCH, dtype=np.uint64)
     return places, 1.0 - 2.0 * (bits & np.uint64(1)).astype(np.float64)
 
 

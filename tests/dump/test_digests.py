@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from shardviz.dump.arrays import CHUNK, hash_of, hash_of_bytes
+from shardviz.dump.arrays import HASHED_AT_ONCE, hash_of, hash_of_bytes
 from shardviz.live.capture.describe import digest
 
 FLOATS = ["float64", "float32", "float16", "bfloat16", "float8_e5m2", "float8_e4m3fn"]
@@ -43,7 +43,7 @@ def test_bits_of_what_has_no_signed_zero_all_count() -> None:
 
 
 def test_a_zero_far_into_a_large_tensor_has_no_sign_either() -> None:
-    one = np.ones(3 * CHUNK + 5, np.float32)
+    one = np.ones(3 * HASHED_AT_ONCE + 5, np.float32)
     one[-1] = 0
     other = one.copy()
     other[-1] = -0.0

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from shardviz.dump.arrays import MAX_SKETCHED, SIZE, apart, sketch
+from shardviz.dump.arrays import MAX_SKETCHED, NUMBERS_OF_A_SKETCH, apart, sketch
 
 SIZES = [40, 3000, MAX_SKETCHED, 5 * MAX_SKETCHED + 3]
 
@@ -39,7 +39,7 @@ def test_nothing_is_kept_of_numbers_that_are_not_finite():
     values[3] = np.nan
     assert sketch(values) == ()
     assert apart(sketch(values), sketch(drawn(20))) == float("inf")
-    assert len(sketch(np.array(3.0))) == SIZE
+    assert len(sketch(np.array(3.0))) == NUMBERS_OF_A_SKETCH
     assert sketch(np.where(np.tri(20) > 0, 0.0, np.finfo(np.float64).min)) == ()  # what cannot be added up
-    assert len(sketch(np.full(20, 1e100))) == SIZE
+    assert len(sketch(np.full(20, 1e100))) == NUMBERS_OF_A_SKETCH
     assert apart(sketch(np.zeros((0, 3))), sketch(np.zeros((0, 3)))) == 0.0
