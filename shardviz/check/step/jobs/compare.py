@@ -16,7 +16,13 @@ from shardviz.check.report import NotChecked, findings_in, grouped, ranks_by_nam
 from shardviz.check.step.comparison import compared
 from shardviz.check.step.jobs.assembly import JobEvidence, Weights, assembled, findings_on
 from shardviz.check.step.jobs.averages import averages_of
-from shardviz.check.step.jobs.buffers import own_buffers, unseen_buffers, with_buffer_read
+from shardviz.check.step.jobs.buffers import (
+    WrittenBuffers,
+    own_buffers,
+    unseen_buffers,
+    with_buffer_read,
+    written_buffers,
+)
 from shardviz.check.step.jobs.clips import clips_of, unclipped, with_own_clips
 from shardviz.check.step.jobs.earlier import cause_of_steps, drifts_of, histories_of
 from shardviz.check.step.jobs.later import LaterResult, later_steps_of
@@ -145,7 +151,8 @@ def compare_jobs(before: Dump, after: Dump) -> StepDifference | None:
         first = WholeJob(first_trace, mesh_of_job(before, first_trace), "the first run")
         second = WholeJob(second_trace, mesh_of_job(after, second_trace), "the second run")
         names = {name: None for dump, job in ((before, first), (after, second)) for name in unseen_buffers(dump, job)}
-        return replace(_compare_both(first, second), unseen_buffers=tuple(names))
+        difference = _compare_both(first, second)
+        return replace(difference, unseen_buffers=tuple(names | dict.fromkeys(difference.unseen_buffers)))
 
 
 def _compare_both(first: WholeJob, second: WholeJob) -> StepDifference:
@@ -330,7 +337,8 @@ def _step_of(
     findings += grouped(findings_in(updates.results), ranks_by_name(dump))
     averages = Updates() if findings else averages_of(reference, job, weights)
     findings += grouped(findings_in(averages.results), ranks_by_name(dump))
-    buffers = [*(() if findings or updates.results else own_buffers(reference, job))]
+    written = WrittenBuffers() if findings else written_buffers(reference, job)
+    buffers = [*written.findings, *(() if findings or updates.results else own_buffers(reference, job))]
     findings += grouped(findings_in(buffers), ranks_by_name(dump))
     results += [*kept.results, *updates.results, *averages.results, *buffers]
     later = LaterResult() if findings else later_steps_of(reference, job)
@@ -349,7 +357,7 @@ def _step_of(
             _departure(finding, num_odd, reference, job, look if finding is findings[0] else "") for finding in findings
         )
         + ((later.departure,) if later.departure is not None else ()),
-        len(weights.params) + len(right) + kept.num_right + updates.num_right + averages.num_right,
+        len(weights.params) + len(right) + kept.num_right + updates.num_right + averages.num_right + written.num_right,
         max(judging.drift, _farthest_gradient(evidence)),
         max((judging.judgments[place].near / sizes[place] for place in right), default=0.0),
         dtypes,
@@ -360,6 +368,7 @@ def _step_of(
         has_update=bool(updates.num_right),
         num_later=later.count,
         num_with_rows=later.with_rows,
+        unseen_buffers=written.others,
     )
     return Attempt(difference, bool(findings) and not findings[0].generic, not not_compared)
 
