@@ -19,7 +19,7 @@ from shardviz.check.step.lines.backward import backward_fault
 from shardviz.check.step.lines.calls import Lines
 from shardviz.check.step.lines.fault import Fault, at, called, fault_at, place_of, reached
 from shardviz.check.step.lines.faults import fault_of, fault_of_mean
-from shardviz.check.step.lines.labels import labels_fault, means_fault
+from shardviz.check.step.lines.labels import labels_fault, means_fault, other_labels_fault
 from shardviz.check.step.lines.operands import with_operator
 from shardviz.check.step.lines.search import DIVISIONS
 from shardviz.check.step.lines.states import States
@@ -173,6 +173,8 @@ class Around:
         value = self.lines.results.get(name, (None, 0))[0]
         if value is None or (name == "loss" and self._is_output(value)):  # the model's own lines make that
             return None
+        if name == "loss" and (fault := other_labels_fault(self.states)) is not None:
+            return fault
         is_term = name == "loss" and self._is_averaged_term(self.states.forward(value))
         return (fault_of_mean if is_term else fault_of)(self.states, value)
 
