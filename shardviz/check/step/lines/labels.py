@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from shardviz.check.step.lines.calls import Call, Lines, Value
     from shardviz.check.step.lines.states import States
     from shardviz.dump.records.lines import LineRecord
+    from shardviz.explain.cause import Cause
 
 LOSSES = ("cross_entropy", "nll_loss", "mse_loss", "binary_cross_entropy_with_logits", "kl_div", "smooth_l1_loss")
 """Functions of rows and their labels."""
@@ -115,8 +116,10 @@ def other_labels_fault(states: States) -> Fault | None:
             function, place = call.first.function, place_of(call.line)
             gives = f"{at(call.line)} gives {function} {count} of {array.size} labels on rank {rank} that are not the"
             first = f"at {list(where)} {int(array[where])} for {int(due[where])}"
-            moved = states.forward(labels).moved
-            cause = LabelsOfOtherRows(place, function, count, array.size) if moved else OtherLabels(place, function)
+            parts = {region[other].dims: held[other].ravel() for other in held if other in region}
+            is_moved = np.array_equal(np.sort(np.concatenate([*parts.values()])), np.sort(wanted, axis=None))
+            of_rows = LabelsOfOtherRows(place, function, count, array.size)
+            cause: Cause = of_rows if is_moved else OtherLabels(place, function)
             fault = fault_at(call, f"{gives} unsharded model's for these rows, {first}", cause)
             return replace(fault, is_forward=True)
     return None
