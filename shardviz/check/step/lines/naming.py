@@ -84,6 +84,7 @@ from shardviz.explain.step.sums import (
 from shardviz.explain.step.update import StepOfPart, UnexplainedWeight
 from shardviz.explain.step.whole_step import (
     RankDependentCode,
+    RowsSentByOneRank,
     UnexplainedBackward,
     UnexplainedCopies,
     UnexplainedForward,
@@ -213,7 +214,9 @@ def with_lines(dump: Dump, results: Iterable[Finding | NotChecked]) -> Iterator[
             yield with_line_around(dump, outcome, fault, are_gradients_wrong=around.has_wrong_gradient)
         else:
             cause = outcome.explanation
-            place = cause.place if isinstance(cause, UnexplainedBackward) and cause.moved else ""
+            is_known = isinstance(cause, RowsSentByOneRank)
+            is_known |= isinstance(cause, UnexplainedBackward) and bool(cause.moved)
+            place = cause.place if isinstance(cause, RowsSentByOneRank | UnexplainedBackward) and is_known else ""
             yield replace(outcome, line=outcome.line or place)
     yield from _not_read(dump) if not opened and around is None else ()
 
