@@ -173,10 +173,9 @@ class Around:
         value = self.lines.results.get(name, (None, 0))[0]
         if value is None or (name == "loss" and self._is_output(value)):  # the model's own lines make that
             return None
-        if name == "loss" and (fault := other_labels_fault(self.states)) is not None:
-            return fault
         is_term = name == "loss" and self._is_averaged_term(self.states.forward(value))
-        return (fault_of_mean if is_term else fault_of)(self.states, value)
+        fault = (fault_of_mean if is_term else fault_of)(self.states, value)
+        return other_labels_fault(self.states) if fault is None and name == "loss" else fault
 
     def _is_averaged_term(self, state: State) -> bool:
         """Whether ranks' losses are the terms of a sum, and the step's loss is their mean."""

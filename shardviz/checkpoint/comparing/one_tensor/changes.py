@@ -327,24 +327,26 @@ def scaled_in_blocks(outcome: Outcome, before: Tensor, after: Tensor, name: str)
         sides = [Side(side.T if dim else side, of.dtype) for side, of in zip(bits, (before, after), strict=True)]
         is_other = (sides[0].bits != sides[1].bits).any(axis=1) | (before.dtype != after.dtype)
         sample = [side.numbers(np.flatnonzero(is_other)[:SAMPLE_ROWS]) for side in sides]
-        widths = _widths(before.shape[1 - dim])
+        widths, size = _widths(before.shape[1 - dim]), max(float(np.abs(side).max()) for side in sample)
         fitting = (width for width in widths if numbers_in(sample, width, tolerance) is not None)
         for width in islice(fitting, MOST_TRIED):
             numbers = _numbers_of_all(numbers_in, sides, width, tolerance)
-            if numbers is not None and _are_of_most_lines(numbers, neutral, tolerance):
+            noise = tolerance * (np.abs(numbers).max() if neutral and numbers is not None else size)
+            if numbers is not None and _are_of_most_lines(numbers, neutral, noise):
                 blocks_of_lines = Blocks(line, others, width, numbers, tolerance)
                 return (_scaled if neutral else _moved)(outcome, name, blocks_of_lines)
     return None
 
 
-def _are_of_most_lines(numbers: Array, neutral: float, tolerance: float) -> bool:
+def _are_of_most_lines(numbers: Array, neutral: float, noise: float) -> bool:
     """Whether numbers differ, and most lines have one that changes them: a single line, or number, has other reasons.
 
     Args:
         neutral: The number that changes nothing: a factor of 1, or an offset of 0.
+        noise: How far rounding may take a number.
     """
-    is_changed = (np.abs(numbers - neutral) > tolerance * max(neutral, np.abs(numbers).max())).any(axis=1)
-    steps = np.diff(np.sort(numbers.ravel())) > 2 * tolerance * np.abs(numbers).max()
+    is_changed = (np.abs(numbers - neutral) > noise).any(axis=1)
+    steps = np.diff(np.sort(numbers.ravel())) > 2 * noise
     return bool(steps.sum() > 1 and 2 * is_changed.sum() > len(numbers))
 
 
