@@ -18,7 +18,7 @@ from shardviz.check.step.comparison import Compared
 from shardviz.check.step.lines.backward import backward_fault
 from shardviz.check.step.lines.calls import Lines
 from shardviz.check.step.lines.fault import Fault, at, called, fault_at, place_of, reached
-from shardviz.check.step.lines.faults import fault_of, fault_of_mean
+from shardviz.check.step.lines.faults import averaged_terms_fault, fault_of, fault_of_mean
 from shardviz.check.step.lines.labels import labels_fault, means_fault, other_labels_fault
 from shardviz.check.step.lines.operands import with_operator
 from shardviz.check.step.lines.search import DIVISIONS
@@ -312,7 +312,11 @@ class Around:
         """
         if self._has_right_gradient:
             return None
-        wanted = self.states.whole(self.lines.results["loss"][1])
+        loss, number = self.lines.results["loss"]
+        state, wanted = self.states.forward(loss), self.states.whole(number)
+        size = self.states.mesh.size_over(state.axes)
+        if state.kind == "terms" and not state.op and math.isclose(times * size, 1, rel_tol=SINGLE):
+            return averaged_terms_fault(self.states, loss)
         by_rank = {rank: list(self._losses(rank)) for rank in self.lines.sharded}
         having = [losses for losses in by_rank.values() if losses]
         if wanted is None or not having:
