@@ -175,7 +175,8 @@ class Around:
             return None
         is_term = name == "loss" and self._is_averaged_term(self.states.forward(value))
         fault = (fault_of_mean if is_term else fault_of)(self.states, value)
-        return other_labels_fault(self.states) if fault is None and name == "loss" else fault
+        is_unclear = name == "loss" and (fault is None or isinstance(fault.cause, WrongLines))
+        return (other_labels_fault(self.states) if is_unclear else None) or fault
 
     def _is_averaged_term(self, state: State) -> bool:
         """Whether ranks' losses are the terms of a sum, and the step's loss is their mean."""
