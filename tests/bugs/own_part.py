@@ -256,4 +256,12 @@ CASES = (
         ("wrong-value",),
         ("drops the rows that the others had", "splits one rank's rows", "from_local"),
     ),
+    Bug(
+        "a rank's own rows replicated by distribute_tensor",
+        "dp=2",
+        LABELED,
+        (("DTensor.from_local(x, mesh, (Shard(0),))", "distribute_tensor(x, mesh, (Replicate(),))"),),
+        ("wrong-value",),
+        ("drops the rows that the others had", "sends one rank's rows"),
+    ),
 )

@@ -43,6 +43,7 @@ from shardviz.explain.step.modules import (
 from shardviz.explain.step.sums import RepeatedTerm, TermLeftOut, TermOfSomeRanks, ZerosOfSomeRanks
 from shardviz.explain.step.whole_step import RankDependentCode, RowsOfPeers, RowsSentByOneRank
 from shardviz.explain.templates import times_text
+from shardviz.groups import the_only
 from shardviz.layout.candidates import placements_of
 from shardviz.layout.layout import Layout
 from shardviz.layout.notation import parse
@@ -71,8 +72,8 @@ if TYPE_CHECKING:
 
 def cause_of(evidence: Evidence, first: Divergence) -> Finding | None:
     """Return what a rule says of the first wrong values; None if none explains them."""
-    if (skipped := check_skipped(evidence, first)) is not None:
-        return skipped
+    if (proven := check_skipped(evidence, first) or check_rows_of_one_rank(evidence, first)) is not None:
+        return proven
     for comparison in compared_at(evidence, first):
         if comparison.incomparable or not comparison.wrong:
             continue
@@ -90,10 +91,7 @@ def cause_of(evidence: Evidence, first: Divergence) -> Finding | None:
         if explained is not None:
             return explained
     return (
-        check_added(evidence, first)
-        or check_order_of_weights(evidence, first)
-        or check_rows_of_peers(evidence, first)
-        or check_rows_of_one_rank(evidence, first)
+        check_added(evidence, first) or check_order_of_weights(evidence, first) or check_rows_of_peers(evidence, first)
     )
 
 
@@ -163,8 +161,9 @@ def check_rows_of_one_rank(evidence: Evidence, first: Divergence) -> Finding | N
             sent = {rank: _chunk(rows, size, mesh.group_of(rank, axis).index(rank)) for rank, rows in sent.items()}
         if all(_is_near(values[rank], rows, near) for rank, rows in sent.items()):
             pieces = "a piece of the rows" if move.op == "scatter" else "the rows"
-            held = [mesh.group_of(rank, axis)[0] for rank in values]
-            sentence = f"each rank along {axis} has {pieces} that were rank {held[0]}'s"
+            sender = the_only(set(senders.values()))
+            whose = f"the first rank's along {axis}" if sender is None else f"rank {sender}'s"
+            sentence = f"each rank along {axis} has {pieces} that were {whose}"
             cause = RowsSentByOneRank(axis, move.place, is_scattered=move.op == "scatter")
             return cause.finding(first.module, tuple(sorted(values)), sentence)
     return None
