@@ -88,6 +88,11 @@ class Difference:
         )
 
     @property
+    def unseen_buffers(self) -> tuple[str, ...]:
+        """Buffers that two jobs' step may have written, if all that was compared of it agrees."""
+        return self.step.unseen_buffers if self.step.has_update and not self else ()
+
+    @property
     def nothing_compared(self) -> str:
         """That nothing was compared, and why, in a line; empty if something was."""
         if self or self.num_compared or self.step.num_compared:

@@ -150,6 +150,44 @@ def optimizer(model, mesh):
 
 """
 )
+LABELED = """
+class Scored(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 12), nn.Linear(12, 1)
+
+    def forward(self, x, due):
+        return (self.down(self.up(x).tanh())[:, 0] - due).square().sum() / len(due)
+
+
+def build():
+    return Scored()
+
+
+def parallelize(model, mesh):
+    def label(module, inputs, mesh):
+        return tuple(DTensor.from_local(x, mesh, (Shard(0),)) for x in inputs)
+
+    distribute_module(model, mesh, input_fn=label, output_fn=lambda module, loss, mesh: loss.full_tensor())
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(add_up)
+
+
+def add_up(parameter):
+    parameter.grad = parameter.grad.redistribute(placements=(Replicate(),))
+
+
+AXES = BATCH_AXES = ("dp",)
+
+
+def batch():
+    return torch.randn(8, 16), torch.randn(8)
+
+
+def loss(model, batch):
+    return model(*batch)
+"""
+
 
 CASES = (
     Bug(
@@ -209,5 +247,21 @@ CASES = (
         (("weight_decay=0.1", "weight_decay=0.1 * (mesh.get_rank() == 0)"),),
         ("wrong-value",),
         ("on rank 1", "decayed less", "depends on the rank"),
+    ),
+    Bug(
+        "a rank's own rows given to distribute_tensor",
+        "dp=2",
+        LABELED,
+        (("DTensor.from_local(x, mesh, (Shard(0),))", "distribute_tensor(x, mesh, (Shard(0),))"),),
+        ("wrong-value",),
+        ("drops the rows that the others had", "splits one rank's rows", "from_local"),
+    ),
+    Bug(
+        "a rank's own rows replicated by distribute_tensor",
+        "dp=2",
+        LABELED,
+        (("DTensor.from_local(x, mesh, (Shard(0),))", "distribute_tensor(x, mesh, (Replicate(),))"),),
+        ("wrong-value",),
+        ("drops the rows that the others had", "sends one rank's rows"),
     ),
 )

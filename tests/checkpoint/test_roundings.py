@@ -68,3 +68,34 @@ def test_parts_that_were_written_over_each_other_are_named(tmp_path, at, rest, c
     outcome = outcome_of(tmp_path, before, after)
     assert outcome.cause_id == cause
     assert not cause or f"has the first's {at}-{at + 1} at 0-1, and zeros at 2-7" in outcome.why
+
+
+@pytest.mark.parametrize(("groups", "cause"), [(4, "offsets-of-blocks"), (1, "offsets-of-blocks"), (0, ""), (64, "")])
+def test_a_number_that_is_added_to_each_group_of_a_row_is_named(tmp_path, groups, cause):
+    """One number for all values has a cause of its own; one for each value is none."""
+    before = RANDOM.normal(size=(12, 64)).astype("f4")
+    steps = RANDOM.uniform(0.1, 0.4, size=(12, max(groups, 1))).astype("f4")
+    after = before + (steps.repeat(64 // groups, axis=1) if groups else np.zeros_like(before))
+    after[:, 0] += 0 if groups else 0.5
+    assert outcome_of(tmp_path, before, after).cause_id == cause
+
+
+@pytest.mark.parametrize(
+    ("rows", "cause"),
+    [
+        ([0, 1, 2, 3] * 2, "one-shard-repeated"),
+        ([4, 5] * 4, "one-shard-repeated"),
+        ([0, 1, 2, 3, 0, 1, 2, 4], ""),
+        ([0, 0, 1, 1, 2, 2, 3, 3], ""),
+    ],
+)
+def test_one_shard_in_place_of_all_is_named(tmp_path, rows, cause):
+    before = RANDOM.normal(size=(8, 6))
+    assert outcome_of(tmp_path, before, before[rows]).cause_id == cause
+
+
+def test_a_tensor_of_equal_parts_repeats_nothing(tmp_path):
+    part = RANDOM.normal(size=(4, 6))
+    before = np.concatenate([part, part, RANDOM.normal(size=(8, 6))])
+    after = np.concatenate([part] * 4)
+    assert outcome_of(tmp_path, before, after).cause_id != "one-shard-repeated"

@@ -49,7 +49,7 @@ ROOMS = {
         *("--lane", "nightly", "tests/live/run/traced/test_traced.py", "tests/live/run/traced/test_lines.py"),
         *("tests/live/run/test_stamped.py", "tests/live/run/test_stages.py"),
         *("tests/live/run/test_unwritten.py", "tests/live/run/test_ties.py"),
-        "tests/live/run/traced/test_resumed.py",
+        *("tests/live/run/traced/test_resumed.py", "tests/live/run/traced/test_written_buffers.py"),
     ),
 }
 """Each room with the tests that its cases come from."""

@@ -80,7 +80,10 @@ class RankRecord(Record, frozen=True):
         not_saved: Buffers that are in no checkpoint.
         not_due: Parameters that the unsharded model's optimizer, in a job of one process, leaves as they are.
         written_gathered: Parameters whose gathered copy the optimizer wrote to before FSDP2 freed it.
-        read_buffers: Buffers that a step changes and whose values the model's output depends on in training.
+        read_buffers: Buffers that a step changes and whose values the model's output depends on in training; of a job
+            those that its forward writes, and reads before it does.
+        written_buffers: Buffers that the traced forward of a job wrote, each with the line that writes it; the line is
+            empty if it is not known.
         other_settings: What the probe's own optimizer keeps besides tensors and the unsharded model's keeps otherwise:
             `lr of group 1 of 2`.
         other_options: Parameters that the probe's own optimizer steps with another option than the unsharded model's:
@@ -143,6 +146,7 @@ class RankRecord(Record, frozen=True):
     not_due: tuple[str, ...] = ()
     written_gathered: tuple[str, ...] = ()
     read_buffers: tuple[str, ...] = ()
+    written_buffers: tuple[tuple[str, str], ...] = ()
     other_settings: tuple[str, ...] = ()
     other_options: tuple[tuple[str, str, str, str], ...] = ()
     options: tuple[OptionsRecord, ...] = ()

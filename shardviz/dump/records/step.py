@@ -95,10 +95,11 @@ class ReductionRecord(Record, frozen=True):
 class MoveRecord(Record, frozen=True):
     """A collective that moves floats without a backward, before the step's first backward.
 
-    It ran with gradients on, outside of all modules and of every torch.autograd.Function.
+    It ran with gradients on, outside of all modules and of every torch.autograd.Function; a scatter or a broadcast may
+    have run anywhere.
 
     Attributes:
-        op: What it is: `all_gather`, ...
+        op: What it is: `all_gather`, `scatter`, ...
         place: The user's line that calls it, as `loss.py:31`.
     """
 

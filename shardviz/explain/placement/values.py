@@ -46,13 +46,16 @@ class RoundedCopies(Cause, kind="unreplicated"):
 class UnsynchronizedBuffer(Cause, kind="unreplicated"):
     """A buffer has different values on ranks that should have copies of it.
 
-    FSDP2 and tensor parallel leave buffers as each rank made them. A table that is drawn, or statistics that are
-    updated, then differ from rank to rank.
+    FSDP2, tensor parallel and DeepSpeed leave buffers as each rank made them. A table that is drawn, or statistics
+    that are updated, then differ from rank to rank.
     """
 
     axes: tuple[str, ...]
 
-    why = "FSDP2 and tensor parallel neither shard nor synchronize buffers, so each rank computes with its own"
+    why = (
+        "Nothing makes this buffer equal on all ranks: FSDP2, tensor parallel and DeepSpeed leave buffers as each rank "
+        "made them"
+    )
     how = (
         "torch.distributed.broadcast it {axes:?along {axes}|on all ranks} after it is made, or set one seed on all "
         "ranks first"

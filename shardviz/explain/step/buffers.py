@@ -89,6 +89,32 @@ class OwnBufferRead(Cause, kind="unreplicated"):
     how = "all_reduce the counts or sums behind the update over {along}, before the update"
 
 
+class RowsOfOneRank(Cause, kind="unreplicated"):
+    """Each rank writes only what is of its own rows to a buffer that the next forward reads.
+
+    A queue of keys, a memory bank or a state that is carried from step to step is filled from the batch. In one process
+    that is the whole batch. DistributedDataParallel sends rank 0's buffers to all ranks before the next forward, so
+    that what the other ranks wrote is lost, and a position that counts rows moves by too few.
+
+    Attributes:
+        along: The axes that split the batch, in words.
+        line: The line that writes the buffer, as `moco.py:42`; empty if it is not known.
+        is_same_place: Whether ranks write to the same places.
+    """
+
+    along: str
+    line: str
+    is_same_place: bool
+    why = (
+        "{line:?{line}|The forward} writes each rank's own part of the batch to the buffer. DistributedDataParallel "
+        "then sends rank 0's copy to all ranks, and what the others wrote is lost"
+    )
+    how = (
+        "all_gather what is written over {along} before {line:?{line}|it is written}{is_same_place:?, and write all "
+        "ranks' rows one behind the other|}"
+    )
+
+
 class BufferCutApart(Cause):
     """A buffer is an average of a weight, and a rank's parts of the two don't match.
 

@@ -108,6 +108,21 @@ class LabelsOfOtherRows(AtLine):
     how = "shift labels once, and cut and order them exactly as the rows that they belong to"
 
 
+class OtherLabels(AtLine):
+    """A loss gets the right rows, with labels that mean something else on each rank.
+
+    Each rank numbers the classes, letters or words of its own rows, or maps them by a table, an order or a seed of its
+    own. The model's outputs are right, and nothing raises.
+    """
+
+    kinds = WRONG
+    why = (
+        "What {function} in {place} is given beside its labels is right, and the labels are numbered otherwise: what "
+        "makes them depends on the rank"
+    )
+    how = "make the labels from what all ranks share: number the classes of all data, in one order"
+
+
 class OffsetOfUnequalParts(Cause):
     """A line begins a rank's part at its coordinate times one length, and the parts are unequal.
 

@@ -18,8 +18,10 @@ WRAPPER_OFF: Mapping[str, tuple[str, str]] = {
         "call the DDP module itself and backward() on the loss, and replace parameters before it is made",
     ),
     "no_sync": (
-        "The last forward of DDP ran under no_sync(), so the backward after it did not reduce this gradient",
-        "run the forward and the backward of the last micro-batch outside no_sync()",
+        "The last forward of DDP ran under no_sync(), or with require_backward_grad_sync set to False, so the backward "
+        "after it did not reduce this gradient",
+        "run the forward and the backward of the last micro-batch outside no_sync(), or set the flag to True before "
+        "that forward",
     ),
     "bypassed": (
         "DDP has this parameter, and the step never called the DDP module: it called the module inside of it "

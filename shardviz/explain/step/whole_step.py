@@ -349,6 +349,32 @@ class SharedRows(Cause):
     )
 
 
+class RowsSentByOneRank(Cause, kind="wrong-value"):
+    """All ranks are given the rows of one rank, and the rows of the others are dropped.
+
+    `distribute_tensor` takes the whole tensor from the first rank of a mesh and sends it to the others: each rank's own
+    argument is ignored. Given a rank's part of the batch, it splits the first rank's part once more.
+
+    Attributes:
+        axis: The axis along which ranks have different rows.
+        place: The line that sends them, as `train.py:43`; empty if it is not known.
+        is_scattered: Whether each rank gets a piece of the rows, not all of them.
+    """
+
+    axis: str
+    place: str
+    is_scattered: bool
+    why = (
+        "{place:?{place}|A collective} {is_scattered:?splits one rank's rows over all ranks along {axis}|sends one "
+        "rank's rows to all ranks along {axis}}, and drops the rows that the others had. distribute_tensor does this: "
+        "it takes its tensor from the first rank"
+    )
+    how = (
+        "each rank has its rows already: {is_scattered:?label them, DTensor.from_local(rows, mesh, (Shard(0),))|gather "
+        "them, DTensor.from_local(rows, mesh, (Shard(0),)).full_tensor()}"
+    )
+
+
 class RowsOfPeers(Cause):
     """Ranks that share a layer's weights are given different rows of the batch.
 

@@ -69,6 +69,7 @@ LISTS = (
     "clips",
     "given",
     "written_gathered",
+    "written_buffers",
     "replaced",
 )
 """Fields of a rank's record that are what was collected under their names."""
@@ -123,6 +124,7 @@ class Capture:
     not_stepped: list[str] = field(default_factory=list)
     not_saved: list[str] = field(default_factory=list)
     read_buffers: list[str] = field(default_factory=list)
+    written_buffers: list[tuple[str, str]] = field(default_factory=list)
     other_settings: list[str] = field(default_factory=list)
     other_options: list[tuple[str, str, str, str]] = field(default_factory=list)
     options: list[OptionsRecord] = field(default_factory=list)

@@ -105,7 +105,7 @@ class LaterSteps:
         self._done.add(id(optimizer))
         if len(self._given) == 1:
             tensors = [*local_tensors(unwrapped(self._step.root)), *self._step.outside.tensors()]
-            self._after = weights_of(tensors, self._step.most)
+            self._after = [*weights_of(tensors, self._step.most), *self._step.buffers.written_after()]
 
     def end(self) -> None:
         """Follow the module no longer, and write what was seen."""

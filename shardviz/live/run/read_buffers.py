@@ -1,4 +1,4 @@
-"""Buffers that a model's own forward reads and does not write: a bias that balances experts, a codebook, a scale.
+"""Buffers that a model's own forward reads, or writes: a bias that balances experts, a codebook, a queue of keys.
 
 Statistics that a forward writes, as those of BatchNorm, are of a rank's own rows, and evaluation alone reads them. What
 is written between steps and read in training makes another model of each rank if it differs. No program can be asked
@@ -17,10 +17,11 @@ import torch
 from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.compat import clean_name
 from shardviz.live.randomness import random_states
+from shardviz.live.run.buffer_uses import uses_of
 from shardviz.live.run.step_files import sampled
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from torch import nn
 
@@ -28,40 +29,60 @@ if TYPE_CHECKING:
 
 
 class ReadBuffers:
-    """The buffers of a model that a step reads.
+    """The buffers of a model that a step reads or writes.
 
     Attributes:
-        before: Copies of them from before the step.
+        written: Those that a forward wrote, each with the line that writes it; empty if that is not known.
+        carried: Those of them that it reads in training before it writes them.
     """
 
     def __init__(self, root: nn.Module, most: int) -> None:
         """Copy them, of large ones a sample of that many elements."""
         self._model, self._most = unwrapped(root), most
-        named = {name for module in self._model.modules() for name in _named_by(type(module))}
-        self._states = {name: state for name, state in self._current() if name.rpartition(".")[-1] in named}
-        self.before = list(self._copies())
+        kinds = {type(module) for module in self._model.modules()}
+        self._named = {name for kind in kinds for name in _named_by(kind)}
+        self._uses = {name: use for kind in kinds for name, use in uses_of(kind).items()}
+        self._states = dict(self._current())
+        self._before = list(self._copies(self._states))
+        self._random = random_states()
+        self.written: dict[str, str] = {}
+        self.carried: list[str] = []
+
+    @property
+    def before(self) -> list[Local]:
+        """Copies from before the step of those that a forward wrote, or names and did not write."""
+        return [local for local in self._before if local.name in self.written or self._is_read(local)]
+
+    def note_written(self) -> None:
+        """Note those that were written, or replaced, since they were copied."""
+        current = dict(self._current())
+        for name in (name for name, state in self._states.items() if current.get(name) != state):
+            is_carried, line = self._uses.get(name.rpartition(".")[-1], (False, ""))
+            self.carried += [name] if is_carried and name not in self.written else []
+            self.written[name] = line
         self._random = random_states()
 
-    def leave_out_written(self) -> None:
-        """Leave out those that were written, or replaced, since they were copied."""
-        current = dict(self._current())
-        self._states = {name: state for name, state in self._states.items() if current.get(name) == state}
-        self.before = [local for local in self.before if local.name in self._states]
-        self._random = random_states()
+    def written_after(self) -> list[Local]:
+        """Return copies as they are now of those that a forward wrote."""
+        return list(self._copies(self.written))
 
     def after(self) -> list[Local]:
-        """Return copies of them as they are now; none if random numbers were drawn since, which some may be."""
+        """Return copies of the others as they are now; none if random numbers were drawn since: some may be random."""
         is_drawn = not all(map(torch.equal, self._random, random_states()))
-        return [] if is_drawn else list(self._copies())
+        names = [local.name for local in self._before if local.name not in self.written and self._is_read(local)]
+        return [] if is_drawn else list(self._copies(names))
+
+    def _is_read(self, local: Local) -> bool:
+        return local.name.rpartition(".")[-1] in self._named and local.values.is_floating_point()
 
     def _current(self) -> Iterator[tuple[str, tuple[int, int]]]:
         for name, buffer in self._model.named_buffers():
-            if type(buffer) is torch.Tensor and buffer.is_floating_point() and not buffer.is_meta:
+            if type(buffer) is torch.Tensor and not buffer.is_complex() and not buffer.is_meta:
                 yield clean_name(name), (id(buffer), buffer._version)
 
-    def _copies(self) -> Iterator[Local]:
-        for local in local_tensors(self._model) if self._states else ():
-            if local.role == "buffer" and local.name in self._states:
+    def _copies(self, names: Collection[str]) -> Iterator[Local]:
+        for local in local_tensors(self._model) if names else ():
+            if local.role == "buffer" and local.name in names:
                 yield replace(local, values=sampled(local.values, self._most))
 
 

@@ -65,7 +65,7 @@ class Step:
         most: Of each weight and its gradient no more elements are kept.
         weights: This rank's part of the weights before the step, and of what may be averages of them.
         outside: What is stepped with the model and is not in it.
-        buffers: Those that its forward reads and does not write.
+        buffers: Those that its forward reads or writes.
         broke_off: Whether the job raised in it: what backward left in gradients may not be reduced yet.
         lines: What was recorded line by line; None if nothing was asked for.
         options: The numbers with which optimizers step its parameters.
@@ -138,6 +138,7 @@ def write_step(step: Step, folder: Path, command: tuple[str, ...], problem: str 
     add_points(capture, step.trace)
     capture.options, capture.clips = options_records(step.options), step.clips
     capture.held_back = [] if problem else held_back_names(unwrapped(step.root))
+    capture.written_buffers, capture.read_buffers = list(step.buffers.written.items()), step.buffers.carried
     if step.lines is not None:
         quietly(WHAT, step.lines.add_to, capture)
     for name, ranks in groups_of(num_ranks):

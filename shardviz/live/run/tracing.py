@@ -332,8 +332,8 @@ class Follower:
         weights = [*weights_of(before, most), *(old or ())]
         buffers = ReadBuffers(root, most)
         self._step = Step(root, trace, self.options.trace_step, most, weights, outsiders, buffers, averages=averages)
-        leave_out = _without_errors(lambda *_: buffers.leave_out_written())
-        self._handles = [called.register_forward_hook(leave_out), *trace.follow(model, self.followed)]
+        note_written = _without_errors(lambda *_: buffers.note_written())
+        self._handles = [called.register_forward_hook(note_written), *trace.follow(model, self.followed)]
         if self._lines is not None:
             self._step = replace(self._step, lines=self._lines)
             self._lines.follow(root)

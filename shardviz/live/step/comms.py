@@ -41,6 +41,7 @@ _SPELLINGS = {
 _SUMS = ("all_reduce", "reduce_scatter", "reduce")
 _MOVES = ("all_gather", "all_to_all", "gather")
 _MAX_CASTS = 1024
+_FROM_ONE = ("scatter", "broadcast")
 _NO_COLLECTIVES = ("wait_tensor", "monitored_barrier", "_wrap_tensor_autograd")
 
 Key = tuple[str, tuple[int, ...], str, bool, bool]
@@ -55,7 +56,8 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
 
     Attributes:
         narrowed_to: Dtypes to which values of a wider dtype were rounded.
-        moves: Collectives without a backward that moved floats before the first backward, outside of modules.
+        moves: Collectives without a backward that moved floats before the first backward, outside of modules, and what
+            one rank sent to others before it, anywhere.
         casts: The first casts to float8.
         summed_in: Dtypes in which numbers were summed over ranks in backward, or after it.
         unread: The results of collectives that nothing reads.
@@ -156,8 +158,11 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
             and torch.is_grad_enabled()
             and any(_is_real(tensor) and tensor.numel() > 1 for tensor in tensors)
         ):
-            line = user_line()
-            self.moves.append(MoveRecord(op, "" if line is None else f"{line.file}:{line.line}"))
+            self._note_move(op)
+
+    def _note_move(self, op: str) -> None:
+        line = user_line()
+        self.moves.append(MoveRecord(op, "" if line is None else f"{line.file}:{line.line}"))
 
     def _note_casts(self, taken: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> None:
         """Record a cast to float8, with the largest number that it was given."""
@@ -174,6 +179,8 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
             self.summed_in |= {tensor.dtype for tensor in tensors_in(args) if _is_real(tensor)}
         if self._running.is_outside and self._is_before_backward:
             self._note_outside(op, ranks, list(tensors_in(args)))
+        if op in _FROM_ONE and self._is_before_backward:
+            self._note_move(op)
         module = self._running.name_of(unit_calling())
         key = (op, ranks, module, self._running.is_bw, self._running.is_outside)
         count, size = self._counts.get(key, (0, 0))

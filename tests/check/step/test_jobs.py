@@ -12,8 +12,12 @@ from shardviz.check.step.jobs.compare import trained_in_one_job
 from shardviz.check.step.jobs.rows import rows_of
 from shardviz.check.step.jobs.starts import OtherWeight, other_weights, repeated_weight
 from shardviz.check.step.jobs.whole_job import mesh_of_groups
-from shardviz.check.step.trace.traces import Kept, Weight, in_both, joined
+from shardviz.check.step.trace.traces import Kept, Weight, coarsest_of, in_both, joined
 from shardviz.dump.arrays import kept_indices, strides_between, strides_for
+from shardviz.dump.records.base import SCHEMA
+from shardviz.dump.records.files import RankRecord
+from shardviz.dump.records.tensors import Body, TensorRecord
+from shardviz.dump.records.trace import of_value
 from shardviz.explain.step.scales import ScaledBackward
 from shardviz.explain.step.whole_step import DifferentBatch, SharedRows
 from shardviz.layout.mesh import Mesh, parse_mesh
@@ -249,3 +253,15 @@ def test_a_part_that_all_ranks_drew_alike_is_found(parts, is_repeated):
     others = [OtherWeight("up", 0, 1.0, is_permuted=False)]
     full = {"up": Weight(whole.shape, None, Kept.whole(whole))}
     assert bool(repeated_weight(others, full, {"up": weights})) == is_repeated
+
+
+@pytest.mark.parametrize(
+    ("name", "coarsest"),
+    [(of_value("step", 3), "float32"), (of_value("up", 3), "float32"), ("up: output 0", "bfloat16")],
+)
+def test_a_step_is_as_coarse_as_what_modules_make_and_not_as_what_a_line_tries(name, coarsest):
+    bodies = tuple(Body("activation", "step", (2,), (2,), dtype) for dtype in ("float32", "bfloat16"))
+    tensors = TensorRecord("up: input 0", 0), TensorRecord(name, 1)
+    record = RankRecord(SCHEMA, 0, 1, "", bodies=bodies, tensors=tensors)
+    job = SimpleNamespace(dump=SimpleNamespace(files=SimpleNamespace(ranks={0: record})))
+    assert coarsest_of([job]) == coarsest

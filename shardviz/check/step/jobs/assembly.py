@@ -18,6 +18,7 @@ from shardviz.check.report import NotChecked, findings_in
 from shardviz.check.step.contradictions import check_no_gradient
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.jobs.clips import by_another_norm, divided, of_size_before
+from shardviz.check.step.jobs.line_values import add_lines
 from shardviz.check.step.jobs.starts import by_name
 from shardviz.check.step.jobs.ties import broken_ties
 from shardviz.check.step.jobs.unequal_losses import of_unequal_losses
@@ -32,7 +33,7 @@ from shardviz.dump.read import DumpFiles
 from shardviz.dump.records.files import RankRecord
 from shardviz.dump.records.step import NoiseRecord
 from shardviz.dump.records.tensors import Body, FlatRecord, LayoutRecord, MeshRecord, TensorRecord
-from shardviz.dump.records.trace import Place, of_value
+from shardviz.dump.records.trace import Place
 from shardviz.explain.finding import Finding
 from shardviz.explain.step.modules import LayerOnTwoStages, UnexplainedInput
 from shardviz.explain.step.whole_step import DifferentMasks, IdenticalMasks, UnexplainedForward
@@ -41,17 +42,18 @@ from shardviz.relate.tolerance import EPSILON, NOISE, POINT_EPSILON, allowed_in_
 from shardviz.relate.values import farthest, magnitude
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
     from shardviz.check.step.jobs.clips import Clips
     from shardviz.check.step.jobs.earlier import History
+    from shardviz.check.step.jobs.line_values import OrderInCalls
     from shardviz.check.step.jobs.starts import Belonging, Way
     from shardviz.check.step.trace.calls import Call
     from shardviz.check.step.trace.divergence import Divergence
     from shardviz.check.step.trace.judging import Judging
-    from shardviz.check.step.trace.traces import JobTrace, OfRank, Point, Weight
+    from shardviz.check.step.trace.traces import JobTrace, Point, Weight
     from shardviz.dump.records.base import Moment, Role
     from shardviz.dump.records.trace import LinesRecord
     from shardviz.layout.layout import Layout
@@ -211,7 +213,7 @@ class Weights:
         grads: Their gradients.
         updated: The weights after the optimizer's step.
         belongings: Where those of the other job's belong that claim nothing.
-        order: The order in which the other job's ranks have the batch's rows; None if it is the same.
+        order: Which of the batch's rows the other job's ranks have in a call; None if lines can't be compared.
         ways: How those of the first job were put together.
         kept: Which share of each rank's gradients clipping left in the other job, if they are compared without it.
         histories: What is known of the gradients of weights in the steps before.
@@ -221,7 +223,7 @@ class Weights:
     grads: Mapping[str, Weight]
     updated: Mapping[str, Weight]
     belongings: Mapping[str, Belonging]
-    order: NDArray[np.int64] | None = None
+    order: OrderInCalls | None = None
     ways: Mapping[str, Way] = field(default_factory=dict)
     kept: Mapping[int, float] = field(default_factory=dict)
     histories: Mapping[str, History] = field(default_factory=dict)
@@ -236,8 +238,8 @@ def assembled(job: JobTrace, judging: Judging, weights: Weights, reference: JobT
     for place in judging.wrong:
         _add_place(assembling, judging, place)
     _allow_for_rounding(assembling, (job, reference), judging.drift)
-    if reference.is_of_one and weights.order is None:
-        _add_lines(assembling, reference, job)
+    if reference.is_of_one and weights.order is not None:
+        add_lines(assembling, reference, job, weights.order)
     return assembling.dump(judging), sampled
 
 
@@ -248,43 +250,6 @@ def _micro_batches(job: JobTrace, reference: JobTrace) -> int:
         return 0
     runs, rest = divmod(counts.pop(), counts_there.pop())
     return runs if runs > 1 and not rest else 0
-
-
-def _add_lines(assembling: Assembling, reference: JobTrace, job: JobTrace) -> None:
-    """Add the lines that both jobs recorded, with their values."""
-    whole = reference.dump.files.ranks[0].lines
-    modules = {lines.module for lines in whole}
-    for rank, record in job.dump.files.ranks.items():
-        own = [lines for lines in record.lines if lines.module in modules]
-        _add_values(assembling, rank, job.ranks[rank], own, "step")
-        assembling.lines[rank] = tuple(map(_with_inputs, own))
-    first = min(job.ranks)
-    _add_values(assembling, first, reference.ranks[0], whole, "reference")
-    assembling.lines[first] += tuple(structs.replace(lines, is_unsharded=True) for lines in whole)
-
-
-def _with_inputs(lines: LinesRecord) -> LinesRecord:
-    """Return lines of a job's script, to which what was made before them is given."""
-    values = (
-        structs.replace(value, origin="input elsewhere") if value.origin == "elsewhere" else value
-        for value in lines.values
-    )
-    return structs.replace(lines, values=tuple(values))
-
-
-def _add_values(
-    assembling: Assembling, rank: int, of_rank: OfRank, all_lines: Sequence[LinesRecord], moment: Moment
-) -> None:
-    names = (
-        of_value(lines.module, value.number, gradient=is_gradient)
-        for lines in all_lines
-        for value in lines.values
-        for is_gradient in (False, True)
-    )
-    for name in names:
-        kept = of_rank.activation(name)
-        if kept is not None:
-            assembling.add(rank, name, (moment, "activation"), kept.shape, kept.values, kept.dtype)
 
 
 def add_gradients(assembling: Assembling, weights: Weights) -> tuple[str, ...]:

@@ -1,13 +1,16 @@
-"""Buffers that ranks make different from each other between two steps, and that the model's forward reads.
+"""Buffers that ranks make different from each other in a step or after it, and that the model's forward reads.
 
-A trace has those that a forward reads and does not write. Ranks had the same before the step, and one process has
-another one after it, too. What is drawn at random also differs, so that of each rank must be like that of one process.
-DistributedDataParallel sends rank 0's buffers before the next forward.
+Between two steps: ranks had the same before the step, and one process has another one after it, too. What is drawn at
+random also differs, so that of each rank must be like that of one process. DistributedDataParallel sends rank 0's
+buffers before the next forward.
+
+In a forward: each rank writes what it makes of its own rows, and one process what it makes of all of them. That is
+right for statistics. It is wrong if the next forward reads rows that others wrote, and these are lost.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,11 +18,12 @@ import numpy as np
 from shardviz.check.step.jobs.assembly import are_whole
 from shardviz.check.step.jobs.starts import by_name
 from shardviz.explain.placement.values import UnsynchronizedBuffer
-from shardviz.explain.step.buffers import BufferOfParts, OwnBufferRead
+from shardviz.explain.step.buffers import BufferOfParts, OwnBufferRead, RowsOfOneRank
 from shardviz.explain.step.modules import UnexplainedModule
+from shardviz.relate.orders import places_of
 from shardviz.relate.tolerance import SINGLE, UPDATE_OF_JOB
 from shardviz.relate.values import farthest, magnitude
-from shardviz.text import listed, named_ranks
+from shardviz.text import join_numbers, listed, named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -32,6 +36,9 @@ if TYPE_CHECKING:
     from shardviz.dump.dump import Dump
     from shardviz.explain.finding import Finding
 
+SENDING = ("ddp", "unfrozen", "no_sync")
+"""Wrappers that send rank 0's buffers to all ranks before a forward, if they don't keep them."""
+
 LIKE = 0.25
 """The least cosine of what a rank has and what one process has, if that is made of the rank's rows, too."""
 
@@ -43,7 +50,9 @@ def own_buffers(reference: WholeJob, job: WholeJob) -> Iterator[Finding]:
         return
     before, after = (by_name(job.job.ranks, "buffer", moment) for moment in ("step", "updated"))
     whole, whole_after = (by_name(reference.job.ranks, "buffer", moment) for moment in ("step", "updated"))
-    for name in (name for name in after if name in before and name in whole and name in whole_after):
+    written = _written(job)
+    names = [name for name in after if name not in written]
+    for name in (name for name in names if name in before and name in whole and name in whole_after):
         wanted, wanted_after = (next(iter(each[name].values())) for each in (whole, whole_after))
         copies = before[name]
         if not are_whole(wanted, wanted_after, *copies.values(), *after[name].values()) or not _are_equal(
@@ -61,29 +70,159 @@ def own_buffers(reference: WholeJob, job: WholeJob) -> Iterator[Finding]:
 def with_buffer_read(finding: Finding, calls: Calls, reference: WholeJob, job: WholeJob) -> Finding:
     """Return an unexplained finding about a module with the buffer that it reads, if ranks' copies of that differ.
 
-    The module's output must be wrong on every rank whose buffer differs. Other ranks may have a wrong output, too.
+    The module's output must be wrong on every rank whose buffer differs. Other ranks may have a wrong output, too. A
+    buffer that a forward writes, and DistributedDataParallel sends, is only named: it may be of no consequence.
     """
     if not isinstance(finding.explanation, UnexplainedModule) or not reference.is_of_one:
         return finding
     wrong = {rank for call in calls.by_module.get(finding.module, ()) for rank, _ in call.tensors("output", "odd")}
     before, whole = (by_name(each.job.ranks, "buffer", "step") for each in (job, reference))
-    for name in (name for name in before if name.rpartition(".")[0] == finding.module and name in whole):
+    written, carried = _written(job), _carried(job)
+    names = [name for name in before if name.rpartition(".")[0] == finding.module and name in whole]
+    for name in (name for name in names if name in carried or name not in written):
         wanted = next(iter(whole[name].values()))
         if not are_whole(wanted, *before[name].values()):
             continue
         values = {rank: _array(weight) for rank, weight in before[name].items()}
+        if name in written and _is_sent(job):
+            values = dict.fromkeys(values, values[min(values)])
         expected = _array(wanted)
-        rounding = SINGLE * magnitude(expected)
+        rounding = (UPDATE_OF_JOB if name in written else SINGLE) * magnitude(expected)
         odd = {rank for rank, held in values.items() if farthest(held, expected) > rounding}
+        clause = f"{named_ranks(sorted(odd))} read other values from the buffer {name} than one process does"
         axes = tuple(axis for axis in job.mesh.long_axes if _differ_along(axis, values, job, rounding))
-        if axes and odd <= wrong:
-            clause = f"{named_ranks(sorted(odd))} read other values from the buffer {name} than one process does"
+        if odd and odd <= wrong and name in written and _is_of_floats(wanted):
+            line = f"in {written[name]} " if written[name] else ""
+            clause = f"{clause}; it was written {line}in an earlier step"
+            return replace(finding, details=(*finding.details, clause))
+        if axes and odd <= wrong and name not in written:
             return replace(finding, details=(*finding.details, clause)).because(UnsynchronizedBuffer(axes))
     return finding
 
 
+@dataclass(frozen=True, slots=True)
+class WrittenBuffers:
+    """What the forwards of a step left in buffers.
+
+    Attributes:
+        findings: What is lost of it.
+        num_right: How many buffers are as the other job's.
+        others: Buffers that differ, as they may.
+    """
+
+    findings: tuple[Finding, ...] = ()
+    num_right: int = 0
+    others: tuple[str, ...] = ()
+
+
+def written_buffers(reference: WholeJob, job: WholeJob) -> WrittenBuffers:
+    """Compare the buffers that the forwards of both jobs wrote, as they are after the step."""
+    written, carried = _written(job), _carried(job) & _carried(reference)
+    findings, others, num_right = [], [], 0
+    after, whole_after = (by_name(each.job.ranks, "buffer", "updated") for each in (job, reference))
+    for name in (name for name in _written(reference) if name in written and name in after and name in whole_after):
+        wanted = next(iter(whole_after[name].values()))
+        copies = after[name].values()
+        is_known = reference.is_of_one and are_whole(wanted, *copies)
+        rounding = UPDATE_OF_JOB * magnitude(_array(wanted)) if is_known else 0.0
+        if is_known and all(farthest(_array(copy), _array(wanted)) <= rounding for copy in copies):
+            num_right += 1
+            continue
+        shares = _shares_of(name, reference, job) if is_known and name in carried and _is_sent(job) else None
+        if shares is not None:
+            findings.append(_lost_rows(name, *shares, written[name], job))
+        others += [] if shares is not None else [name]
+    return WrittenBuffers(tuple(findings), num_right, tuple(others))
+
+
+def _shares_of(
+    name: str, reference: WholeJob, job: WholeJob
+) -> tuple[int, dict[int, NDArray[np.int64]], dict[int, NDArray[np.int64]]] | None:
+    """Return which of the slices that one process writes to a buffer each rank writes.
+
+    Returns:
+        The dim of the slices; by rank, which of the buffer's slices it writes, and at which ones one process has what
+        they hold. None unless the ranks have all slices together, and those with the same ones have all of them alike.
+    """
+    before, after = (by_name(job.job.ranks, "buffer", moment)[name] for moment in ("step", "updated"))
+    wanted, wanted_after = (
+        _array(next(iter(by_name(reference.job.ranks, "buffer", moment)[name].values())))
+        for moment in ("step", "updated")
+    )
+    if not all(weight.values is not None and weight.values.is_whole for weight in before.values()):
+        return None
+    values = {rank: (_array(before[rank]), _array(weight)) for rank, weight in after.items()}
+    if any(not np.array_equal(old, wanted) or new.shape != wanted.shape for old, new in values.values()):
+        return None
+    for dim in range(wanted.ndim):
+        at = {rank: _changed(*pair, dim) for rank, pair in values.items()}
+        whole_at = _changed(wanted, wanted_after, dim)
+        near = UPDATE_OF_JOB * magnitude(wanted_after)
+        places = {
+            rank: places_of(values[rank][1].take(own, dim), wanted_after.take(whole_at, dim), near)
+            for rank, own in at.items()
+        }
+        found = {rank: place[1] for rank, place in places.items() if place is not None and place[0] == dim}
+        shares = {tuple(share.tolist()) for share in found.values()}
+        every = sorted(index for share in shares for index in share)
+        if len(found) == len(values) and len(shares) > 1 and every == list(range(len(whole_at))):
+            return dim, at, {rank: whole_at[share] for rank, share in found.items()}
+    return None
+
+
+def _changed(before: NDArray[np.float64], after: NDArray[np.float64], dim: int) -> NDArray[np.int64]:
+    """Return the slices along a dim in which something changed."""
+    others = tuple(axis for axis in range(before.ndim) if axis != dim)
+    return np.flatnonzero(np.any(before != after, axis=others))
+
+
+def _lost_rows(
+    name: str,
+    dim: int,
+    at: Mapping[int, NDArray[np.int64]],
+    shares: Mapping[int, NDArray[np.int64]],
+    line: str,
+    job: WholeJob,
+) -> Finding:
+    """Return the finding of a buffer of which each rank writes some of the slices that one process writes."""
+    first, other = min(at), next(rank for rank in at if not np.array_equal(shares[rank], shares[min(at)]))
+    count = len({index for share in shares.values() for index in share.tolist()})
+    places = [
+        f"rank {rank} wrote {join_numbers(at[rank])}, with what one process has in {join_numbers(shares[rank])}"
+        for rank in (first, other)
+    ]
+    axes = [axis for axis in job.mesh.long_axes if _are_apart_along(axis, shares, job)]
+    sentence = (
+        f"after the step each rank has written its own {len(at[first])} slices along dim {dim} of this buffer, and one "
+        f"process all {count}: {listed(places)}. The next forward reads them"
+    )
+    cause = RowsOfOneRank(listed(axes), line, is_same_place=np.array_equal(at[first], at[other]))
+    return cause.finding(name, tuple(at), sentence, held=f"{len(at[first])} of {count} slices")
+
+
+def _are_apart_along(axis: str, shares: Mapping[int, NDArray[np.int64]], job: WholeJob) -> bool:
+    groups = [[shares[rank] for rank in group if rank in shares] for group in job.mesh.groups(axis)]
+    return any(not np.array_equal(group[0], other) for group in groups for other in group[1:])
+
+
+def _written(job: WholeJob) -> dict[str, str]:
+    """Return the buffers that a forward of a job wrote, each with the line that writes it."""
+    return dict(pair for record in job.job.dump.files.ranks.values() for pair in record.written_buffers)
+
+
+def _carried(job: WholeJob) -> set[str]:
+    """Return the buffers that a forward of a job writes, and reads before it does."""
+    return {name for record in job.job.dump.files.ranks.values() for name in record.read_buffers}
+
+
+def _is_sent(job: WholeJob) -> bool:
+    """Whether DistributedDataParallel sends rank 0's buffers to all ranks before a forward."""
+    wrappers = [wrapper for record in job.job.dump.files.ranks.values() for wrapper in record.wrappers or ()]
+    return any(wrapper.kind in SENDING and not wrapper.keeps_buffers for wrapper in wrappers)
+
+
 def unseen_buffers(dump: Dump, job: WholeJob) -> list[str]:
-    """Return the buffers of a job's model that its trace lacks after the step, as those that a forward writes."""
+    """Return the buffers of a job's model that its trace lacks after the step."""
     seen = by_name(job.job.ranks, "buffer", "updated")
     buffers = (tensor for tensor in dump.at("initial") if tensor.role == "buffer")
     return [name for buffer in buffers for name in buffer.names if name not in seen]
@@ -103,6 +242,10 @@ def _finding(name: str, axes: list[str], job: WholeJob, ranks: tuple[int, ...]) 
 def _array(weight: Weight) -> NDArray[np.float64]:
     assert weight.values is not None, "it is whole"
     return weight.values.values
+
+
+def _is_of_floats(weight: Weight) -> bool:
+    return weight.values is not None and "float" in weight.values.dtype
 
 
 def _are_equal(wanted: Weight, copies: Mapping[int, Weight]) -> bool:

@@ -16,10 +16,17 @@ from shardviz.check.report import NotChecked, findings_in, grouped, ranks_by_nam
 from shardviz.check.step.comparison import compared
 from shardviz.check.step.jobs.assembly import JobEvidence, Weights, assembled, findings_on
 from shardviz.check.step.jobs.averages import averages_of
-from shardviz.check.step.jobs.buffers import own_buffers, unseen_buffers, with_buffer_read
+from shardviz.check.step.jobs.buffers import (
+    WrittenBuffers,
+    own_buffers,
+    unseen_buffers,
+    with_buffer_read,
+    written_buffers,
+)
 from shardviz.check.step.jobs.clips import clips_of, unclipped, with_own_clips
 from shardviz.check.step.jobs.earlier import cause_of_steps, drifts_of, histories_of
 from shardviz.check.step.jobs.later import LaterResult, later_steps_of
+from shardviz.check.step.jobs.line_values import OrderInCalls
 from shardviz.check.step.jobs.optimizers import (
     different_settings,
     is_one_resumed,
@@ -89,10 +96,13 @@ NEW_MODEL = (
 WITHOUT_GRADIENT = "its gradient: only a sample of it was kept, or ranks have different ones"
 UNSHARDED = "the unsharded model"
 WHICH_IS_RIGHT = "Which of the two is right they do not show; one process does: shardviz run --trace -- python train.py"
-LINES_IN_ANOTHER_ORDER = (
-    "the lines that were recorded: ranks have the batch's rows in another order than one process; give each rank a run "
-    "of rows to compare them"
+LINES_OF_OTHER_ROWS = (
+    "the lines that were recorded: a call of the model has rows of several calls of one process; give the ranks the "
+    "same micro-batches together to compare them"
 )
+LINES_OF_LOSSES = "the lines around the model: the step calls it several times, and each call has a loss of its own"
+OF_LINES = (LINES_OF_OTHER_ROWS, LINES_OF_LOSSES)
+"""Why lines were not compared, which matters only if something differs."""
 DRIFTED = (
     "{} before the step, up to {:.2g} of their size apart: rounding decides where an optimizer moves an element "
     "whose gradient is nearly zero; what the optimizers keep of the gradients before agrees"
@@ -145,7 +155,8 @@ def compare_jobs(before: Dump, after: Dump) -> StepDifference | None:
         first = WholeJob(first_trace, mesh_of_job(before, first_trace), "the first run")
         second = WholeJob(second_trace, mesh_of_job(after, second_trace), "the second run")
         names = {name: None for dump, job in ((before, first), (after, second)) for name in unseen_buffers(dump, job)}
-        return replace(_compare_both(first, second), unseen_buffers=tuple(names))
+        difference = _compare_both(first, second)
+        return replace(difference, unseen_buffers=tuple(names | dict.fromkeys(difference.unseen_buffers)))
 
 
 def _compare_both(first: WholeJob, second: WholeJob) -> StepDifference:
@@ -199,13 +210,14 @@ def _compare(reference: WholeJob, job: WholeJob) -> Attempt:
     if rows.not_joined:  # gradients are of the whole batch, however ranks share it
         left_out.append(NotChecked("", f"the step, module by module: {rows.not_joined}", "step"))
     has_lines = any(record.lines for record in reference.job.dump.files.ranks.values())
-    if rows.order is not None and reference.is_of_one and has_lines:
-        left_out.append(NotChecked("", LINES_IN_ANOTHER_ORDER, "step"))
+    order = OrderInCalls.of(rows, reference.job, job.job)
+    if reference.is_of_one and has_lines and not (order is not None and order.has_one_loss):
+        left_out.append(NotChecked("", LINES_OF_OTHER_ROWS if order is None else LINES_OF_LOSSES, "step"))
     left_out += (
         [NotChecked("", DRIFTED.format(counted(len(drifts), "weight"), max(drifts.values())), "step")] if drifts else []
     )
     judging = Judging({}, {}, job.mesh) if rows.not_joined else _judging(reference, job, rows.order, drifts)
-    attempt = _step_of(reference, job, judging, replace(weights, order=rows.order), left_out)
+    attempt = _step_of(reference, job, judging, replace(weights, order=order), left_out)
     if drifts and attempt.difference.departures and not attempt.is_explained:
         return Attempt(_not_compared(DIFFERS_AFTER_DRIFT), is_complete=False)
     first = next(iter(attempt.difference.departures), None)
@@ -330,14 +342,16 @@ def _step_of(
     findings += grouped(findings_in(updates.results), ranks_by_name(dump))
     averages = Updates() if findings else averages_of(reference, job, weights)
     findings += grouped(findings_in(averages.results), ranks_by_name(dump))
-    buffers = [*(() if findings or updates.results else own_buffers(reference, job))]
+    written = WrittenBuffers() if findings else written_buffers(reference, job)
+    buffers = [*written.findings, *(() if findings or updates.results else own_buffers(reference, job))]
     findings += grouped(findings_in(buffers), ranks_by_name(dump))
     results += [*kept.results, *updates.results, *averages.results, *buffers]
     later = LaterResult() if findings else later_steps_of(reference, job)
     not_compared = [result for result in results if isinstance(result, NotChecked)]
     not_compared += [NotChecked("", NEW_MODEL.format(later.new_at), "step")] if later.new_at else []
     not_compared += [NotChecked(name, WITHOUT_GRADIENT, "step") for name in sampled]
-    not_compared += [*_without_numbers(judging, reference), *_apart(judging, reference), *left_out]
+    not_compared += [*_without_numbers(judging, reference), *_apart(judging, reference)]
+    not_compared += [note for note in left_out if findings or note.why not in OF_LINES]
     states = {place: set(judgment.state.values()) for place, judgment in judging.judgments.items()}
     right = [place for place, of_ranks in states.items() if not of_ranks & BAD]
     num_odd = len({(place.module, place.call) for place, of_ranks in states.items() if of_ranks & BAD})
@@ -349,7 +363,7 @@ def _step_of(
             _departure(finding, num_odd, reference, job, look if finding is findings[0] else "") for finding in findings
         )
         + ((later.departure,) if later.departure is not None else ()),
-        len(weights.params) + len(right) + kept.num_right + updates.num_right + averages.num_right,
+        len(weights.params) + len(right) + kept.num_right + updates.num_right + averages.num_right + written.num_right,
         max(judging.drift, _farthest_gradient(evidence)),
         max((judging.judgments[place].near / sizes[place] for place in right), default=0.0),
         dtypes,
@@ -360,6 +374,7 @@ def _step_of(
         has_update=bool(updates.num_right),
         num_later=later.count,
         num_with_rows=later.with_rows,
+        unseen_buffers=written.others,
     )
     return Attempt(difference, bool(findings) and not findings[0].generic, not not_compared)
 
@@ -458,9 +473,9 @@ def _departure(finding: Finding, num_odd: int, reference: WholeJob, job: WholeJo
     module = finding.module or finding.tensor
     first, why = f"{job.name}: {finding.summary}", finding.explanation.advice
     following = num_odd - 1 if finding.module else 0
-    if not reference.is_of_one:
-        first, why = (text.replace(UNSHARDED, reference.name) for text in (first, why))
-        why += f". {WHICH_IS_RIGHT}"
+    other_job = "the other job" if reference.is_of_one else reference.name
+    first, why = (text.replace(UNSHARDED, other_job) for text in (first, why))
+    why += "" if reference.is_of_one else f". {WHICH_IS_RIGHT}"
     return Departure("sharded", module, "", first, why, max(following, 0), finding.explanation, finding.line, look)
 
 

@@ -41,12 +41,14 @@ class Rows:
         order: The first job's rows in the order in which ranks have them; None if that is their own.
         problem: In what the batches differ, in a sentence; empty if they do not.
         not_joined: How ranks share the batch, if that is right and their parts cannot be put together; else empty.
+        num_shares: Among how many ranks with different rows `order` is divided.
         cause: Why they differ.
     """
 
     order: NDArray[np.int64] | None = None
     problem: str = ""
     not_joined: str = ""
+    num_shares: int = 1
     cause: Cause = field(default_factory=lambda: DifferentBatch(of_jobs=True))
 
 
@@ -98,7 +100,7 @@ def rows_of(whole_batch: list[Kept], batches: Mapping[int, list[Kept]], mesh: Me
             return Rows(not_joined=EQUAL_ROWS)
     if len({len(part) for part in parts}) > 1:
         return Rows(not_joined=f"ranks were given unequal numbers of the other job's {size} rows: {_shares(shares)}")
-    return Rows(np.array(every, np.int64))
+    return Rows(np.array(every, np.int64), num_shares=len(parts))
 
 
 def _are_in_order(shares: Mapping[int, tuple[int, ...]], whole: Kept, *parts: Kept) -> bool:

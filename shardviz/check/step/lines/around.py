@@ -18,8 +18,8 @@ from shardviz.check.step.comparison import Compared
 from shardviz.check.step.lines.backward import backward_fault
 from shardviz.check.step.lines.calls import Lines
 from shardviz.check.step.lines.fault import Fault, at, called, fault_at, place_of, reached
-from shardviz.check.step.lines.faults import fault_of, fault_of_mean
-from shardviz.check.step.lines.labels import labels_fault, means_fault
+from shardviz.check.step.lines.faults import averaged_terms_fault, fault_of, fault_of_mean
+from shardviz.check.step.lines.labels import labels_fault, means_fault, other_labels_fault
 from shardviz.check.step.lines.operands import with_operator
 from shardviz.check.step.lines.search import DIVISIONS
 from shardviz.check.step.lines.states import States
@@ -174,7 +174,9 @@ class Around:
         if value is None or (name == "loss" and self._is_output(value)):  # the model's own lines make that
             return None
         is_term = name == "loss" and self._is_averaged_term(self.states.forward(value))
-        return (fault_of_mean if is_term else fault_of)(self.states, value)
+        fault = (fault_of_mean if is_term else fault_of)(self.states, value)
+        is_unclear = name == "loss" and (fault is None or isinstance(fault.cause, WrongLines))
+        return (other_labels_fault(self.states) if is_unclear else None) or fault
 
     def _is_averaged_term(self, state: State) -> bool:
         """Whether ranks' losses are the terms of a sum, and the step's loss is their mean."""
@@ -311,7 +313,11 @@ class Around:
         """
         if self._has_right_gradient:
             return None
-        wanted = self.states.whole(self.lines.results["loss"][1])
+        loss, number = self.lines.results["loss"]
+        state, wanted = self.states.forward(loss), self.states.whole(number)
+        size = self.states.mesh.size_over(state.axes)
+        if state.kind == "terms" and not state.op and math.isclose(times * size, 1, rel_tol=SINGLE):
+            return averaged_terms_fault(self.states, loss)
         by_rank = {rank: list(self._losses(rank)) for rank in self.lines.sharded}
         having = [losses for losses in by_rank.values() if losses]
         if wanted is None or not having:

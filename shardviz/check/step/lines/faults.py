@@ -18,7 +18,7 @@ from shardviz.check.step.lines.exchanges import (
     exchange_fault,
     not_restored_fault,
 )
-from shardviz.check.step.lines.fault import Fault, called, fault_at, with_label
+from shardviz.check.step.lines.fault import Fault, called, fault_at, place_of, with_label
 from shardviz.check.step.lines.foreign import foreign_fault, loop_fault, own_rows_fault, padding_fault, unwritten_fault
 from shardviz.check.step.lines.halo import neighbor_fault
 from shardviz.check.step.lines.offsets import (
@@ -42,7 +42,7 @@ from shardviz.explain.step.lines import (
     WrongLine,
     WrongLines,
 )
-from shardviz.explain.step.losses import UnsummedValue
+from shardviz.explain.step.losses import TermsAveraged, UnsummedValue
 
 if TYPE_CHECKING:
     from shardviz.check.step.lines.calls import Call, Value
@@ -96,6 +96,17 @@ def fault_of_mean(states: States, value: Value) -> Fault | None:
     axis = " and ".join(states.forward(value).axes)
     return fault_at(
         makers[0], f"{called(makers[0])} gives each rank one term of a sum over {axis}", UnsummedValue(axis)
+    )
+
+
+def averaged_terms_fault(states: States, loss: Value) -> Fault | None:
+    """Return the line whose result first is a rank's term of the loss, of which backward runs and DDP averages."""
+    maker, axes = ForwardSearch(states).maker_of_terms(loss), " and ".join(states.forward(loss).axes)
+    if maker is None:
+        return None
+    sentence = f"{called(maker)} gives each rank one term of a sum over {axes}, and backward runs on that"
+    return fault_at(
+        maker, sentence, TermsAveraged(place_of(maker.line), axes, states.mesh.size_over(states.forward(loss).axes))
     )
 
 

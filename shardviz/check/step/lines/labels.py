@@ -6,28 +6,34 @@ Labels may be of fewer rows, or of other rows. Micro-batches that each divide by
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shardviz.check.step.lines.fault import Fault, at, fault_at, place_of
 from shardviz.check.step.lines.search import DIVISIONS
-from shardviz.explain.step.line_rows import LabelsOfOtherRows, RowsLeftOut
+from shardviz.explain.step.line_rows import LabelsOfOtherRows, OtherLabels, RowsLeftOut
 from shardviz.explain.step.losses import MeanOfMeans
+from shardviz.layout.region import Region
 from shardviz.relate.tolerance import SINGLE, STEP
-from shardviz.relate.values import magnitude
+from shardviz.relate.values import magnitude, part_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.lines.calls import Call, Lines
+    from shardviz.check.step.lines.calls import Call, Lines, Value
     from shardviz.check.step.lines.states import States
     from shardviz.dump.records.trace import LineRecord
+    from shardviz.explain.cause import Cause
 
 LOSSES = ("cross_entropy", "nll_loss", "mse_loss", "binary_cross_entropy_with_logits", "kl_div", "smooth_l1_loss")
 """Functions of rows and their labels."""
+
+OF_LOSS = ("cross_entropy", "_loss")
+"""What the names of functions end in that take rows and their labels."""
 
 MAX_COMPARED = 1 << 24
 """Numbers that are compared at most to find rows in others."""
@@ -89,6 +95,48 @@ def labels_fault(states: States) -> Fault | None:
         if fault is not None:
             return fault
     return None
+
+
+def other_labels_fault(states: States) -> Fault | None:
+    """Return the line that gives a loss other labels than the unsharded model's for rows of which all else is right."""
+    for call in states.lines.calls:
+        if call.whole is None or not call.first.function.endswith(OF_LOSS) or len(call.inputs) < 2:
+            continue
+        rows, labels, *others = call.inputs
+        is_only = all(states.placed(value).is_known for value in (rows, *others))
+        wanted, held = states.reference_of(labels), states.held(labels)
+        if not (is_only and states.is_index(labels) and states.placed(labels).is_wrong) or wanted is None:
+            continue
+        region = _regions_of(states, rows, labels)
+        for rank, array in held.items():
+            due = part_of(wanted, region[rank]) if rank in region else None
+            if due is None or due.shape != array.shape or np.array_equal(due, array):
+                continue
+            where, count = tuple(np.argwhere(due != array)[0].tolist()), int(np.count_nonzero(due != array))
+            function, place = call.first.function, place_of(call.line)
+            gives = f"{at(call.line)} gives {function} {count} of {array.size} labels on rank {rank} that are not the"
+            first = f"at {list(where)} {int(array[where])} for {int(due[where])}"
+            parts = {region[other].dims: held[other].ravel() for other in held if other in region}
+            is_moved = np.array_equal(np.sort(np.concatenate([*parts.values()])), np.sort(wanted, axis=None))
+            of_rows = LabelsOfOtherRows(place, function, count, array.size)
+            cause: Cause = of_rows if is_moved else OtherLabels(place, function)
+            fault = fault_at(call, f"{gives} unsharded model's for these rows, {first}", cause)
+            return replace(fault, is_forward=True)
+    return None
+
+
+def _regions_of(states: States, rows: Value, labels: Value) -> dict[int, Region]:
+    """Return the part of all labels that belongs to each rank's rows: both have as many rows along some dim."""
+    layout, wanted, whole = states.placed(rows).layout, states.reference_of(rows), states.reference_of(labels)
+    regions = dict(layout.regions()) if layout is not None else {}
+    if wanted is None or whole is None or not whole.ndim:
+        return {}
+    dims = [dim for dim, size in enumerate(wanted.shape) if size == whole.shape[0]]
+    split = [dim for dim in dims if any(region.shape[dim] < wanted.shape[dim] for region in regions.values())]
+    if len(split) != 1:
+        return {}
+    around = Region.whole(whole.shape).dims
+    return {rank: Region((region.dims[split[0]], *around[1:])) for rank, region in regions.items()}
 
 
 def _left_out(lines: Lines, whole: LineRecord, of_ranks: Mapping[int, list[LineRecord]]) -> Fault | None:

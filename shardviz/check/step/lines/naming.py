@@ -35,8 +35,10 @@ from shardviz.explain.step.line_rows import (
     CausalMaskOfPart,
     CutByAnotherAxis,
     DimsMerged,
+    LabelsOfOtherRows,
     MisplacedMask,
     NeighborLeftOut,
+    OtherLabels,
     SameSlices,
 )
 from shardviz.explain.step.lines import (
@@ -84,6 +86,7 @@ from shardviz.explain.step.sums import (
 from shardviz.explain.step.update import StepOfPart, UnexplainedWeight
 from shardviz.explain.step.whole_step import (
     RankDependentCode,
+    RowsSentByOneRank,
     UnexplainedBackward,
     UnexplainedCopies,
     UnexplainedForward,
@@ -213,7 +216,9 @@ def with_lines(dump: Dump, results: Iterable[Finding | NotChecked]) -> Iterator[
             yield with_line_around(dump, outcome, fault, are_gradients_wrong=around.has_wrong_gradient)
         else:
             cause = outcome.explanation
-            place = cause.place if isinstance(cause, UnexplainedBackward) and cause.moved else ""
+            is_known = isinstance(cause, RowsSentByOneRank)
+            is_known |= isinstance(cause, UnexplainedBackward) and bool(cause.moved)
+            place = cause.place if isinstance(cause, RowsSentByOneRank | UnexplainedBackward) and is_known else ""
             yield replace(outcome, line=outcome.line or place)
     yield from _not_read(dump) if not opened and around is None else ()
 
@@ -309,6 +314,7 @@ def with_line_around(dump: Dump, finding: Finding, fault: Fault, *, are_gradient
         in_gradients = any(result.role == "grad" for other in placed.others for result in results_of(other))
         return placed.because(TermsAveraged(fault.place, axes, size) if in_gradients else fault.cause)
     is_mean_of_part = isinstance(finding.explanation, UnexplainedLoss) and fault.function in MEANS
+    is_mean_of_part &= not isinstance(fault.cause, LabelsOfOtherRows | OtherLabels)
     cause = mean_of_means(dump) if is_mean_of_part and _is_of_result(fault) else _of_ratio(dump, fault)
     is_explained = len(finding.explanation.ways) == 1 and not isinstance(finding.explanation, (*guesses, type(cause)))
     is_explained &= not (fault.is_of_sizes and isinstance(finding.explanation, OF_NORMS))

@@ -99,6 +99,10 @@ def check_terms(evidence: Evidence, comparison: Compared) -> Finding:
     return comparison.finding(cause, _where(comparison, rank, excess), kind="wrong-value", generic=not is_on_some_ranks)
 
 
+FROM_ONE_RANK = ("scatter", "broadcast")
+"""Collectives that give ranks what one rank has."""
+
+
 def _where_to_look(evidence: Evidence, comparison: Compared) -> Cause:
     """Return the place of a wrong result that no rule explains, as its cause."""
     if comparison.role == "output" or not evidence.outputs_are_right:
@@ -112,7 +116,8 @@ def _in_backward(evidence: Evidence) -> Cause:
     cut = evidence.without_gradient
     of_model = evidence.calls.by_module.get("", ())
     is_of_loss = any(is_wrong_from_loss(evidence.calls, call) for call in of_model)
-    moves = {move for record in evidence.dump.files.ranks.values() for move in record.moves}
+    all_moves = {move for record in evidence.dump.files.ranks.values() for move in record.moves}
+    moves = {move for move in all_moves if move.op not in FROM_ONE_RANK}
     if cut or len(moves) != 1:
         return CutGraph(cut) if cut else UnexplainedBackward(is_of_loss, is_unseen=evidence.loss is None)
     (move,) = moves

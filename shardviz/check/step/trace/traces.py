@@ -18,7 +18,7 @@ from shardviz.check.step.trace.calls import is_within
 from shardviz.dump.arrays import kept_indices, strides_between
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import arrays_of, read_files
-from shardviz.dump.records.trace import Place, of_point
+from shardviz.dump.records.trace import Place, is_value, of_point
 from shardviz.dump.write import TRACE_FOLDER
 from shardviz.groups import in_groups, the_only
 from shardviz.relate.tolerance import ELEMENT, EPSILON, EXACT, TENSOR_FLOAT
@@ -409,9 +409,15 @@ COMPUTED = ("activation", "grad")
 
 
 def coarsest_of(jobs: Iterable[JobTrace]) -> str:
-    """Return the coarsest dtype that any of some jobs' steps compute or reduce in."""
+    """Return the coarsest dtype that any of some jobs' steps compute or reduce in.
+
+    What single lines make doesn't count: a library may try dtypes between two steps, and only a recording of lines has
+    what it makes then.
+    """
     records = [record for job in jobs for record in job.dump.files.ranks.values()]
-    bodies = (body for record in records for body in record.bodies if body.role in COMPUTED)
+    tensors = ((record, tensor) for record in records for tensor in record.tensors)
+    used = {(record.rank, one.body): record for record, one in tensors if not is_value(f"{one.name}{one.suffix}")}
+    bodies = (body for (_, at), record in used.items() if (body := record.bodies[at]).role in COMPUTED)
     dtypes = {rounded_to(body.dtype, body.device) for body in bodies}
     dtypes |= {dtype for record in records for dtype in record.narrowed_to}
     return max(("float64", *dtypes), key=lambda dtype: EPSILON.get(dtype, 0.0))

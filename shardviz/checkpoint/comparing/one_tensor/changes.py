@@ -1,14 +1,14 @@
 """How a tensor changed: its order, padding, a rounding, a factor for all or for each block, or different values.
 
 A norm that is taken of a rank's own columns scales blocks, and so do scales of quantization groups that are counted
-from each rank's first one.
+from each rank's first one. Zero points of groups move blocks.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,11 +25,11 @@ from shardviz.checkpoint.comparing.outcome import Distance
 from shardviz.checkpoint.records import StoredTensor
 from shardviz.explain.checkpoints.conversion import (
     CutOffDigits,
-    FactorsOfBlocks,
     ForgottenFactor,
     ForgottenOffset,
     NarrowedOnTheWay,
 )
+from shardviz.explain.checkpoints.quantization import FactorsOfBlocks, OffsetsOfBlocks
 from shardviz.layout.dtypes import HALVES
 from shardviz.layout.region import box_of, index_of
 from shardviz.relate.casts import cast, is_cut_off, line_between, numbers_of, rounding_between, values_of
@@ -39,7 +39,7 @@ from shardviz.relate.values import blocks, is_alike, part_of
 from shardviz.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from shardviz.layout.region import Region
 
     Array = NDArray[np.float64]
+    NumbersIn = Callable[[Sequence[Array], int, float], Array | None]
 
 NAMES = ("the first", "the second")
 
@@ -72,6 +73,9 @@ LEAST_LOST, SHARE_LOST, NEARLY_ALL = 8, 0.1, 0.9
 
 NARROWEST = 8
 """Elements of a block: of fewer, any numbers have a common factor within rounding too often."""
+
+LEAST_OFFSET = 16
+"""An offset is so many times larger than what rounding may do to a number."""
 
 MOST_IN_BLOCKS = 1 << 24
 """Elements of a matrix that are looked at."""
@@ -299,7 +303,7 @@ class Side:
 
 
 def scaled_in_blocks(outcome: Outcome, before: Tensor, after: Tensor, name: str) -> Outcome | None:
-    """Say that parts of rows, or of columns, have factors of their own; None if they haven't.
+    """Say that parts of rows, or of columns, have factors or offsets of their own; None if they haven't.
 
     Args:
         name: What the second is called.
@@ -314,38 +318,76 @@ def scaled_in_blocks(outcome: Outcome, before: Tensor, after: Tensor, name: str)
     is_whole = bits[0].shape == bits[1].shape == before.shape
     if not is_whole or (before.dtype == after.dtype and np.array_equal(*bits)):
         return None
-    for dim, (line, others) in enumerate((("row", "columns"), ("column", "rows"))):
+    lines = enumerate((("row", "columns"), ("column", "rows")))
+    for (numbers_in, neutral), (dim, (line, others)) in product(((_factors, 1.0), (_offsets, 0.0)), [*lines]):
         sides = [Side(side.T if dim else side, of.dtype) for side, of in zip(bits, (before, after), strict=True)]
         is_other = (sides[0].bits != sides[1].bits).any(axis=1) | (before.dtype != after.dtype)
         sample = [side.numbers(np.flatnonzero(is_other)[:SAMPLE_ROWS]) for side in sides]
-        fitting = (width for width in _widths(before.shape[1 - dim]) if _factors(sample, width, tolerance) is not None)
+        widths, size = _widths(before.shape[1 - dim]), max(float(np.abs(side).max()) for side in sample)
+        fitting = (width for width in widths if numbers_in(sample, width, tolerance) is not None)
         for width in islice(fitting, MOST_TRIED):
-            factors = _factors_of_all(sides, width, tolerance)
-            if factors is not None and _are_of_most_lines(factors, tolerance):
-                return _scaled(outcome, name, line, others, width, factors, tolerance)
+            numbers = _numbers_of_all(numbers_in, sides, width, tolerance)
+            noise = tolerance * (np.abs(numbers).max() if neutral and numbers is not None else size)
+            if numbers is not None and _are_of_most_lines(numbers, neutral, noise):
+                blocks_of_lines = Blocks(line, others, width, numbers, tolerance)
+                return (_scaled if neutral else _moved)(outcome, name, blocks_of_lines)
     return None
 
 
-def _are_of_most_lines(factors: Array, tolerance: float) -> bool:
-    """Whether factors differ, and most lines have another one than 1: a single line, or number, has other reasons."""
-    is_scaled = (np.abs(factors - 1) > tolerance).any(axis=1)
-    steps = np.diff(np.sort(factors.ravel())) > 2 * tolerance * np.abs(factors).max()
-    return bool(steps.sum() > 1 and 2 * is_scaled.sum() > len(factors))
+def _are_of_most_lines(numbers: Array, neutral: float, noise: float) -> bool:
+    """Whether numbers differ, and most lines have one that changes them: a single line, or number, has other reasons.
+
+    Args:
+        neutral: The number that changes nothing: a factor of 1, or an offset of 0.
+        noise: How far rounding may take a number.
+    """
+    is_changed = (np.abs(numbers - neutral) > noise).any(axis=1)
+    steps = np.diff(np.sort(numbers.ravel())) > 2 * noise
+    return bool(steps.sum() > 1 and 2 * is_changed.sum() > len(numbers))
 
 
-def _scaled(
-    outcome: Outcome, name: str, line: str, others: str, width: int, factors: Array, tolerance: float
-) -> Outcome:
-    num_parts, is_right = factors.shape[1], (np.abs(factors - 1) <= tolerance).all(axis=0)
-    parts = (
-        f"in every {line}, each of {counted(num_parts, 'part')} of {width} {others}"
-        if num_parts > 1
-        else f"every {line}"
-    )
+@dataclass(frozen=True)
+class Blocks:
+    """Parts of all lines of a matrix, with a number for each.
+
+    Attributes:
+        line: What a line is: row or column.
+        others: What a part of it is made of: columns or rows.
+        width: How many of them.
+        numbers: A row of numbers for each line.
+        tolerance: How far they may be off, relative to the largest.
+    """
+
+    line: str
+    others: str
+    width: int
+    numbers: Array
+    tolerance: float
+
+    @property
+    def is_part(self) -> bool:
+        """Whether a line has several parts."""
+        return bool(self.numbers.shape[1] > 1)
+
+    @property
+    def name(self) -> str:
+        """What has a number of its own, as the beginning of a sentence."""
+        parts = f"each of {counted(self.numbers.shape[1], 'part')} of {self.width} {self.others}"
+        return f"in every {self.line}, {parts}" if self.is_part else f"every {self.line}"
+
+
+def _scaled(outcome: Outcome, name: str, parts: Blocks) -> Outcome:
+    factors, is_right = parts.numbers, (np.abs(parts.numbers - 1) <= parts.tolerance).all(axis=0)
     right = f" (1 in {counted(int(is_right.sum()), 'part')})" if is_right.any() else ""
     span = f"{factors.min():.4g} to {factors.max():.4g}{right}"
-    cause = FactorsOfBlocks(line, others, is_part=num_parts > 1, is_some_right=bool(is_right.any()))
-    return outcome.became("other", f"{parts} of {name} is the first's times a factor of its own, {span}", cause)
+    cause = FactorsOfBlocks(parts.line, parts.others, is_part=parts.is_part, is_some_right=bool(is_right.any()))
+    return outcome.became("other", f"{parts.name} of {name} is the first's times a factor of its own, {span}", cause)
+
+
+def _moved(outcome: Outcome, name: str, parts: Blocks) -> Outcome:
+    span = f"{parts.numbers.min():.4g} to {parts.numbers.max():.4g}"
+    cause = OffsetsOfBlocks(parts.line, parts.others, is_part=parts.is_part)
+    return outcome.became("other", f"{parts.name} of {name} is the first's plus a number of its own, {span}", cause)
 
 
 def _widths(size: int) -> Iterator[int]:
@@ -353,16 +395,27 @@ def _widths(size: int) -> Iterator[int]:
     yield from (size // count for count in range(1, size // NARROWEST + 1) if size % count == 0)
 
 
-def _factors_of_all(sides: Sequence[Side], width: int, tolerance: float) -> Array | None:
-    """Return the factor of each block of all rows, some rows at a time; None if some block has none."""
+def _numbers_of_all(numbers_in: NumbersIn, sides: Sequence[Side], width: int, tolerance: float) -> Array | None:
+    """Return the number of each block of all rows, some rows at a time; None if some block has none."""
     num_rows, size = sides[0].bits.shape
-    count, factors = max(AT_ONCE // size, 1), []
+    count, numbers = max(AT_ONCE // size, 1), []
     for start in range(0, num_rows, count):
-        some = _factors([side.numbers(slice(start, start + count)) for side in sides], width, tolerance)
+        some = numbers_in([side.numbers(slice(start, start + count)) for side in sides], width, tolerance)
         if some is None:
             return None
-        factors.append(some)
-    return np.concatenate(factors)
+        numbers.append(some)
+    return np.concatenate(numbers)
+
+
+def _offsets(pair: Sequence[Array], width: int, tolerance: float) -> Array | None:
+    """Return what is added to each block of a row; None if it is not one number in some block."""
+    first, second = (side.reshape(len(side), -1, width) for side in pair)
+    sizes = np.maximum(np.abs(first), np.abs(second)).max(-1, keepdims=True)
+    with np.errstate(all="ignore"):
+        offsets: Array = (second - first).mean(-1)
+        is_near = np.abs(second - first - offsets[..., None]) <= tolerance * sizes
+        is_clear = (offsets == 0) | (np.abs(offsets) > LEAST_OFFSET * tolerance * sizes[..., 0])
+    return offsets if is_near.all() and is_clear.all() else None
 
 
 def _factors(pair: Sequence[Array], width: int, tolerance: float) -> Array | None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from shardviz.checkpoint.comparing.equality import dtype_of
 from shardviz.checkpoint.comparing.outcome import Outcome
-from shardviz.explain.checkpoints.conversion import InvertedScales, TransposedScales, WrongQuantizationScales
+from shardviz.explain.checkpoints.quantization import InvertedScales, TransposedScales, WrongQuantizationScales
 from shardviz.layout.region import index_of
 from shardviz.relate.casts import EIGHT_BITS, EightBits, cast, numbers_of
 from shardviz.relate.tolerance import QUOTIENT

@@ -22,7 +22,7 @@ from shardviz.check.order.infer.orders import (
     transposed_digits,
     transpositions,
 )
-from shardviz.explain.checkpoints.conversion import ReorderedInConversion
+from shardviz.explain.checkpoints.conversion import OneShardRepeated, ReorderedInConversion
 from shardviz.layout.region import gaps_in, length
 from shardviz.reference.lookup import UNPLACED, locate
 from shardviz.relate.orders import orders_of_slices
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.checkpoint.records import StoredTensor
+    from shardviz.explain.cause import Cause
 
     Order = NDArray[np.int64]
 
@@ -156,9 +157,7 @@ def _name_repeats(order: NDArray[np.int64], dim: int) -> str:
     times = "several times" if (counts[counts > 1] != most).any() else "twice" if most == 2 else f"{most} times"
     words = f"dim {dim} has only {int((counts > 0).sum()):,} of its {len(order):,} indices: {again} {times}, "
     words += f"{lost} never"
-    shard = order[: len(order) // most]
-    is_shard = len(order) % most == 0 and (np.diff(shard) == 1).all() and np.array_equal(order, np.tile(shard, most))
-    return f"{words}, as when {most} ranks load the same shard" if is_shard else words
+    return words
 
 
 def _order_along(ids: NDArray[np.int64], shape: tuple[int, ...], dim: int) -> NDArray[np.int64]:
@@ -388,15 +387,28 @@ def _by_exchanged_pieces(before: NDArray[Any], after: NDArray[Any], first: Stret
     return f"its elements are in the order of view({len(view)}, {rows}, {columns}, {inner}).transpose(1, 2)"
 
 
-def cause_of_order(before: NDArray[np.generic], after: NDArray[np.generic]) -> ReorderedInConversion | None:
-    """Return what reordered one dim, with its undoing; None if it is not one dim, or in no short words."""
-    if before.shape != after.shape or is_long_line(before) or (orders := orders_of_slices(before, after)) is None:
+def cause_of_order(before: NDArray[np.generic], after: NDArray[np.generic]) -> Cause | None:
+    """Return what reordered one dim, or repeats a shard of it; None if it is not one dim, or in no short words."""
+    if before.shape != after.shape or is_long_line(before):
         return None
+    if (repeated := _repeated_shard(before, after)) is not None or (orders := orders_of_slices(before, after)) is None:
+        return repeated
     odd = [(dim, order) for dim, order in enumerate(orders) if not np.array_equal(order, np.arange(len(order)))]
     if len(odd) != 1 or not np.array_equal(np.sort(odd[0][1]), np.arange(len(odd[0][1]))):
         return None
     named = _undone(odd[0][1], odd[0][0])
     return ReorderedInConversion(*named) if named is not None else None
+
+
+def _repeated_shard(before: NDArray[np.generic], after: NDArray[np.generic]) -> OneShardRepeated | None:
+    """Return that a tensor is one shard of another over and over again, and not so itself."""
+    for dim, size in enumerate(before.shape):
+        for times in (times for times in range(2, MAX_SHARDS + 1) if size % times == 0):
+            shards, of_after = (np.split(side, times, dim) for side in (before, after))
+            is_alike = all(np.array_equal(shard, of_after[0]) for shard in of_after[1:])
+            if is_alike and sum(np.array_equal(shard, of_after[0]) for shard in shards) == 1:
+                return OneShardRepeated(dim, times)
+    return None
 
 
 def _undone(order: Order, dim: int) -> tuple[str, str] | None:

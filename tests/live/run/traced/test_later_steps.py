@@ -120,8 +120,8 @@ WRONG = [
         "in step 3 rank 1 is given the rows of step 1 again",
     ),
     ({"STEP": "step + RANK", "ROWS": ":"}, "whole-batch-per-rank", "rank 0 has all rows of that batch"),
-    ({"HALF": "True", "LOSS": "loss / WORLD"}, "ddp-averages-shares", "1/2 of the unsharded model's"),
-    ({"WRAP": NARROW, "LOSS": "loss * WORLD"}, "", "2 times the unsharded model's"),
+    ({"HALF": "True", "LOSS": "loss / WORLD"}, "ddp-averages-shares", "1/2 of the other job's"),
+    ({"WRAP": NARROW, "LOSS": "loss * WORLD"}, "", "2 times the other job's"),
 ]
 
 

@@ -141,3 +141,22 @@ def test_halves_of_pairs_that_are_on_different_ranks_are_named(capsys, tmp_path)
     assert f"pairs.py:{pairs.splitlines().index(halves) + 1}" in first["sentence"], first
     assert first["cause_id"] == "segments-of-part", first
     assert first_difference(capsys, one, run(tmp_path, "together", *RANKS, "right.py", "right")) is None
+
+
+@nightly
+def test_lines_of_rows_that_a_sampler_deals_out_are_compared(capsys, tmp_path):
+    labels = """    words = sorted(set("bacdbeda" if does == "right" else "bacdbeda"[rank::size]))
+    labels = torch.tensor([words.index(letter) for letter in "bacdbeda"[rank::size]])
+    loss = nn.functional.cross_entropy(model(rows), labels)
+"""
+    dealt = SCRIPT.replace(".chunk(size)[rank]", "[rank::size]")
+    (tmp_path / "train.py").write_text(dealt)
+    (tmp_path / "labels.py").write_text(dealt.replace("    loss = loss_of(model(rows), centered)\n", labels))
+    one = run(tmp_path, "one", sys.executable, "train.py", "right")
+    first = first_difference(capsys, one, run(tmp_path, "mixer", *RANKS, "train.py", "mixer"))
+    assert line_of("            hidden = hidden - hidden.mean(0)") in first["sentence"], first
+    assert first_difference(capsys, one, run(tmp_path, "two", *RANKS, "train.py", "right")) is None
+    one = run(tmp_path, "one_labels", sys.executable, "labels.py", "right")
+    first = first_difference(capsys, one, run(tmp_path, "labels", *RANKS, "labels.py", "labels"))
+    assert first["cause_id"] == "other-labels", first
+    assert first_difference(capsys, one, run(tmp_path, "two_labels", *RANKS, "labels.py", "right")) is None

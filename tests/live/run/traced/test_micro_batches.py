@@ -90,22 +90,22 @@ def alone(tmp_path_factory):
             "loss",
             "0.01",
             "the model itself",
-            "2 times the unsharded model's, the size of ddp; the factor is that from before",
+            "2 times the other job's, the size of ddp; the factor is that from before",
         ),
         (
             "0",
             "3 * loss / parts",
             "0.01",
             "the model itself",
-            "3 times the unsharded model's; the factor is that from before",
+            "3 times the other job's; the factor is that from before",
         ),
-        ("0", "loss / parts ** 2", "0.01", "the model itself", "1/2 of the unsharded model's"),
+        ("0", "loss / parts ** 2", "0.01", "the model itself", "1/2 of the other job's"),
         (
             "0",
             "loss",
             "100.0",
             "the model itself",
-            "2 times the unsharded model's, the size of ddp; the model's output",
+            "2 times the other job's, the size of ddp; the model's output",
         ),
     ],
 )
@@ -130,9 +130,7 @@ def test_a_norm_that_is_only_logged_clips_nothing(tmp_path, alone):
 
 @nightly
 @pytest.mark.parametrize("wrap", [FSDP1, FSDP2])
-@pytest.mark.parametrize(
-    ("loss", "words"), [("loss / parts", ""), ("loss", "2 times the unsharded model's, the size of")]
-)
+@pytest.mark.parametrize(("loss", "words"), [("loss / parts", ""), ("loss", "2 times the other job's, the size of")])
 def test_clipping_by_a_norm_of_shards_is_taken_back(tmp_path, alone, wrap, loss, words):
     (tmp_path / "train.py").write_text(program(loss=loss, wrap=wrap))
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "train.py")
