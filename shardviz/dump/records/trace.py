@@ -236,6 +236,7 @@ class LineRecord(Record, frozen=True):
         numbers: The numbers among its arguments, those of slices too: they differ if a rank counts from its own.
         since: The line of the same function that begins to compute the numbers which the innermost line reads; None if
             that is the line itself.
+        sent: Of tensors that several calls read: the number of each, and of what this call sends back to it.
     """
 
     call: Count
@@ -248,6 +249,7 @@ class LineRecord(Record, frozen=True):
     is_collective: bool = False
     numbers: str = ""
     since: FrameRecord | None = None
+    sent: tuple[tuple[Count, Count], ...] = ()
 
 
 class ValueRecord(Record, frozen=True):

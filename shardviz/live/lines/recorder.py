@@ -16,7 +16,6 @@ import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shardviz.dump.records.trace import FrameRecord, LineRecord, ValueRecord
 from shardviz.live.capture.locals import of_tensor, unwrapped
 from shardviz.live.compat import (
     class_name,
@@ -29,8 +28,10 @@ from shardviz.live.compat import (
     replaced,
     version_of,
 )
+from shardviz.live.lines.events import SENT_BACK, Before, Event, Value
 from shardviz.live.lines.frames import frames_of
 from shardviz.live.lines.tensors import has_memory, real_of, storage_of, tensors_kept
+from shardviz.live.lines.ways import Ways, aliased, edges_of
 from shardviz.live.step.comms import collective_name, is_communication
 from shardviz.live.step.running import tensors_in
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from torch import nn
+
 
 MAX_ELEMENTS = 1 << 22
 """Once so many numbers are kept on a rank, no more values are; a value that is kept has its gradient kept, too."""
@@ -53,60 +55,6 @@ MAX_HELD = 1 << 28
 
 UNSEEN = ("wait_tensor", "_wrap_tensor_autograd", "grad", "register_hook")
 """Functions that compute nothing, or wait for what is computed."""
-
-Frames = tuple[tuple[FrameRecord, ...], int, FrameRecord | None]
-
-
-@dataclass
-class Value:
-    """A tensor, with a copy of this rank's part and of its gradient."""
-
-    number: int
-    tensor: torch.Tensor
-    version: tuple[int, int]
-    epoch: int
-    origin: str = ""
-    values: torch.Tensor | None = None
-    gradient: torch.Tensor | None = None
-    shape: tuple[int, ...] = ()
-    placements: str = ""
-    axes: tuple[str, ...] = ()
-    needs_grad: bool = False
-    again: Value | None = None
-    memory: int = 0
-
-    def record(self) -> ValueRecord:
-        """Return it without its numbers."""
-        gradient = self.back is not None
-        needs_grad = any(value.needs_grad and value.values is not None for value in (self, self.again) if value)
-        left_out = self.values is None
-        sides = needs_grad, self.placements, left_out, gradient, self.memory, self.axes
-        return ValueRecord(self.number, self.shape, self.origin, *sides)
-
-    @property
-    def back(self) -> torch.Tensor | None:
-        """The gradient that came back, to the call or to its recomputation."""
-        return self.gradient if self.gradient is not None or self.again is None else self.again.gradient
-
-
-@dataclass
-class Event:
-    """One call."""
-
-    call: int
-    function: str
-    frames: Frames
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-    ranks: tuple[int, ...] = ()
-    is_collective: bool = False
-    numbers: str = ""
-
-    def record(self) -> LineRecord:
-        """Return it as it stands in a dump."""
-        sides = self.inputs, self.outputs, self.ranks
-        frames, own, since = self.frames
-        return LineRecord(self.call, self.function, frames, own, *sides, self.is_collective, self.numbers, since)
 
 
 @dataclass
@@ -140,6 +88,10 @@ class Recorder:
     _num_held: int = 0
     _first: list[Event] | None = None
     _writers: dict[int, Event] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Let what each reader of a tensor sends back be kept apart."""
+        self._ways = Ways(self._share)
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
@@ -186,17 +138,30 @@ class Recorder:
         """Return the numbers of the tensors in some arguments."""
         return tuple(self.number(tensor) for tensor in tensors_kept(tensors))
 
-    def before(self, call_inputs: Any) -> tuple[tuple[int, ...], list[tuple[int, int]]]:
-        """Return the numbers and the versions of a call's arguments before it runs."""
+    def before(self, call_inputs: Any) -> Before:
+        """Return what is to be known of a call's arguments once it has run."""
         tensors = tensors_kept(call_inputs)
         inputs = self.numbers(tensors)
         self._made.clear()
-        return inputs, [version_of(tensor) for tensor in tensors]
+        return Before(inputs, [version_of(tensor) for tensor in tensors], edges_of(tensors), len(self.events))
 
-    def after(self, function: str, before: tuple[Any, Any], call_inputs: Any, returned: Any) -> None:
+    def after(self, function: str, before: Before, call_inputs: Any, returned: Any) -> None:
         """Record a call after it has run, given what was there before it."""
         is_later = bool(self._made) and returned is not None
-        self.noted(function, before[0], call_inputs, returned, before[1], wait=is_later)
+        self.noted(function, before.inputs, call_inputs, returned, before.versions, wait=is_later)
+        inside = [] if in_backward() else self.events[before.num_events :]
+        readers = {
+            number: next((event for event in inside if number in event.inputs), None) for number in before.inputs
+        }
+        if any(readers.values()):
+            self._ways.add(readers, before.inputs, before.edges, tensors_kept((returned, call_inputs), wait=False))
+
+    def _share(self, event: Event, number: int) -> Callable[[torch.Tensor | None], None]:
+        """Return what keeps the gradients that a call sends back to a tensor."""
+        value = Value(len(self.values), self.values[number].tensor, (0, 0), 0, SENT_BACK)
+        self.values.append(value)
+        event.sent = (*event.sent, (number, value.number))
+        return lambda gradient: self.guarded(self._came_back, value, gradient)
 
     def noted(
         self,
@@ -300,7 +265,11 @@ class Recorder:
             return
         with torch.no_grad(), self.quiet():
             local = real_of(of_tensor("", "activation", gradient).values)
-            if value.values is not None:
+            if value.origin == SENT_BACK and self._num_elements + local.numel() <= MAX_ELEMENTS:
+                value.shape = tuple(local.shape)
+                value.gradient = local.clone() if value.gradient is None else value.gradient + local
+                self._num_elements += local.numel()
+            elif value.values is not None:
                 value.gradient = local.clone() if value.gradient is None else value.gradient + local
 
     def begin(self, inputs: Any, named: Any) -> None:
@@ -391,7 +360,11 @@ def recorded(
 
 @contextmanager
 def recording(
-    model: nn.Module, name: str, guarded: Callable[..., Any] = lambda function, *args: function(*args)
+    model: nn.Module,
+    name: str,
+    guarded: Callable[..., Any] = lambda function, *args: function(*args),
+    *,
+    is_alone: bool = False,
 ) -> Iterator[Recorder]:
     """Record the calls of a module of a model that runs inside of this context.
 
@@ -399,6 +372,8 @@ def recording(
         model: The model; the hooks on its modules are removed at the end.
         name: The module's name; empty for the model itself.
         guarded: The recorder's.
+        is_alone: Whether the gradient of the module's input is to be what this module sends back, without what other
+            modules send back to the same tensor: the module is then given aliases of its inputs.
     """
     inner = unwrapped(model)
     module = {clean_name(own): module for own, module in inner.named_modules()}.get(name)
@@ -413,10 +388,14 @@ def recording(
         modes_on.append(True)
         modes.callback(modes_on.clear)
 
-    def begin(_module: Any, inputs: Any, named: Any) -> None:
-        if len(recorder.returned) < MAX_CALLS:
-            recorder.guarded(recorder.begin, inputs, named)
-            enter()
+    def begin(_module: Any, inputs: Any, named: Any) -> Any:
+        if len(recorder.returned) >= MAX_CALLS:
+            return None
+        if is_alone:
+            inputs, named = aliased(inputs, named)
+        recorder.guarded(recorder.begin, inputs, named)
+        enter()
+        return (inputs, named) if is_alone else None
 
     def end(_module: Any, _inputs: Any, output: Any) -> None:
         if len(recorder.returned) < MAX_CALLS:

@@ -130,11 +130,11 @@ class Again:
         if any(lines.module == module for lines in capture.lines):
             return
         model = self.sharded.build()
-        with recording(model, module) as recorder:
+        with recording(model, module, is_alone=True) as recorder:
             why = self.sharded.step(model, self.probe)
         add_values(capture, module, recorder, "step")
         capture.lines.append(record_of(module, asked_module, recorder, why=why))
-        with recording(whole_model, module) as whole:
+        with recording(whole_model, module, is_alone=True) as whole:
             step_unsharded(whole_model, self.probe)
         if capture.rank == 0:
             add_values(capture, module, whole, "reference", with_gradients=self.with_gradients)

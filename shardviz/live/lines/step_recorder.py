@@ -19,8 +19,9 @@ from torch.distributed.tensor import DTensor
 from shardviz.dump.records.trace import TO_LOCAL
 from shardviz.live.capture.locals import of_tensor, unwrapped
 from shardviz.live.compat import class_name, clean_name, is_compiled, ranks_of_operator, replaced, version_of
+from shardviz.live.lines.events import Event, Value
 from shardviz.live.lines.frames import frames_of
-from shardviz.live.lines.recorder import Event, Recorder, Value, collecting, recorded
+from shardviz.live.lines.recorder import Recorder, collecting, recorded
 from shardviz.live.lines.tensors import has_memory, real_of, storage_of, tensors_kept
 from shardviz.live.step.step import loss_of
 from shardviz.relate.tolerance import EXACT, ROUNDINGS_OF_STEP
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import ModuleType
 
-    from shardviz.live.lines.recorder import Frames
+    from shardviz.live.lines.events import Frames
 
 Memory = tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]
 

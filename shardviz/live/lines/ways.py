@@ -1,0 +1,99 @@
+"""What a module, or one call in it, sends back by itself to a tensor that others read as well.
+
+The gradient of a tensor is the sum of what all its readers send back. Nodes of the graph tell a call's own share.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    Node = Any
+    """One of autograd's, whose inputs go on to the edges in its `next_functions`."""
+
+Edge = tuple["Node", int]
+"""Where a tensor's gradient goes: the node that made the tensor, and which of that node's results it is."""
+
+MAX_NODES = 64
+"""Of a call whose graph is larger, nothing is followed further."""
+
+
+def aliased(inputs: Any, named: Any) -> tuple[Any, Any]:
+    """Return a module's arguments with an alias of each tensor, whose gradient is what the module alone sends back."""
+    aliases: dict[int, Any] = {}
+
+    def alias_of(argument: Any) -> Any:
+        if not torch.is_tensor(argument) or not argument.requires_grad or argument.is_leaf:
+            return argument
+        if id(argument) not in aliases:
+            aliases[id(argument)] = torch.ops.aten.alias(argument)
+        return aliases[id(argument)]
+
+    return tuple(map(alias_of, inputs)), {name: alias_of(argument) for name, argument in named.items()}
+
+
+def edges_of(tensors: Iterable[torch.Tensor]) -> list[Edge | None]:
+    """Return where the gradient of each tensor goes; None for one without a gradient, or a leaf."""
+    return [(tensor.grad_fn, tensor.output_nr) if tensor.grad_fn is not None else None for tensor in tensors]
+
+
+class Ways:
+    """The ways back through calls: if several calls read a tensor, what each sends back to it is kept apart.
+
+    Args:
+        share: Takes a tensor's number and returns what is to be called with each gradient that a call sends back to it.
+    """
+
+    def __init__(self, share: Callable[[Any, int], Callable[[torch.Tensor | None], None]]) -> None:
+        self._share = share
+        self._by_number: dict[int, list[tuple[Any, list[tuple[Node, int]]]]] = {}
+
+    def add(
+        self,
+        readers: Mapping[int, Any],
+        numbers: Sequence[int],
+        edges: Sequence[Edge | None],
+        made: Sequence[torch.Tensor],
+    ) -> None:
+        """Follow the ways back through a call.
+
+        Args:
+            readers: The call that reads each tensor, by the tensor's number; None if that is not kept.
+            numbers: The numbers of the tensors that it was given.
+            edges: Where their gradients go, as that was before the call.
+            made: What it returned or wrote into.
+        """
+        by_edge = {edge: number for edge, number in zip(edges, numbers, strict=True) if edge is not None}
+        ways: dict[int, list[tuple[Node, int]]] = {}
+        for edge, node, index in _ways_between(by_edge, made):
+            ways.setdefault(by_edge[edge], []).append((node, index))
+        for number, nodes in ways.items():
+            if readers[number] is None:
+                continue
+            of_tensor = self._by_number.setdefault(number, [])
+            of_tensor.append((readers[number], nodes))
+            for reader, own in of_tensor if len(of_tensor) == 2 else of_tensor[2:][-1:]:
+                came_back = self._share(reader, number)
+                for node, index in own:
+                    node.register_hook(lambda given, _, index=index, came_back=came_back: came_back(given[index]))
+
+
+def _ways_between(edges: Iterable[Edge], made: Iterable[torch.Tensor]) -> Iterator[tuple[Edge, Node, int]]:
+    """Yield each node that sends a gradient to one of some edges, with the edge and the index of that gradient."""
+    wanted = set(edges)
+    waiting = [tensor.grad_fn for tensor in made if tensor.grad_fn is not None] if wanted else []
+    visited = {node for node, _ in wanted}
+    while waiting and len(visited) < MAX_NODES:
+        node = waiting.pop()
+        if node in visited:
+            continue
+        visited.add(node)
+        for index, (behind, result) in enumerate(node.next_functions):
+            if (behind, result) in wanted:
+                yield (behind, result), node, index
+            elif behind is not None:
+                waiting.append(behind)
