@@ -30,6 +30,27 @@ class UnaveragedLine(AtLine):
         return self.function == "batch_norm"
 
 
+class MeansSummedLine(AtLine, kind="wrong-scale"):
+    """A collective in a line sums the means of ranks' parts, and nothing divides the sum.
+
+    The sum of means is as many times the mean of the whole as there are parts. A sum of sums would be right.
+
+    Attributes:
+        mean: The line that takes the means, as `moe.py:83`; empty if that isn't known.
+        axes: The axes over which it sums.
+        times: The ranks over them.
+    """
+
+    mean: str
+    axes: str
+    times: int
+    why = (
+        "{function} in {place} sums over {axes} {mean:?the means that {mean} takes of each rank's own part|each rank's "
+        "mean of its own part}, so the result is {times} times the mean of the whole"
+    )
+    how = "divide the result of {place} by {times}, or average there: op=ReduceOp.AVG"
+
+
 class ExtremeOfPart(AtLine):
     """A line takes the maximum of each rank's own part, and nothing reduces the ranks' maxima.
 

@@ -68,6 +68,79 @@ class MisplacedMask(Cause):
         return self.in_ring and self.is_of_keys
 
 
+class BlockNotPassedOn(Cause):
+    """In every round of a ring a rank has the same block of keys and values.
+
+    Each round is to send the block to the next rank and to go on with the one that came. Code that keeps the block, or
+    doesn't assign what came to what the next round reads, meets its own keys again, as often as there are ranks.
+
+    Attributes:
+        place: The line that multiplies by the block in each round, as `attention.py:40`.
+        rounds: How many there are.
+    """
+
+    place: str
+    rounds: int
+    kinds = WRONG
+    why = (
+        "A rank has the same block in each of the {rounds} rounds of {place}: no round passes it on to the next rank, "
+        "or what comes isn't read"
+    )
+    how = "send keys and values to the next rank in each round, and let the next round read what has come"
+
+
+class UnweightedJoin(Cause):
+    """Ranks' softmax-weighted sums are joined without the sums of exponentials that they were divided by.
+
+    A rank with some of the keys, words or experts takes a softmax of its own scores. Its result is relative to its own
+    sum of exponentials. Neither the mean nor the sum of ranks' results is that of all scores.
+
+    Attributes:
+        place: The line that joins them, as `attention.py:40`.
+        softmax: The line of the softmax.
+        axis: The axis that splits the scores.
+    """
+
+    place: str
+    softmax: str
+    axis: str
+    kinds = WRONG
+    why = (
+        "{place} joins the ranks' results over {axis} without their weights: {softmax} divides each by the sum of "
+        "exponentials of the rank's own scores"
+    )
+    how = (
+        "weight each rank's result by exp(logsumexp of its scores - logsumexp of all scores) before {place} sums it, "
+        "with the maximum of all ranks' scores taken off"
+    )
+
+
+class PartOfAnotherDim(AtLine):
+    """A view gives a rank's part along one dim the shape of its part along another.
+
+    Heads that a rank has for all tokens have as many numbers as all heads of its own tokens. A view takes one for the
+    other without an error if the exchange between them is left out.
+
+    Attributes:
+        dim: The dim along which the rank has its part.
+        other: The dim of the result along which it has the size of a part.
+        axis: The axis that splits both.
+    """
+
+    dim: int
+    other: int
+    axis: str
+    kinds = WRONG
+    why = (
+        "{function} in {place} gets the rank's part along dim {dim} and gives it the shape of a part along dim "
+        "{other}: nothing exchanges the parts over {axis} before"
+    )
+    how = (
+        "exchange the parts over {axis} before {place}: an all_to_all that cuts along the dim that is to be split and "
+        "joins along the one that was"
+    )
+
+
 class RowsLeftOut(AtLine):
     """The losses of all ranks together are of fewer rows than the unsharded model's.
 

@@ -149,8 +149,8 @@ class MiscountedExponentials(Cause):
         "and {size} is the size of {axes}"
     )
     how = (
-        "all_reduce the sum of exponentials over {axes} with ReduceOp.SUM, once; leave it out if each rank has all "
-        "words"
+        "all_reduce the sum of exponentials over {axes} with ReduceOp.SUM, once, and give each rank its own words: "
+        "don't gather the logits before; ranks that have all words need neither the sum nor an offset of their labels"
     )
 
     @property

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from fractions import Fraction
 
     from shardviz.check.step.lines.calls import Call, Value
-    from shardviz.check.step.lines.states import State
+    from shardviz.check.step.lines.state import State
     from shardviz.dump.dump import Dump
     from shardviz.dump.records.trace import FrameRecord, LineRecord
     from shardviz.explain.cause import Cause
@@ -267,7 +267,8 @@ class Around:
         """Return how often the line of a collective reduced a gradient that was right before the last; else 0."""
         calls = [call for _, call in versions]
         before = self.states.forward(versions[calls.index(last) - 1][0])
-        num_runs = sum(call is not None and call.place == last.place for call in calls)
+        reductions = (call for call in calls if call is not None and call.first.function == last.first.function)
+        num_runs = sum(call.place == last.place for call in reductions)
         return num_runs if last.first.is_collective and num_runs > 1 and before.kind == "right" else 0
 
     def _written_by(self, call: Call, before: float, held: State, times: float, count: int = 0) -> Fault | None:

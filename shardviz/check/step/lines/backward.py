@@ -9,9 +9,12 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from shardviz.check.step.lines.calls import CONVERSIONS, JOINS, SELECTS
+from shardviz.check.step.lines.exchanges import EXCHANGE
 from shardviz.check.step.lines.fault import Fault, after, at, fault_at, place_of, reached
 from shardviz.check.step.lines.halo import halo_not_sent_back
-from shardviz.check.step.lines.states import MAX_BESIDE, State, words_of
+from shardviz.check.step.lines.state import State, words_of
+from shardviz.check.step.lines.states import MAX_BESIDE
+from shardviz.explain.step.gradients import UnsummedInputGradient
 from shardviz.explain.step.line_reductions import (
     GradientsOfOtherMicroBatches,
     UnreducedGather,
@@ -19,6 +22,7 @@ from shardviz.explain.step.line_reductions import (
     WholeGradientSummedAgain,
     WrongLineBackward,
 )
+from shardviz.explain.step.line_rows import ExchangeNotReversed
 from shardviz.layout.region import Region
 from shardviz.relate.factors import over
 from shardviz.relate.tolerance import ELEMENT, SINGLE
@@ -174,14 +178,17 @@ def sent_back_fault(states: States, axis: str) -> Fault | None:
     lines = states.lines
     search, inputs = _Backward(states), [value for value in lines.values if lines.origin(value)[:5] == "input"]
     for value in inputs:
-        gradient, readers = states.gradient(value), lines.readers(value)
+        gradient = states.gradient(value)
+        readers = [call for call in lines.readers(value) if not search.gets_zero(call)]
         is_whole = states.forward(value).kind == "right"
         if is_whole and gradient.kind == "terms" and gradient.axes == (axis,) and not gradient.op and readers:
-            if not all(search.uses_part(value, call) for call in readers):
+            giving = [call for call in readers if search.uses_part(value, call) or search.is_given_terms(call)]
+            if not giving or any(states.sent_back(value, call).kind == "right" for call in readers):
                 return None
-            call, cause = readers[0], UnsummedLineBackward(place_of(readers[0].line), axis)
-            uses = f"{reached(call)} is the first line that uses what the module is given for the rank's own part"
-            return fault_at(call, uses, cause)
+            argument = lines.origin(value) if len(inputs) > 1 else ""
+            cause = UnsummedInputGradient(lines.module or "the model itself", axis, argument=argument)
+            uses = f"{reached(giving[0])} is the first line that uses what the module is given for the rank's own part"
+            return fault_at(giving[0], uses, cause)
     return None
 
 
@@ -231,6 +238,11 @@ class _Backward:
         pairs = (self.lines.records[pair] for made in call.outputs for pair in made)
         return not wholes or any(whole.has_gradient for whole in wholes) or any(pair.has_gradient for pair in pairs)
 
+    def gets_zero(self, call: Call) -> bool:
+        """Whether the unsharded model's gradient of all that a call makes is zero, as behind a weight of zeros."""
+        wholes = [self.states.reference_of(made, gradient=True) for made in call.outputs]
+        return all(whole is not None and not whole.any() for whole in wholes)
+
     def _terms(self, call: Call, value: Value, axis: str) -> Fault:
         """Return that a call hands back terms of a tensor's gradient beside what another hands back whole."""
         cause = UnsummedLineBackward(place_of(call.first.frames[-1]), axis)
@@ -240,8 +252,17 @@ class _Backward:
         """Return that a call, given something for its gradient, hands back a wrong gradient of a tensor."""
         applied = APPLIED.findall(call.line.source) if not operand else []
         function = applied[0] if len(applied) == 1 else call.first.function  # torch's own match their forward
-        cause = WrongLineBackward(place_of(call.line), function, axis, operand)
-        return self._hands_back(call, value, given, cause, self.states.gradient(value))
+        held = self.states.gradient(value)
+        cause: Cause = WrongLineBackward(place_of(call.line), function, axis, operand)
+        if (exchange := self._exchange_in(call)) is not None and held.moved:
+            inner = exchange.first
+            cause = ExchangeNotReversed(place_of(call.line), inner.function, place_of(inner.frames[-1]))
+        return self._hands_back(call, value, given, cause, held)
+
+    def _exchange_in(self, call: Call) -> Call | None:
+        """Return the exchange in the forward of the function that a call's line applies; None without one."""
+        inside = (other for other in self.lines.calls if other.line == call.line and len(other.first.frames) > 1)
+        return next((other for other in inside if other.first.function.startswith(EXCHANGE)), None)
 
     def _hands_back(self, call: Call, value: Value, given: str, cause: Cause, held: State, more: str = "") -> Fault:
         gets = f"gets {given} of its gradient, and " if given else ""
@@ -282,6 +303,8 @@ class _Backward:
         With parts of something else it would hand back a term, and a call in a function of the user's may stand in the
         forward of one with a backward of its own.
         """
+        if (sent := self.states.sent_back(value, call)).kind != "unknown":
+            return sent.kind == "right"
         if call.whole is None or call.first.is_collective or len(call.first.frames) > 1:
             return False
         if not any(self.lines.records[pair].needs_grad for made in call.outputs for pair in made):
@@ -292,17 +315,17 @@ class _Backward:
         are_alike = all(self._axes(state) <= axes for state in states) and self._axes(states[-1]) == axes
         return are_alike and all(state.kind == "right" for state in (*states, *gradients))
 
-    def _is_given_terms(self, call: Call) -> bool:
+    def is_given_terms(self, call: Call) -> bool:
         """Whether what a call makes gets the terms of a sum for its gradient: it passes them on."""
         return any(self.states.placed(one, gradient=True).kind == "terms" for one in call.outputs)
 
     def _begin_of_terms(self, call: Call) -> Call:
         """Return the call that first hands back the terms that a call passes on."""
         visited: list[Call] = []
-        while call not in visited and self._is_given_terms(call):
+        while call not in visited and self.is_given_terms(call):
             visited.append(call)
             readers = [reader for one in call.outputs for reader in self.lines.readers(one)]
-            terms = [reader for reader in readers if self._is_given_terms(reader)]
+            terms = [reader for reader in readers if self.is_given_terms(reader)]
             call = next(iter(terms or readers), call)
         return call
 
@@ -311,7 +334,11 @@ class _Backward:
 
         A reader may stand on the line of another, as in a function that a module calls.
         """
-        giving = [call for call in readers if self._is_given_terms(call) or self.uses_part(value, call)]
+        for reader in readers:
+            sent = self.states.sent_back(value, reader)
+            if sent.kind == "terms" and not sent.op and len(sent.axes) == 1:
+                return self._terms(self._begin_of_terms(reader), value, sent.axes[0])
+        giving = [call for call in readers if self.is_given_terms(call) or self.uses_part(value, call)]
         for count in range(1, len(readers)) if len(readers) <= MAX_BESIDE else ():
             for branch in combinations(giving, count):
                 outputs = [made for reader in readers if reader not in branch for made in reader.outputs]

@@ -86,6 +86,12 @@ class Call:
         """What it returns or writes into."""
         return _across({rank: record.outputs for rank, record in self.records.items()})
 
+    def sent(self, value: Value) -> Value | None:
+        """Return what it sends back to a tensor that other calls read as well; None if that was not kept apart."""
+        by_rank = ((rank, dict(self.records[rank].sent).get(number)) for rank, number in value if rank in self.records)
+        sent = tuple((rank, number) for rank, number in by_rank if number is not None)
+        return sent if len(sent) == len(value) else None
+
     @property
     def counts_by_rank(self) -> bool:
         """Whether its numbers depend on the rank: what it returns is then the rank's own by intention."""

@@ -33,7 +33,8 @@ from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
     from shardviz.check.step.lines.calls import Call
-    from shardviz.check.step.lines.states import State, States
+    from shardviz.check.step.lines.state import State
+    from shardviz.check.step.lines.states import States
     from shardviz.dump.records.trace import FrameRecord
     from shardviz.explain.cause import Cause
     from shardviz.layout.mesh import Mesh

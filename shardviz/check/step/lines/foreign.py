@@ -21,7 +21,7 @@ import numpy as np
 from shardviz.check.step.lines.calls import SELECTS
 from shardviz.check.step.lines.exchanges import MOVES, ROOM
 from shardviz.check.step.lines.fault import Fault, at, fault_at, place_of, reached
-from shardviz.check.step.lines.masks import ATTENTION, mask_fault, ring_mask_fault
+from shardviz.check.step.lines.masks import ATTENTION, mask_fault, ring_mask_fault, same_block_fault, unweighted_fault
 from shardviz.explain.step.line_rows import CausalMaskOfPart, ForeignNumbersSummed, LoopFromZero
 from shardviz.explain.step.lines import ELEMENTWISE, UnlikeOperands, UnwrittenMemory
 from shardviz.explain.step.losses import PaddingSummed
@@ -208,7 +208,9 @@ def own_rows_fault(states: States) -> Fault | None:
     paired = [call for call in states.lines.calls if call.whole is not None and call.outputs]
     wrong = [call for call in paired if states.forward(call.outputs[0]).kind == "none"]
     fault = _causal_fault(states, wrong[0]) if wrong else None
-    fault = fault or mask_fault(states, wrong) or (ring_mask_fault(states) if wrong else None)
+    fault = fault or (same_block_fault(states) or unweighted_fault(states) if wrong else None)
+    fault = fault or mask_fault(states, wrong)
+    fault = fault or (ring_mask_fault(states) if wrong else None)
     return fault or (_unlike_rows_fault(states, wrong[0]) if wrong else None)
 
 

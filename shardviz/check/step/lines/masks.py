@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.lines.calls import ADDITIONS
-from shardviz.check.step.lines.exchanges import COPIES
+from shardviz.check.step.lines.exchanges import COPIES, MATRIX_PRODUCTS
 from shardviz.check.step.lines.fault import Fault, at, fault_at, given_fault, place_of, reached
 from shardviz.check.step.lines.states import States
-from shardviz.explain.step.line_rows import MisplacedMask
+from shardviz.explain.step.line_rows import BlockNotPassedOn, MisplacedMask, UnweightedJoin
+from shardviz.relate.factors import over
 from shardviz.relate.tolerance import STEP
 from shardviz.relate.values import finite_magnitude
 from shardviz.text import listed, spans_of
@@ -90,6 +91,62 @@ def ring_mask_fault(states: States) -> Fault | None:
     return next(filter(None, faults), None)
 
 
+def same_block_fault(states: States) -> Fault | None:
+    """Return the line that multiplies by the same block in every round of a ring: no round passes it on."""
+    for calls, of_whole in states.lines.rounds.values():
+        if not 0 < len(of_whole) < len(calls) or calls[0].first.function not in MATRIX_PRODUCTS:
+            continue
+        given = [[states.held(value) for value in call.inputs] for call in calls]
+        first, others = given[0], given[1:]
+        is_own = any(not np.array_equal(array, next(iter(held.values()))) for held in first for array in held.values())
+        if is_own and all(all(map(_are_equal, first, other)) for other in others):
+            line = calls[0].first.frames[-1]
+            sentence = f"{at(line)} multiplies the same numbers in all {len(calls)} rounds"
+            return fault_at(calls[0], sentence, BlockNotPassedOn(place_of(line), len(calls)))
+    return None
+
+
+def unweighted_fault(states: States) -> Fault | None:
+    """Return the line that joins ranks' softmax-weighted sums in some way, if their own masses would join them rightly.
+
+    A softmax over a rank's own scores is right if the results are joined later, by the sums of exponentials.
+    """
+    for call in states.lines.calls:
+        scores = call.inputs[0] if call.first.function == "softmax" and call.whole and call.inputs else None
+        layout = states.forward(scores).layout if scores is not None else None
+        axes = [axis for axis in layout.chains[-1] if isinstance(axis, str)] if layout is not None else []
+        readers = [reader for made in call.outputs for reader in states.lines.readers(made)]
+        product = next((reader for reader in readers if reader.first.function in MATRIX_PRODUCTS), None)
+        if scores is None or len(axes) != 1 or product is None or not _are_joined(states, scores, product, axes[0]):
+            continue
+        joining = next((later for later in states.lines.following(product) if later.first.ranks), product)
+        sentence = (
+            f"{reached(joining, call.line)} joins what {at(call.line)} weights by a softmax of each rank's scores"
+        )
+        return fault_at(joining, sentence, UnweightedJoin(place_of(joining.line), place_of(call.line), axes[0]))
+    return None
+
+
+def _are_joined(states: States, scores: Value, product: Call, axis: str) -> bool:
+    """Whether ranks' weighted sums, each times its sum of exponentials, make the unsharded model's."""
+    whole, held = states.reference_of(product.outputs[0]), states.held(product.outputs[0])
+    of_scores = states.held(scores)
+    if whole is None or not held or held.keys() != of_scores.keys():
+        return False
+    top = max(float(np.max(array)) for array in of_scores.values())
+    masses = {rank: np.exp(array - top).sum(-1, keepdims=True) for rank, array in of_scores.items()}
+    if any(array.shape != whole.shape or masses[rank].ndim != array.ndim for rank, array in held.items()):
+        return False
+    above = over(axis, "sum", {rank: array * masses[rank] for rank, array in held.items()}, states.mesh)
+    below = over(axis, "sum", masses, states.mesh)
+    is_near = all(_is_near(above[rank] / below[rank], whole) for rank in above.keys() & below.keys())
+    return above.keys() == held.keys() and is_near and not any(_is_near(array, whole) for array in held.values())
+
+
+def _are_equal(held: Mapping[int, Array], other: Mapping[int, Array]) -> bool:
+    return bool(held) and held.keys() == other.keys() and all(np.array_equal(held[rank], other[rank]) for rank in held)
+
+
 def _has_mask(states: States, call: Call) -> bool:
     """Whether a call combines scores with a number for each query and key that is made of positions alone."""
     shapes = [whole.shape[-2:] for value in call.inputs if (whole := states.reference_of(value)) is not None]
@@ -107,6 +164,8 @@ def _fault_of(states: States, call: Call, *, in_ring: bool = False) -> Fault | N
     maker = states.lines.producer(mask) if mask is not None and unlike else None
     if mask is None or maker is None:
         return None
+    if not in_ring and (as_it_is := _given_as_it_is(states.lines, mask)) is not None:
+        return given_fault(*as_it_is) if not states.lines.is_cut else None
     changing: FrameRecord | None = None
     while not maker.counts_by_rank:
         before = next((value for value in maker.inputs if _is_unlike(states, value, places)), None)
@@ -132,6 +191,15 @@ def _fault_of(states: States, call: Call, *, in_ring: bool = False) -> Fault | N
     updated = place_of(changing) if changing is not None else ""
     cause = MisplacedMask(place, reader, of, in_ring, updated=updated)
     return fault_at(maker, f"{sentence}; {applies}", cause)
+
+
+def _given_as_it_is(lines: Lines, mask: Value) -> tuple[Call, str] | None:
+    """Return the call that reads a mask which the module is given, and which input that is; None if it makes it."""
+    makers = list(lines.makers(mask))
+    if any(len(maker.inputs) != 1 or maker.first.ranks or maker.counts_by_rank for maker in makers):
+        return None
+    origin = lines.origin(makers[-1].inputs[0]) if makers else ""
+    return (makers[-1], origin) if origin.startswith("input") else None
 
 
 def _makers_of_unlike(states: States, call: Call, places: Mapping[int, Places]) -> tuple[list[Call], Call | None]:

@@ -239,10 +239,14 @@ def _opened(dump: Dump) -> list[Lines]:
 def _with_line_of_term(dump: Dump, finding: Finding, opened: Iterable[Lines]) -> Finding:
     """Return a finding about the gradient that a module sends back, with the line that sends back a term of it."""
     cause = finding.explanation
-    if not isinstance(cause, UnsummedInputGradient) or cause.inner:
+    if isinstance(cause, UnsummedInputGradient) and not cause.inner:
+        axes: tuple[str, ...] = (cause.axis,)
+    elif isinstance(cause, UnexplainedModuleBackward):  # what else reads the input, as a residual, hides its terms
+        axes = dump.files.mesh.axes
+    else:
         return finding
     of_module = (lines for lines in opened if module_to_open(finding) in (lines.module, lines.asked_module))
-    faults = (sent_back_fault(States(dump, lines), cause.axis) for lines in of_module)
+    faults = (sent_back_fault(States(dump, lines), axis) for lines in of_module for axis in axes)
     fault = next((fault for fault in faults if fault is not None and not fault.is_torchs), None)
     return finding if fault is None else with_line(finding, fault)
 

@@ -105,6 +105,16 @@ def _stretch(states: States, value: Value, layout: Layout) -> Stretch | None:
     return None if off is None else Stretch(off, dims[0], starts[off][0], due[off], first.shape[dims[0]])
 
 
+def is_stretch(states: States, value: Value) -> bool | None:
+    """Whether each rank has some stretch of a dim of the whole; None if that isn't known."""
+    whole, held = states.reference_of(value), states.held(value)
+    if whole is None or not held or any(array.ndim != whole.ndim for array in held.values()):
+        return None
+    sizes = {tuple(array.shape) for array in held.values()}
+    dims = [dim for dim, size in enumerate(whole.shape) if {shape[dim] for shape in sizes} != {size}]
+    return all(starts_of(array, whole, dims[0]) for array in held.values()) if len(dims) == 1 else None
+
+
 def starts_of(held: NDArray[np.float64], whole: NDArray[np.float64], dim: int) -> list[int]:
     """Return where in a dim of the whole a rank's stretch begins, for every place that fits."""
     whole, held = np.moveaxis(whole, dim, 0), np.moveaxis(held, dim, 0)

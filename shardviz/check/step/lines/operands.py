@@ -22,7 +22,7 @@ import numpy as np
 
 from shardviz.check.step.lines.calls import ADDITIONS
 from shardviz.check.step.lines.fault import Fault, at, fault_at, place_of, reached
-from shardviz.check.step.lines.states import MAX_RATIO
+from shardviz.check.step.lines.state import MAX_RATIO
 from shardviz.errors import LayoutError
 from shardviz.explain.step.line_reductions import WrongLineBackward
 from shardviz.explain.step.lines import DRAWS, LACKS, OtherOperand

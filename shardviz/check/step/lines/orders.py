@@ -10,6 +10,7 @@ numbers, although in the whole they go from one rank's part to another's.
 
 from __future__ import annotations
 
+import math
 from itertools import permutations
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from shardviz.check.step.lines.exchanges import COPIES
 from shardviz.check.step.lines.fault import Fault, fault_at, place_of, reached
 from shardviz.check.step.lines.offsets import starts_of
 from shardviz.check.step.lines.operands import splits
-from shardviz.explain.step.line_rows import DimsMerged
+from shardviz.explain.step.line_rows import DimsMerged, PartOfAnotherDim
 from shardviz.explain.step.lines import ReorderedPart, RolledPart, SegmentsOfPart
 from shardviz.layout.region import indices
 from shardviz.relate.tolerance import ELEMENT, EXACT
@@ -99,6 +100,8 @@ def cause_of_part(states: States, call: Call, given: str) -> Cause | None:
     value = call.inputs[0] if call.inputs and call.outputs and call.whole is not None else None
     if value is None or states.forward(value).kind != "right" or not states.forward(value).split_layout:
         return None
+    if (other := _split_elsewhere(states, call)) is not None:
+        return PartOfAnotherDim(place_of(call.first.frames[-1]), call.first.function, *other)
     segments = next((pair for dim in _stretched(states, value) if (pair := _segments(states, call, dim))), None)
     if segments is not None:
         weight, rows, dim = _cut(states, call, segments)
@@ -106,6 +109,24 @@ def cause_of_part(states: States, call: Call, given: str) -> Cause | None:
     cause_class = RolledPart if call.first.function == "roll" else ReorderedPart
     is_own = call.first.function not in (*MERGES, *COPIES) and _reorders_part(states, call)
     return cause_class(place_of(call.first.frames[-1]), call.first.function, is_of_rank=False) if is_own else None
+
+
+def _split_elsewhere(states: States, call: Call) -> tuple[int, int, str] | None:
+    """Return the dim along which a call gets a rank's part, the one along which its result has a part's size, the axis.
+
+    None if a view of the part has the rank's part of the same dim, as it should.
+    """
+    layout, whole = states.forward(call.inputs[0]).layout, call.whole
+    dims = list(_stretched(states, call.inputs[0]))
+    if layout is None or whole is None or call.first.function not in (*MERGES, *UNFOLDS) or len(dims) != 1:
+        return None
+    wanted, held = states.lines.wholes[whole.outputs[0]].shape, states.lines.records[call.outputs[0][0]].shape
+    apart = [dim for dim, size in enumerate(wanted) if held[dim] != size] if len(held) == len(wanted) else []
+    before, sizes = math.prod(layout.shape[: dims[0]]), [math.prod(wanted[: dim + 1]) for dim in range(len(wanted))]
+    home = next((dim for dim, size in enumerate(sizes) if size > before), None)
+    axis = str(layout.chains[dims[0]][0])
+    is_part = len(apart) == 1 and held[apart[0]] * states.mesh.axis_size(axis) == wanted[apart[0]]
+    return (dims[0], apart[0], axis) if is_part and home not in (None, apart[0]) else None
 
 
 def _stretched(states: States, value: Value) -> Iterator[int]:

@@ -34,7 +34,7 @@ from shardviz.check.step.lines.fault import (
     wrong_reduction,
     wrong_result,
 )
-from shardviz.check.step.lines.offsets import starts_of
+from shardviz.check.step.lines.offsets import is_stretch
 from shardviz.check.step.lines.operands import (
     counts_of_part,
     generator_of,
@@ -44,20 +44,21 @@ from shardviz.check.step.lines.operands import (
     other_number,
 )
 from shardviz.check.step.lines.orders import cause_of_part
-from shardviz.check.step.lines.states import words_of
+from shardviz.check.step.lines.state import words_of
+from shardviz.explain.step.line_reductions import MeansSummedLine
 from shardviz.explain.step.lines import ELEMENTWISE, INDEXING, CarriedLine, WrongLines
 from shardviz.explain.templates import number as written
 from shardviz.layout.splits import axes_in
-from shardviz.relate.factors import over
 from shardviz.relate.tolerance import EXACT, SINGLE
-from shardviz.relate.values import error_of, is_alike
+from shardviz.relate.values import is_alike
 from shardviz.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shardviz.check.step.lines.calls import Call, Value
-    from shardviz.check.step.lines.states import State, States
+    from shardviz.check.step.lines.state import State
+    from shardviz.check.step.lines.states import States
     from shardviz.dump.records.trace import FrameRecord
 
 LOGSUMEXP = "logsumexp"
@@ -243,6 +244,9 @@ class ForwardSearch:
             is_repeated = is_whole and not state.axes and math.isclose(state.factor, times, rel_tol=EXACT)
             return wrong_reduction(act, "", times if is_repeated else 0)
         mesh, ranks = self.states.mesh, set(call.first.ranks)
+        size = mesh.size_over(inner.axes)
+        if inner.op == "avg" and not state.axes and math.isclose(state.factor, size, rel_tol=SINGLE):
+            return act.fault(MeansSummedLine(act.place, act.function, "", " and ".join(inner.axes), size))
         others = [axis for axis in mesh.long_axes if axis not in inner.axes]
         copies = [axis for axis in others if ranks >= set(mesh.group_of(min(ranks), axis))]
         times = mesh.size_over(copies)
@@ -282,9 +286,22 @@ class ForwardSearch:
         is_of_rank = state.moved == "rank" and not reads and of_part is None
         if is_of_rank and (spoiler := self._spoils_alone(call)) is not None:
             return wrong_count(act, spoiler, counts_of_part(call, spoiler))
+        if axes and not reads and (fault := self._fault_of_summed_means(act, axes)) is not None:
+            return fault
         fault = wrong_result(act, axes, times, reads, unlike, self._split_by(given, times), of_part)
         is_alone = not any(maker.first.ranks for maker in between)
         return replace(fault, is_of_sizes=bool(times) and is_of_sizes(call), is_scaled=fault.is_scaled and is_alone)
+
+    def _fault_of_summed_means(self, act: Act, axes: str) -> Fault | None:
+        """Return the fault of a collective that sums the means which a call takes of ranks' parts, undivided."""
+        summing, size = self._collective_behind(act.call, SUMS), self.states.mesh.size_over(axes.split(" and "))
+        for made in sorted(self.lines.derived(summing), key=self.lines.order) if summing is not None else ():
+            state = self.states.forward(made)
+            is_multiple = state.kind == "other" and not state.axes and math.isclose(state.factor, size, rel_tol=SINGLE)
+            if summing is not None and is_multiple:
+                cause = MeansSummedLine(place_of(summing.line), summing.first.function, act.place, axes, size)
+                return Act(summing, act.held.text, state, act.call.line).fault(cause)
+        return None
 
     def _spoils_alone(self, call: Call) -> Call | None:
         """Return the first call that makes of a different rank's part, and of nothing else, what is no rank's part.
@@ -295,44 +312,25 @@ class ForwardSearch:
         for later in self.lines.following(call):
             if not {*later.inputs} <= moved or later.whole is None or not later.outputs:
                 continue
-            if later.first.function in MOVES or all(self._is_stretch(value) is not False for value in later.outputs):
+            if later.first.function in MOVES or all(
+                is_stretch(self.states, value) is not False for value in later.outputs
+            ):
                 moved |= {*later.outputs}
             else:
                 return later
         return None
-
-    def _is_stretch(self, value: Value) -> bool | None:
-        """Whether each rank has some stretch of a dim of the whole; None if that isn't known."""
-        whole, held = self.states.reference_of(value), self.states.held(value)
-        if whole is None or not held or any(array.ndim != whole.ndim for array in held.values()):
-            return None
-        sizes = {tuple(array.shape) for array in held.values()}
-        dims = [dim for dim, size in enumerate(whole.shape) if {shape[dim] for shape in sizes} != {size}]
-        return all(starts_of(array, whole, dims[0]) for array in held.values()) if len(dims) == 1 else None
 
     def _fault_of_extreme(self, act: Act) -> Fault | None:
         """Return the fault of a call that takes a maximum of a rank's part, unless ranks reduce what it gives them."""
         call, state = act.call, act.held
         op, axis = state.op, state.axes[0] if state.axes else ""
         if call.first.function == LOGSUMEXP and state.kind == "none":
-            op, axis = LOGSUMEXP, self._axis_of_powers(call.outputs[0])
+            op, axis = LOGSUMEXP, self.states.axis_of_powers(call.outputs[0])
         if call.first.function not in EXTREMES or op in ("", "avg") or not axis:
             return None
         reduction = self._collective_behind(call)
         held = self.states.forward(reduction.outputs[0]) if reduction is not None and reduction.outputs else None
         return extreme_of_part(act, axis, op, reduction, held)
-
-    def _axis_of_powers(self, value: Value) -> str:
-        """Return the axis over which the exponentials of ranks' numbers add up to the unsharded model's; else ''."""
-        whole = self.states.reference_of(value)
-        held = self.states.held(value)
-        if whole is None or not held or any(array.shape != whole.shape for array in held.values()):
-            return ""
-        with np.errstate(over="ignore", invalid="ignore"):
-            powers, wanted = {rank: np.exp(array) for rank, array in held.items()}, np.exp(whole)
-            sums = {axis: over(axis, "sum", powers, self.states.mesh) for axis in self.states.mesh.axes}
-            fits = (axis for axis, of in sums.items() if of and all(error_of(of[r], wanted) <= SINGLE for r in held))
-            return next(fits, "")
 
     def _split_by(self, given: Sequence[State], times: float) -> tuple[str, bool]:
         """Return the axes whose size a number may be; with True if the number may be the root of the size.

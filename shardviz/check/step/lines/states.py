@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from fractions import Fraction
 from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING, Literal
@@ -12,15 +10,15 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from shardviz.check.step.lines.calls import ADDITIONS
+from shardviz.check.step.lines.state import UNKNOWN, State, state_of
 from shardviz.dump.records.trace import of_value
 from shardviz.errors import ShardvizError
 from shardviz.layout.layout import Layout
-from shardviz.layout.notation import write
 from shardviz.layout.splits import segment_numbers
 from shardviz.relate.factors import over
-from shardviz.relate.relations import Filled, Located, Pair, Pending, Permuted, Reassigned, Rounded, Scaled
+from shardviz.relate.relations import Pair
 from shardviz.relate.search import relation_of
-from shardviz.relate.tolerance import ELEMENT, EXACT, Bound
+from shardviz.relate.tolerance import ELEMENT, EXACT, SINGLE, Bound
 from shardviz.relate.values import error_of, part_of
 
 if TYPE_CHECKING:
@@ -29,95 +27,17 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.lines.calls import Lines, Value
+    from shardviz.check.step.lines.calls import Call, Lines, Value
     from shardviz.dump.dump import Dump
-    from shardviz.layout.mesh import Mesh
-    from shardviz.relate.relations import Chain
 
-Moved = Literal["", "order", "rank"]
-MOVED: Mapping[Moved, str] = {
-    "": "a rearranged or shifted part of",
-    "order": "a reordered part of",
-    "rank": "a different rank's part of",
-}
-Kind = Literal["right", "terms", "other", "none", "missing", "unknown"]
 COLLECTIVES_OF_TERMS = ("all_reduce", "reduce")
 INTEGERS = ("int", "uint")
 MAX_BESIDE = 4
 """A tensor that more readers hand back gradients of is not looked at."""
 MIN_DISTINCT = 16
 """Fewer different numbers stand in some order by chance."""
-MAX_RATIO = 512
-"""A number that is a multiple of another by a ratio of larger numbers is another number."""
 MAX_SIZE = 1 << 20
 """A tensor of more elements is not related."""
-
-
-@dataclass(frozen=True)
-class State:
-    """What ranks have of a tensor.
-
-    Attributes:
-        kind: `right`, the parts of a layout; `terms` of a sum over an axis; `other`, something was done to the values;
-            `none`, nothing explains them; `missing`, no gradient came; `unknown`, there is nothing to compare with.
-        layout: The layout of `right` and `terms`.
-        axes: The axes of the sum.
-        factor: What the values are multiplied by, if that is all that is `other` about them.
-        op: The reduction that is pending, if it is not a sum: `avg` for the terms of a mean.
-        moved: Where numbers stand, if that is all that is `other` about them: in another `order`, or on another `rank`.
-    """
-
-    kind: Kind
-    layout: Layout | None = None
-    axes: tuple[str, ...] = ()
-    factor: float = 1.0
-    op: str = ""
-    moved: Moved = ""
-
-    @property
-    def is_wrong(self) -> bool:
-        """Whether values are there and are not the unsharded model's."""
-        return self.kind in ("other", "none", "missing")
-
-    @property
-    def is_known(self) -> bool:
-        """Whether they are the unsharded model's, or terms of it."""
-        return self.kind in ("right", "terms")
-
-    @property
-    def split_layout(self) -> str:
-        """The layout of which a rank has its part; empty if it has the whole, or something else."""
-        layout = self.layout if self.kind == "right" else None
-        return write(layout) if layout is not None and layout.split_axes else ""
-
-    @property
-    def text(self) -> str:
-        """What a rank has, in a few words."""
-        over = f" over {', '.join(self.axes)}" if self.axes else ""
-        if self.kind == "right":
-            return f"its part of {self.split_layout}" if self.split_layout else "the whole"
-        if self.kind == "terms":
-            return f"one term of a {'mean' if self.op == 'avg' else 'sum'}{over}"
-        if self.kind == "other":
-            if self.op:
-                return f"one term of a {'mean' if self.op == 'avg' else self.op}{over}"
-            what = f"{self.factor:.5g} times" if self.factor != 1 else MOVED[self.moved]
-            return f"{what} the unsharded model's result{f', in terms of a sum{over}' if over else ''}"
-        if self.kind == "none" and self.axes:
-            return f"one term of a sum{over}; the unsharded model has the sum"
-        words = {"none": "no part of the unsharded model's result", "missing": "no gradient", "unknown": "not compared"}
-        return words[self.kind]
-
-
-UNKNOWN = State("unknown")
-
-
-def words_of(states: Sequence[State]) -> str:
-    """Say what a call is given, identical states once: `the whole and its parts of [12, 8/tp] and [6, 8/tp]`."""
-    layouts = dict.fromkeys(state.split_layout for state in states if state.split_layout)
-    parts = [f"its part{'s' if len(layouts) > 1 else ''} of {' and '.join(layouts)}"] if layouts else []
-    texts = [*dict.fromkeys(state.text for state in states if not state.split_layout), *parts]
-    return f"{', '.join(texts[:-1])} and {texts[-1]}" if texts[1:] else "".join(texts)
 
 
 class States:
@@ -320,12 +240,12 @@ class States:
         held = self.gradients(value) if gradient else self._arrays(value)
         if whole is None or not whole.size or self.mesh.size != len(held):
             return UNKNOWN
-        near = ELEMENT.get(self._dtype(reference_number), EXACT)
+        near = ELEMENT.get(self._dtype(reference_number, gradient=gradient), EXACT)
         with np.errstate(over="ignore", invalid="ignore"):  # memory that nothing was written to holds anything
             related = relation_of(Pair(whole, held, None, self.mesh, Bound(near)), is_refined=is_refined)
         is_scaled = gradient and self._times_loss(value) != 1
         mean_axes = frozenset[str]() if is_scaled else self.mean_axes
-        state = _state_of(related.chain, self.mesh, mean_axes, is_number=whole.size == 1)
+        state = state_of(related.chain, self.mesh, mean_axes, is_number=whole.size == 1)
         if mean_axes and self._is_equal_count(state, reference_number):
             return State("terms", state.layout, tuple(axis for axis in self.mesh.axes if axis in mean_axes))
         layout = next(self._flattened(whole, held, near), None) if not state.is_known else None
@@ -340,6 +260,14 @@ class States:
         size = self.mesh.size_over(self.mean_axes)
         is_count = self._dtype(reference_number).startswith(INTEGERS) and state.layout is not None
         return is_count and not state.axes and math.isclose(state.factor * size, 1, rel_tol=EXACT)
+
+    def sent_back(self, value: Value, call: Call) -> State:
+        """Return the relation of what a call sends back to one of its inputs; unknown if that was not kept apart."""
+        wanted, sent = self.lines.wanted.get(value), call.sent(value)
+        of_whole = dict(call.whole.sent).get(wanted) if call.whole is not None and wanted is not None else None
+        if sent is None or of_whole is None:
+            return UNKNOWN
+        return self.related(sent, of_whole, gradient=True)
 
     def terms_beside(self, value: Value, others: Sequence[Value]) -> str:
         """Return the axis over which a tensor's gradient lacks a sum; empty if it lacks none.
@@ -416,6 +344,18 @@ class States:
                 return True
         return False
 
+    def axis_of_powers(self, value: Value) -> str:
+        """Return the axis over which the exponentials of ranks' numbers add up to the unsharded model's; else ''."""
+        whole = self.reference_of(value)
+        held = self.held(value)
+        if whole is None or not held or any(array.shape != whole.shape for array in held.values()):
+            return ""
+        with np.errstate(over="ignore", invalid="ignore"):
+            powers, wanted = {rank: np.exp(array) for rank, array in held.items()}, np.exp(whole)
+            sums = {axis: over(axis, "sum", powers, self.mesh) for axis in self.mesh.axes}
+            fits = (axis for axis, of in sums.items() if of and all(error_of(of[r], wanted) <= SINGLE for r in held))
+            return next(fits, "")
+
     def differs_along(self, value: Value, axis: str, *, gradient: bool = False) -> bool:
         """Whether ranks along an axis hold different numbers, in a tensor or in its gradient."""
         held = self._arrays(value, gradient=gradient)
@@ -467,32 +407,7 @@ class States:
         tensor = self.dump.by_name("step", "activation").get(of_value(self.lines.module, number))
         return tensor.shards[rank].body.dtype if tensor is not None and rank in tensor.shards else ""
 
-    def _dtype(self, wanted: int) -> str:
+    def _dtype(self, wanted: int, *, gradient: bool = False) -> str:
         number = self.lines.without_bias.get(wanted, (wanted,))[0]
-        tensor = self.dump.by_name("reference", "activation")[of_value(self.lines.module, number)]
+        tensor = self.dump.by_name("reference", "activation")[of_value(self.lines.module, number, gradient=gradient)]
         return tensor.first.body.dtype
-
-
-def _state_of(chain: Chain | None, mesh: Mesh, mean_axes: frozenset[str], *, is_number: bool) -> State:
-    """Return what ranks have by a chain; the terms of a mean are right along axes that split the batch."""
-    if chain is None:
-        return State("none")
-    layout = next((link.layout for link in chain if isinstance(link, Located)), None)
-    axes = tuple(link.axis for link in chain if isinstance(link, Pending))
-    links = [link for link in chain if not isinstance(link, Located | Pending | Rounded)]
-    if any(isinstance(link, Filled) for link in links):
-        return State("none")
-    ops = [link.op for link in chain if isinstance(link, Pending) and link.op != "sum"]
-    if layout is None or links:
-        only = links[0] if len(links) == 1 and layout is not None else None
-        factor = only.factor if isinstance(only, Scaled) else 1.0
-        is_mean = bool(axes) and not ops and math.isclose(factor, mesh.size_over(axes), rel_tol=EXACT)
-        if is_mean and mean_axes >= set(axes):
-            return State("terms", layout, axes, op="avg")
-        if is_number and Fraction(factor).limit_denominator(MAX_RATIO) != Fraction(factor).limit_denominator(1 << 20):
-            return State("none")  # any number is some multiple of another
-        moved: Moved = "order" if isinstance(only, Permuted) else "rank" if isinstance(only, Reassigned) else ""
-        return State("other", layout, axes, factor, moved=moved)
-    if ops:
-        return State("other", layout, axes, op=ops[0])
-    return State("terms" if axes else "right", layout, axes)
