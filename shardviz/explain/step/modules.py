@@ -8,10 +8,10 @@ from shardviz.explain.cause import Cause
 class UnsummedModule(Cause):
     """A module returns one term of a sum on each rank, and the next reads it as the whole.
 
-    In other layers the terms are summed, so here the sum was left out. Terms have the shape of the sum.
+    Terms have the shape of the sum, so nothing raises where the sum is left out.
 
     Attributes:
-        module: The module that returns the terms.
+        module: The module that returns the terms; empty if no module does.
         reader: The module that reads them.
     """
 
@@ -20,18 +20,20 @@ class UnsummedModule(Cause):
     axis: str
     kinds = ("unreduced-output", "wrong-value")
     why = (
-        "{is_within:?Nothing in {reader:called} sums the output of {module:called} over {axis}|The output of "
-        "{module:called} is not summed over {axis}: {reader:called} reads one rank's term as if it were the whole}"
+        "{is_within:?Nothing in {reader:called} sums the output of {module:called} over {axis}|{module:?The output of "
+        "{module:called}|The input of {reader:called}} is not summed over {axis}: {reader:called} reads one rank's "
+        "term as if it were the whole}"
     )
     how = (
-        "all_reduce the output of {module:called} over {axis} {is_within:?in {reader:called}|before {reader:called} "
-        "reads it}, with a backward that returns the gradient unchanged (RowwiseParallel)"
+        "all_reduce {module:?the output of {module:called}|the input of {reader:called}} over {axis} {is_within:?in "
+        "{reader:called}|before {reader:called} reads it}, with a backward that returns the gradient unchanged "
+        "(RowwiseParallel)"
     )
 
     @property
     def is_within(self) -> bool:
         """Whether the module is within the one that reads it."""
-        return self.module.startswith(f"{self.reader}.")
+        return self.reader == "the model itself" or self.module.startswith(f"{self.reader}.")
 
 
 class UnusedWeight(Cause):
@@ -60,23 +62,23 @@ class UngatheredInput(Cause):
     without an error. A module that exchanges parts, as ring attention does, may combine them wrongly.
 
     Attributes:
-        is_ring: Whether ranks send parts to each other in the module.
+        exchange: The collective by which ranks exchange numbers in the module; empty if they don't.
     """
 
     module: str
     axis: str
     dim: int
-    is_ring: bool = False
+    exchange: str = ""
     why = (
-        "{is_ring:?{module:called} sends parts of dim {dim} around along {axis}, and what it makes of them is wrong: "
-        "their order, a scale that must be the same for all of them, or positions in the whole|{module:called} "
-        "computes with each rank's own part of dim {dim} along {axis}, but needs the other parts too: keys and values, "
-        "statistics, a halo, or positions in the whole}"
+        "{exchange:?{module:called} gets other ranks' numbers along {axis} by {exchange}, and what it makes of them "
+        "and of its own part of dim {dim} is wrong: their order, a sign or a scale, positions in the whole, or "
+        "something that isn't exchanged|{module:called} computes with each rank's own part of dim {dim} along {axis}, "
+        "but needs the other parts too: keys and values, statistics, a halo, or positions in the whole}"
     )
     how = (
-        "in {module:called}, {is_ring:?look at what is done with each part that arrives, round by round|gather over "
-        "{axis} what the result needs, in the order of the ranks' coordinates, and count positions in the whole "
-        "sequence}"
+        "in {module:called}, {exchange:?look at what is done with what {exchange} brings, and whether all that the "
+        "result needs is exchanged|gather over {axis} what the result needs, in the order of the ranks' coordinates, "
+        "and count positions in the whole sequence}"
     )
 
 

@@ -23,7 +23,8 @@ from shardviz.explain.step.modules import (
     UnusedWeight,
 )
 from shardviz.explain.step.scales import ClippedByParts
-from shardviz.explain.step.sums import GradientNotReduced
+from shardviz.explain.step.sums import GradientNotReduced, UnreducedBesideVector
+from shardviz.explain.step.whole_step import UnexplainedCopies
 from shardviz.explain.templates import times_text
 from shardviz.groups import the_only
 from shardviz.relate.measures import ratio_of
@@ -101,7 +102,9 @@ def _is_loss(pair: Found) -> bool:
 def of_output(evidence: Evidence, first: Divergence, finding: Finding) -> Finding:
     """Add to a wrong output's finding where it begins, and a cause if it has none."""
     if not finding.generic:
-        return finding if finding.module else replace(finding, module=first.module)
+        read = _terms_read(evidence, first, finding)
+        named = finding if read is None else finding.because(read)
+        return named if named.module else replace(named, module=first.module)
     cause = _explained(evidence, first)
     if cause is None:
         kind = "unreduced-output" if first.way == "unsummed" else finding.kind
@@ -113,11 +116,22 @@ def of_output(evidence: Evidence, first: Divergence, finding: Finding) -> Findin
         details=(*finding.details, where(first), f"there {cause.summary}"),
         claimed=cause.claimed,
         held=cause.held,
-        explanation=cause.explanation,
+        explanation=_terms_read(evidence, first, cause) or cause.explanation,
         refs=cause.refs,
         module=first.module,
         generic=False,
     )
+
+
+def _terms_read(evidence: Evidence, first: Divergence, finding: Finding) -> UnsummedModule | None:
+    """Return that a layer with a bias lacks no sum of its own, but reads terms: the sum is missing before it."""
+    pending = first.call.point("input", "pending")
+    if pending is None or not isinstance(finding.explanation, UnreducedBesideVector):
+        return None
+    before = (call for call in evidence.calls.in_order if call.order < first.call.order)
+    terms = [call for call in before if call.state("output") == "pending"]
+    axis, module = pending_axis(pending), terms[-1].module if terms else ""
+    return UnsummedModule(module, first.module, axis) if axis == finding.explanation.axis else None
 
 
 def _explained(evidence: Evidence, first: Divergence, pairs: Sequence[Found] = ()) -> Finding | None:
@@ -147,8 +161,8 @@ def where(first: Divergence) -> str:
     name = first.called
     if first.direction == "forward":
         if first.way == "unsummed":
-            inner = is_within(first.module, first.before)
-            reading = f"nothing in {first.before} sums them" if inner else f"{first.before} reads them as they are"
+            inner, reader = is_within(first.module, first.before), first.before or "the model itself"
+            reading = f"nothing in {reader} sums them" if inner else f"{reader} reads them as they are"
             return f"{name} returns the terms of a sum over {first.axis}, and {reading}"
         if first.way == "between" and first.before == first.module:
             return f"{name} is the first module whose input is not the unsharded model's"
@@ -194,15 +208,17 @@ def _of_gradients(evidence: Evidence, first: Divergence, pairs: Sequence[Found])
         (comparison, finding)
         for comparison, finding in pairs
         if comparison.role == "grad"
-        and (finding.generic or is_proven or _is_term_of(first, comparison, finding))
+        and (finding.generic or is_proven or _is_term_of(evidence, first, finding))
         and (
             _order_of(evidence, comparison.name) <= first.call.order
-            or (finding.generic and _is_used_around(evidence, comparison.name, first))
+            or (_is_unexplained(finding) and _is_used_around(evidence, comparison.name, first))
         )
     ]
     if not follow:
         return list(pairs)
-    comparison, nearest = max(follow, key=lambda pair: _order_of(evidence, pair[0].name))
+    orders = [(_order_of(evidence, result.name), pair) for pair in follow for result in pair[:1]]
+    before = [(order, pair) for order, pair in orders if order <= first.call.order]
+    _, (comparison, nearest) = max(before or orders, key=lambda ordered: ordered[0])
     ids = {id(finding) for _, finding in follow}
     follow += [(result, finding) for result, finding in pairs if id(finding) not in ids and _is_clipped(finding)]
     ids |= {id(finding) for _, finding in follow}
@@ -217,20 +233,24 @@ def _is_clipped(finding: Finding) -> bool:
     return isinstance(finding.explanation, ClippedByParts) and not finding.explanation.norm
 
 
-def _is_term_of(first: Divergence, result: Compared, finding: Finding) -> bool:
-    """Whether a weight of the first wrong module lacks the sum that the gradient of the module's output lacks."""
-    cause, pending = finding.explanation, first.call.point("gradient of output", "pending")
-    if pending is None or not isinstance(cause, GradientNotReduced) or not _is_weight_of(first, result):
+def _is_term_of(evidence: Evidence, first: Divergence, finding: Finding) -> bool:
+    """Whether a weight in the first wrong module lacks the sum that the gradient of its own module's output lacks."""
+    cause, owner = finding.explanation, finding.tensor.rpartition(".")[0]
+    if not isinstance(cause, GradientNotReduced) or not (owner == first.module or is_within(owner, first.module)):
         return False
-    return cause.op == "SUM" and cause.axes == (pending_axis(pending),)
+    pending = (call.point(OUTPUT, "pending") for call in evidence.calls.by_module.get(owner, ()))
+    return cause.op == "SUM" and cause.axes in {(pending_axis(point),) for point in pending if point is not None}
+
+
+def _is_unexplained(finding: Finding) -> bool:
+    return finding.generic or isinstance(finding.explanation, UnexplainedCopies)
 
 
 def _is_used_around(evidence: Evidence, weight: str, first: Divergence) -> bool:
-    """Whether a weight's module is never called, and a module around the first wrong one uses it by itself."""
+    """Whether a module around the first wrong one uses a weight by itself: it has it, or a module never called has."""
     name = weight.rpartition(".")[0]
-    around = name.rpartition(".")[0]
-    calls = evidence.calls.by_module
-    return name not in calls and around in calls and is_within(first.module, around)
+    user = name if name in evidence.calls.by_module else name.rpartition(".")[0]
+    return user in evidence.calls.by_module and is_within(first.module, user)
 
 
 def _order_of(evidence: Evidence, weight: str) -> int:
@@ -268,13 +288,13 @@ def cause_at(evidence: Evidence, first: Divergence) -> Cause:
     name = first.module or "the model itself"
     if first.direction == "forward":
         if first.way == "unsummed":
-            return UnsummedModule(first.module, first.before, first.axis)
+            return UnsummedModule(first.module, first.before or "the model itself", first.axis)
         if unused := _unused_weight(evidence, first):
             return UnusedWeight(name, unused)
         split = _split_inputs(evidence, first)
         if split and not _is_gathered(evidence, first, split[1]):
             axis, dim = split
-            return UngatheredInput(name, axis, dim, exchange_in(evidence, first.module, axis) in ("send", "recv"))
+            return UngatheredInput(name, axis, dim, exchange_in(evidence, first.module, axis))
         inner = [one for one in evidence.calls.within(first.call) if one.module == first.after]
         pending = inner[-1].point("output", "pending") if inner and first.way == "between" else None
         is_given_wrong = first.way == "between" and first.before == first.module
