@@ -312,6 +312,11 @@ class Slices:
         return Slices(dim, whole.shape[dim], {rank: at[~is_padding[rank]] for rank, (_, at) in located.items()})
 
     @property
+    def key(self) -> object:
+        """The places, equal for slices that stand alike, along whatever dim."""
+        return self.size, tuple((rank, *at.tolist()) for rank, at in self.places.items())
+
+    @property
     def state(self) -> Literal["moved", "repeated", "odd"]:
         """`moved` if all are there, and none twice on a rank; `odd` if any is something else, or none is there."""
         every = np.concatenate(list(self.places.values()))

@@ -74,3 +74,18 @@ def test_a_module_that_no_rank_calls_is_named_at_the_gradient_of_what_it_alone_r
     for points, skipped in ((own, "last"), (by_fused, "")):
         records = Judging(whole, dict.fromkeys(MESH.ranks, points), MESH).records(0)
         assert [record.skipped for record in records if record.what == back.what] == [skipped]
+
+
+def test_one_number_a_row_stands_where_the_rows_did_that_it_is_made_of():
+    places = {0: [0, 2], 1: [1, 3], 2: [0, 2], 3: [1, 3]}
+    result = Place("layer", 0, "output", 1)
+    numbers = np.array([[0.5], [0.25], [-1.0], [2.0]])
+    whole = {OUT: point(WHOLE), result: point(numbers)}
+
+    def state(**wrong):
+        rows = {rank: numbers[wrong.get(f"rank{rank}", at)] for rank, at in places.items()}
+        ranks = {rank: {OUT: point(WHOLE[at]), result: point(rows[rank])} for rank, at in places.items()}
+        return Judging(whole, ranks, MESH).judgments[result].state[0]
+
+    assert state() == "moved"
+    assert state(rank0=[2, 0]) == "odd", "in another order than the rows"

@@ -108,6 +108,7 @@ class Judging:
         drifted: By module, how far steps before took its weights by rounding alone, relative to their size.
         drift: How far apart places are that are right, at most, relative to their size.
         num_not_finite: Places at which the whole has NaN or infinity, so that nothing can be judged.
+        orders: Where slices stand at the places before that ranks have in another order.
     """
 
     whole: Mapping[Place, Point]
@@ -118,6 +119,7 @@ class Judging:
     drifted: Mapping[str, float] = field(default_factory=dict)
     drift: float = 0.0
     num_not_finite: int = 0
+    orders: dict[object, Slices] = field(default_factory=dict)
 
     @cached_property
     def judgments(self) -> Mapping[Place, Judgment]:
@@ -452,7 +454,23 @@ class _Place:
             scales = {rank: self.judging.scale(self.place, rank) or 1.0 for rank in self.parts}
             values = {rank: part.values / scales[rank] for rank, part in self.parts.items()}
             slices = Slices.of(values, dict.fromkeys(values, self.whole.values), self.near)
+            if slices is None or slices.state == "odd":
+                slices = next(
+                    filter(None, (self._in_order_of(known, values) for known in self.judging.orders.values())), slices
+                )
+            elif slices.state == "moved":
+                self.judging.orders.setdefault(slices.key, slices)
         return Judgment(dict.fromkeys(self.parts, slices.state if slices else "odd"), None, self.near, slices)
+
+    def _in_order_of(self, known: Slices, values: Mapping[int, NDArray[np.float64]]) -> Slices | None:
+        """Return that slices stand where those of an earlier place do, if they do: one number alone does not tell."""
+        whole = self.whole.values
+        for dim in (dim for dim, size in enumerate(whole.shape) if size == known.size):
+            parts = {rank: whole.take(at, dim) for rank, at in known.places.items() if rank in values}
+            is_alike = parts.keys() == values.keys() and all(parts[r].shape == values[r].shape for r in parts)
+            if is_alike and all(np.all(np.abs(parts[rank] - values[rank]) <= self.near) for rank in parts):
+                return replace(known, dim=dim)
+        return None
 
 
 def judged_output(
