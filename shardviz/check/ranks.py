@@ -11,6 +11,7 @@ if each shard is where it is claimed.
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -27,9 +28,10 @@ from shardviz.explain.placement.whole_run import (
     MeshNotRising,
     ModuleAbsentOnRanks,
     RankWithoutFile,
+    SameModules,
     TensorAbsentEverywhere,
 )
-from shardviz.text import counted, listed, named_ranks
+from shardviz.text import counted, join_numbers, listed, named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -108,7 +110,25 @@ def _absent_tensors(dump: Dump) -> Iterator[Finding]:
     for name, stamp in unseen.items():
         if name not in unchecked and name not in elsewhere and stamp.first not in present and 0 not in stamp.shape:
             what = f"no rank has it; the unsharded model has {list(stamp.shape)}"
-            yield TensorAbsentEverywhere().finding(name, (), what, severity="warning")
+            same = _same_modules(dump, name)
+            yield (same or TensorAbsentEverywhere()).finding(name, (), what, severity="error" if same else "warning")
+
+
+def _same_modules(dump: Dump, absent: str) -> SameModules | None:
+    """Return that all ranks keep the same of several numbered modules, of which one that no rank has is another."""
+    for number in re.finditer(r"(?<=\.)\d+(?=\.)", absent):
+        before, behind = absent[: number.start()], absent[number.end() :]
+        alike = re.compile(rf"{re.escape(before)}(\d+){re.escape(behind)}")
+        numbers = {
+            int(match[1]): stamp.name for stamp in dump.files.run.stamps if (match := alike.fullmatch(stamp.name))
+        }
+        kept = {at: dump.stamped[name] for at, name in numbers.items() if name in dump.stamped}
+        is_of_all = kept and all(len(tensor.shards) == dump.files.mesh.size for tensor in kept.values())
+        mesh = dump.files.mesh
+        axes = tuple(axis for axis in mesh.long_axes if mesh.axis_size(axis) * len(kept) == len(numbers))
+        if is_of_all and axes:
+            return SameModules(before[:-1].rpartition(".")[2], join_numbers(kept), axes)
+    return None
 
 
 def unread_ranks(dump: Dump) -> tuple[int, ...]:

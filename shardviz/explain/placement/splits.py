@@ -276,17 +276,17 @@ class Balanced(Disorder):
 
 
 class SameShard(Disorder):
-    """Every rank along an axis loads the same shard.
+    """Every rank along an axis takes the same shard.
 
-    The loader doesn't use the rank's coordinate on the axis. All shards have the right shape, so nothing raises: some
-    elements exist many times, and others on no rank.
+    The code that cuts or loads it doesn't use the rank's coordinate on the axis. All shards have the right shape, so
+    nothing raises: some elements exist many times, and others on no rank.
     """
 
     axes: tuple[str, ...]
     kinds = usual_first("duplicated")
     why = (
-        "The loader ignores the rank's coordinate on {axes}: a tp_rank is left at its default, or all ranks read one "
-        "file"
+        "The code that cuts or loads a rank's part ignores its coordinate on {axes}: a tp_rank is left at its "
+        "default, or all ranks read one file"
     )
     how = "choose the shard by {axes:each or|mesh.get_local_rank({each!r})}"
     references = ("vllm-gguf-plugin#103",)

@@ -67,6 +67,25 @@ class TensorAbsentEverywhere(Cause, kind="incomplete"):
     how = "keep the module's name, or leave the module out of the stamped model"
 
 
+class SameModules(Cause, kind="incomplete"):
+    """All ranks along an axis keep the same of several numbered modules, and no rank the others.
+
+    Each rank is to have modules of its own, such as experts or the layers of a stage. The code that chooses them uses
+    a coordinate that is the same on all ranks.
+
+    Attributes:
+        modules: What they are called, as `experts`.
+        kept: The numbers of those that every rank has.
+        axes: The axes that have as many ranks as there would be parts.
+    """
+
+    modules: str
+    kept: str
+    axes: tuple[str, ...]
+    why = "Every rank keeps {modules}.[{kept}]: the code that chooses a rank's own ignores its coordinate on {axes}"
+    how = "choose each rank's modules by {axes:each or|mesh.get_local_rank({each!r})}"
+
+
 class MeshNotRising(Cause, kind="rank-order"):
     """The mesh lists its ranks in an order that does not rise; process groups go by rank.
 
