@@ -91,10 +91,15 @@ class RowsOfPart(Cause):
 
     Attributes:
         rows: The rows that the unsharded model's optimizer leaves.
+        is_offset: Whether ranks leave others than those with the same indices: they count their first row wrongly.
     """
 
     rows: str
-    why = "The code picks rows {rows} by their index in each rank's part of the weight, not in the whole"
+    is_offset: bool = False
+    why = (
+        "{is_offset:?The code that picks rows {rows} counts the first row of a rank's part wrongly|The code picks rows "
+        "{rows} by their index in each rank's part of the weight, not in the whole}"
+    )
     how = "subtract the number of the rank's first row from the indices, and leave out those that aren't in its part"
 
 

@@ -144,18 +144,25 @@ def _rows_left(step: Compared) -> dict[int, NDArray[np.bool_]] | None:
 
 
 def _by_own_index(step: Compared, left: Mapping[int, NDArray[np.bool_]]) -> Reason | None:
-    """Return that rows are picked by their index in a rank's part; None if that does not say which are left."""
+    """Return that rows are picked by their index in a rank's part, or by a wrong number of its first row.
+
+    None if the unsharded model's optimizer steps every row.
+    """
     due: NDArray[np.bool_] = np.asarray(~step.wanted.reshape(len(step.wanted), -1).any(axis=1))
     indices = np.broadcast_to(np.arange(len(due)).reshape(-1, *[1] * (step.wanted.ndim - 1)), step.wanted.shape)
-    if not due.any() or not all(np.array_equal(rows, due[: len(rows)]) for rows in left.values()):
+    if not due.any() or due.all():
         return None
     texts = []
     for rank, rows in left.items():
         is_due = step.wanted_of(rank).reshape(len(rows), -1).any(axis=1)
-        wrong = step.part(indices, rank).reshape(len(rows), -1)[rows & is_due, 0]
-        texts += [f"rank {rank} does not step rows {spans(wrong)}"] if len(wrong) else []
+        numbers = step.part(indices, rank).reshape(len(rows), -1)[:, 0]
+        not_stepped, stepped = numbers[rows & is_due], numbers[~rows & ~is_due]
+        verbs = [f"does not step rows {spans(not_stepped)}"] if len(not_stepped) else []
+        verbs += [f"steps rows {spans(stepped)}"] if len(stepped) else []
+        texts += [f"rank {rank} {' and '.join(verbs)}"] if verbs else []
+    is_by_index = all(np.array_equal(rows, due[: len(rows)]) for rows in left.values())
     sentence = f"{listed(texts, MAX_LISTED)}; the unsharded model's optimizer leaves rows {spans(np.flatnonzero(due))}"
-    return Reason(RowsOfPart(spans(np.flatnonzero(due))), sentence)
+    return Reason(RowsOfPart(spans(np.flatnonzero(due)), is_offset=not is_by_index), sentence)
 
 
 def _left_out(step: Compared) -> Reason | None:
