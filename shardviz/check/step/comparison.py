@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from shardviz.layout.mesh import Mesh
     from shardviz.relate.relations import Related
 
-    Wrapped = Wrapper | Literal["", "none", "alone"]
+    Wrapped = Wrapper | Literal["", "none", "alone", "unused"]
     Found = tuple["Compared", Finding]
     """A result that is wrong, with the finding about it."""
 

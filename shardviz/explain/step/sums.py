@@ -17,6 +17,11 @@ WRAPPER_OFF: Mapping[str, tuple[str, str]] = {
         "made",
         "call the DDP module itself and backward() on the loss, and replace parameters before it is made",
     ),
+    "unused": (
+        "DDP has this parameter, and also parameters that got no gradient in this step: DDP waits for theirs and "
+        "reduces nothing of the bucket that they share",
+        "make DDP with find_unused_parameters=True, or let every parameter take part in the loss",
+    ),
     "no_sync": (
         "The last forward of DDP ran under no_sync(), or with require_backward_grad_sync set to False, so the backward "
         "after it did not reduce this gradient",
@@ -76,7 +81,9 @@ class GradientNotReduced(Cause, kind="unreduced-gradient"):
     other_axis: str = ""
     ratio: Fraction = Fraction(1)
     rest: Cause | None = None
-    wrapper: Literal["", "ddp", "no_sync", "fsdp", "zero", "bypassed", "unfrozen", "none", "alone", "own_code"] = ""
+    wrapper: Literal[
+        "", "ddp", "no_sync", "fsdp", "zero", "bypassed", "unused", "unfrozen", "none", "alone", "own_code"
+    ] = ""
     style: str = ""
     part: Literal["", ".to_local()"] = ""
     why = (

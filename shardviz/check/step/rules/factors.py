@@ -369,6 +369,13 @@ def own_part(kind: Reduction, axes: tuple[str, ...]) -> str:
     return f"each rank's own part ({', '.join(f'+{axis}{op}' for axis in axes)})"
 
 
+def _waits(evidence: Evidence, comparison: Compared) -> bool:
+    """Whether the DDP that has a parameter has another one that got no gradient."""
+    ddp, dump = (comparison.wrappers or {}).get("ddp"), evidence.dump
+    held = dump.by_name("step", "grad").keys()
+    return ddp is not None and any(held.isdisjoint((name, *dump.ties.get(name, ()))) for name in ddp.names)
+
+
 def check_unreduced(comparison: Compared, evidence: Evidence | None = None) -> Finding | None:
     """Return the finding if copies of a gradient or output differ along an axis, and a reduction makes them right."""
     missing = reduction_of(comparison) if comparison.copies_differ_along else None
@@ -384,6 +391,8 @@ def check_unreduced(comparison: Compared, evidence: Evidence | None = None) -> F
     cause: Cause = OutputNotReduced(over, op)
     if comparison.role == "grad":
         wrapper = comparison.wrapped_over(over)
+        if wrapper == "ddp" and evidence is not None and _waits(evidence, comparison):
+            wrapper = "unused"
         style = _style(evidence, comparison, over) if evidence is not None else ""
         part: Literal["", ".to_local()"] = ".to_local()" if comparison.is_dtensor else ""
         cause = GradientNotReduced(over, op, wrapper=wrapper, style=style, part=part)
