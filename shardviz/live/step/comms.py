@@ -60,6 +60,7 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
             one rank sent to others before it, anywhere.
         casts: The first casts to float8.
         summed_in: Dtypes in which numbers were summed over ranks in backward, or after it.
+        exchanged: The groups over which modules gather or exchange numbers in forward; FSDP2's weights don't count.
         unread: The results of collectives that nothing reads.
         on_write: Is given the tensors of collectives that may write into them, which leaves their versions as they are.
     """
@@ -75,6 +76,7 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
         self.casts: list[CastRecord] = []
         self.moves: list[MoveRecord] = []
         self.summed_in: set[torch.dtype] = set()
+        self.exchanged: set[tuple[int, ...]] = set()
         self.unread = Unread()
         self.on_write: Callable[[Iterable[torch.Tensor]], None] | None = None
 
@@ -181,7 +183,10 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
             self._note_outside(op, ranks, list(tensors_in(args)))
         if op in _FROM_ONE and self._is_before_backward:
             self._note_move(op)
-        module = self._running.name_of(unit_calling())
+        unit = unit_calling()
+        if op in _MOVES and unit is None and not (self._running.is_bw or self._running.is_outside):
+            self.exchanged.add(ranks)
+        module = self._running.name_of(unit)
         key = (op, ranks, module, self._running.is_bw, self._running.is_outside)
         count, size = self._counts.get(key, (0, 0))
         self._counts[key] = count + 1, size + _payload(func, args, len(ranks))

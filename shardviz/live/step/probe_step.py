@@ -152,7 +152,8 @@ class ProbeStep:
         if step is None:
             return Failed(failed.text, failed.module)
         with judging(self.on, step, before, partial(self._tensors, model)) as judge:
-            reference = reference.compared_with(step, judge.answer).in_turns_of(step)
+            groups = [self.on.job.mesh.group_of(self.on.capture.rank, axis) for axis in setting.axes]
+            reference = reference.compared_with(step, judge.answer, groups).in_turns_of(step)
             reference = with_own_loss(self.on.probe, step, reference, judge.answer)
             self._note(*reference.notes)
             if reference.is_called_otherwise:

@@ -138,15 +138,19 @@ class UnshardedStep:
         logged = logged_by(probe, self.model, batch, self.step.loss) if clips else self.step.logged
         return replace(self, step=replace(self.step, logged=logged))
 
-    def compared_with(self, step: StepResult, judge: Callable[[UnshardedStep], StepAnswer]) -> UnshardedStep:
+    def compared_with(
+        self, step: StepResult, judge: Callable[[UnshardedStep], StepAnswer], groups: Iterable[tuple[int, ...]]
+    ) -> UnshardedStep:
         """Return the reference whose mean loss equals the sharded step's. Every rank calls this.
 
         If neither does, it is the one whose loss is a whole number of times as large or as small, as if ranks counted
-        rows several times. If neither is, it is the one whose modules agree with the sharded step's for longer.
+        rows several times. If neither is, it is the one whose modules agree with the sharded step's for longer; if both
+        do for as long, the whole batch's if modules exchange numbers over the ranks that share it out.
 
         Args:
             step: The sharded step.
             judge: Says what it has of a reference's values.
+            groups: The ranks that share the batch out, along each of its axes.
         """
         of_all = of_all_ranks((self.whole is not None, float(whole_of(step.loss))))
         if self.whole is None or not all(has_parts for has_parts, _ in of_all):
@@ -160,7 +164,10 @@ class UnshardedStep:
                 if is_near(mean, float(reference.step.loss), near):
                     return reference
         of_parts, of_whole = (judge(reference).num_right for reference in (self, self.whole))
-        return self.whole if of_whole > of_parts else self
+        exchanged = [set(ranks) for ranks in step.observation.comms.exchanged]
+        is_shared = any({*group} <= ranks for group in groups for ranks in exchanged if len(group) > 1)
+        is_of_whole = any(of_all_ranks(is_shared))
+        return self.whole if of_whole > of_parts or (of_whole == of_parts and is_of_whole) else self
 
     def mode(self, model: nn.Module) -> nn.Module:
         """Put another model into the mode in which this one was stepped."""
