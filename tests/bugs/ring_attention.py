@@ -164,7 +164,7 @@ CASES = (
         STACKED,
         (("above = above * shrink + weights @ v", "above = above + weights @ v"),),
         ("wrong-value",),
-        ("sends parts of dim 1 around along cp",),
+        ("along cp by send",),
         never=("goes wrong between", "needs the other parts too"),
         with_lines=True,
     ),
