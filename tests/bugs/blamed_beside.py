@@ -520,6 +520,16 @@ CASES = (
         with_lines=True,
     ),
     Bug(
+        "a ring whose backward leaves gradients where they are",
+        "cp=2",
+        RING,
+        (("return exchange(grad.contiguous(), ctx.group, -1), None", "return grad, None"),),
+        ("wrong-value",),
+        ("exchanges numbers in forward", "send the gradient to the rank from which forward receives"),
+        ("backward of matmul",),
+        with_lines=True,
+    ),
+    Bug(
         "a ring in which keys and values stay where they are",
         "cp=2",
         RING,

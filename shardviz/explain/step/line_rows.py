@@ -403,9 +403,15 @@ class ExchangeNotReversed(AtLine):
         "send the gradients back to where the numbers came from"
     )
     how = (
-        "in its backward, call {function} on the contiguous gradient, into a contiguous buffer, with the sizes of "
-        "input and output exchanged"
+        "in its backward, {is_of_two:?send the gradient to the rank from which forward receives, and receive that of "
+        "the rank to which it sends|call {function} on the contiguous gradient, into a contiguous buffer, with the "
+        "sizes of input and output exchanged}"
     )
+
+    @property
+    def is_of_two(self) -> bool:
+        """Whether one rank sends to another."""
+        return self.function in ("recv", "irecv")
 
 
 class ForeignNumbersSummed(AtLine):

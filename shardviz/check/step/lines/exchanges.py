@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
 
 EXCHANGE = "all_to_all"
+SENDS = ("send", "isend")
+RECEIVES = ("recv", "irecv")
 SUMS = ("all_reduce", "reduce", "reduce_scatter")
 MOVES = frozenset(
     (
@@ -270,22 +272,40 @@ def exchange_backward(states: States) -> Fault | None:
     hands back, summed over ranks, is what it gives times the gradient that it gets.
     """
     for call in reversed(states.lines.calls if states.is_right else ()):
-        if _is_exchange(call) and len(call.first.frames) > call.first.innermost + 1 and not _is_reversed(states, call):
+        sending = _sending(states, call) if len(call.first.frames) > call.first.innermost + 1 else None
+        if sending is not None and not _is_reversed(states, sending, call):
             sentence = f"in backward {reached(call)} is the first wrong line: it doesn't send back the reverse exchange"
             places = place_of(call.line), call.first.function, place_of(call.first.frames[-1])
             return fault_at(call, f"{sentence} of its gradient", ExchangeNotReversed(*places))
     return None
 
 
-def _is_reversed(states: States, call: Call) -> bool:
+def _sending(states: States, call: Call) -> Call | None:
+    """Return the call that sends what a call brings: itself, if it exchanges, or the send before a receive."""
+    if _is_exchange(call):
+        return call
+    earlier = reversed(states.lines.calls[: call.order]) if call.first.function in RECEIVES else ()
+    return next((other for other in earlier if other.first.function in SENDS and other.line == call.line), None)
+
+
+def _is_reversed(states: States, sending: Call, call: Call) -> bool:
     """Whether gradients come back through an exchange as a right backward hands them back."""
-    out = call.outputs[0]
-    inputs = [value for value in call.inputs if value != out and states.held(value)]
-    inputs = [value for value in inputs if _sorted(states.held(value)) == _sorted(states.held(out))]
-    if len(inputs) != 1 or any(reader.line != call.line for reader in states.lines.readers(inputs[0])):
+    out = call.outputs[0] if call.outputs else None
+    inputs = [value for value in sending.inputs if value != out and states.held(value)]
+    gave = states.held(out) if out is not None else {}
+    inputs = [value for value in inputs if _sorted(states.held(value)) == _sorted(gave)]
+    if out is None or len(inputs) != 1:
         return True
-    held, gave = states.held(inputs[0]), states.held(out)
-    back, got = states.held(inputs[0], gradient=True), states.held(out, gradient=True)
+    given = _given_to_line(states, inputs[0], call)
+    readers = states.lines.readers(given)
+    share = next((sent for reader in readers if reader.line == call.line and (sent := reader.sent(given))), None)
+    if share is None and any(reader.line != call.line for reader in readers):
+        return True
+    held, back, got = (
+        states.held(given),
+        states.held(share or given, gradient=True),
+        states.held(out, gradient=True),
+    )
     if not all(held.keys() == other.keys() for other in (gave, back, got)):
         return True
     if any(back[rank].shape != held[rank].shape or got[rank].shape != gave[rank].shape for rank in held):
@@ -294,6 +314,14 @@ def _is_reversed(states: States, call: Call) -> bool:
     here = sum(float(np.vdot(gave[rank], got[rank])) for rank in held)
     size = sum(float(np.linalg.norm(gave[rank]) * np.linalg.norm(got[rank])) for rank in held)
     return abs(there - here) <= ELEMENT.get(states.held_dtype(inputs[0]), EXACT) * size
+
+
+def _given_to_line(states: States, value: Value, call: Call) -> Value:
+    """Return the tensor that a call's line is given, if a value is a copy of it that the line makes."""
+    maker = states.lines.producer(value)
+    while maker is not None and maker.line == call.line and maker.first.function in COPIES and maker.inputs:
+        value, maker = maker.inputs[0], states.lines.producer(maker.inputs[0])
+    return value
 
 
 def _sorted(held: Mapping[int, Array]) -> list[float]:

@@ -32,6 +32,7 @@ from shardviz.check.step.lines.operands import operand_fault, operator_fault, wi
 from shardviz.check.step.lines.orders import merged_fault
 from shardviz.check.step.lines.search import ForwardSearch
 from shardviz.explain.step.forward import ShiftedPart
+from shardviz.explain.step.line_rows import PartOfAnotherDim
 from shardviz.explain.step.lines import (
     CarriedLine,
     MisplacedLine,
@@ -114,7 +115,7 @@ def _narrowed(states: States, fault: Fault | None) -> Fault | None:
     """Return the line that a fault comes from, if what its calls read or exchange tells that."""
     if fault is not None and (cut := unequal_fault(states) or other_axis_fault(states)) is not None:
         return cut
-    is_open = fault is not None and isinstance(fault.cause, WrongLines | MisplacedLine)
+    is_open = fault is not None and isinstance(fault.cause, WrongLines | MisplacedLine | PartOfAnotherDim)
     if is_open and (merged := merged_fault(states)) is not None:
         return merged
     if fault is not None and fault.reads and not isinstance(fault.cause, MisplacedLine):
