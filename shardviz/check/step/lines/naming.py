@@ -207,7 +207,7 @@ def with_lines(dump: Dump, results: Iterable[Finding | NotChecked]) -> Iterator[
             if module_to_open(named) in (lines.module, lines.asked_module):
                 named = _given_wrong(named, lines, inner) if inner.is_given else with_line(named, inner)
         if named is outcome:
-            named = _with_line_of_term(dump, _without_exchange(named, opened), opened)
+            named = _with_line_of_term(dump, without_exchange(named, opened), opened)
         if named is not outcome:
             yield named
             continue
@@ -236,7 +236,7 @@ def _opened(dump: Dump) -> list[Lines]:
     return [lines for lines in read if lines is not None]
 
 
-def _without_exchange(finding: Finding, opened: Iterable[Lines]) -> Finding:
+def without_exchange(finding: Finding, opened: Iterable[Lines]) -> Finding:
     """Return a finding about an output that the code around it uses, without a collective if its lines have none."""
     cause = finding.explanation
     around = [lines for lines in opened if isinstance(cause, WrongOutside) and lines.module == cause.around]
