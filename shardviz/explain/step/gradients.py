@@ -123,17 +123,22 @@ class WrongOutside(Cause):
         output: The output: `output[1] of moe`.
         around: The module whose code has the output, and may use it; empty for the model itself.
         is_sent: Whether the modules that follow run on other ranks.
+        may_exchange: Whether the code around may have a collective; its lines tell.
     """
 
     output: str
     around: str
     is_sent: bool
+    may_exchange: bool = True
     why = (
         (
             "{is_sent:?The next stage uses {output} and doesn't send its gradient back, or the gradient isn't added|A "
             "term of the loss uses {output}, and that term is scaled differently than in the unsharded model}"
         ),
-        ("{around:?The code of {around:called}|The model's own code} uses {output} in a collective without a backward"),
+        (
+            "{may_exchange:?{around:?The code of {around:called}|The model's own code} uses {output} in a collective "
+            "without a backward|}"
+        ),
     )
     how = (
         (
@@ -141,7 +146,7 @@ class WrongOutside(Cause):
             "outputs: torch.autograd.backward(outputs, gradients)|scale the term of the loss that uses {output} like "
             "the other terms: divide by the number of ranks either all or none}"
         ),
-        "give that collective a backward (torch.distributed.nn.functional)",
+        "{may_exchange:?give that collective a backward (torch.distributed.nn.functional)|}",
     )
 
 

@@ -207,7 +207,7 @@ def with_lines(dump: Dump, results: Iterable[Finding | NotChecked]) -> Iterator[
             if module_to_open(named) in (lines.module, lines.asked_module):
                 named = _given_wrong(named, lines, inner) if inner.is_given else with_line(named, inner)
         if named is outcome:
-            named = _with_line_of_term(dump, named, opened)
+            named = _with_line_of_term(dump, without_exchange(named, opened), opened)
         if named is not outcome:
             yield named
             continue
@@ -234,6 +234,16 @@ def _opened(dump: Dump) -> list[Lines]:
     records = [lines for rank in dump.files.ranks.values() for lines in rank.lines if lines.module != STEP]
     read = (Lines.of(dump, module=module) for module in dict.fromkeys(lines.module for lines in records))
     return [lines for lines in read if lines is not None]
+
+
+def without_exchange(finding: Finding, opened: Iterable[Lines]) -> Finding:
+    """Return a finding about an output that the code around it uses, without a collective if its lines have none."""
+    cause = finding.explanation
+    around = [lines for lines in opened if isinstance(cause, WrongOutside) and lines.module == cause.around]
+    calls = [line for lines in around for of_rank in lines.sharded.values() for line in of_rank.lines]
+    if not calls or not isinstance(cause, WrongOutside) or any(line.is_collective for line in calls):
+        return finding
+    return finding.because(replace(cause, may_exchange=False))
 
 
 def _with_line_of_term(dump: Dump, finding: Finding, opened: Iterable[Lines]) -> Finding:
