@@ -90,7 +90,7 @@ class BlockNotPassedOn(Cause):
 
 
 class UnweightedJoin(Cause):
-    """Ranks' softmax-weighted sums are joined without the sums of exponentials that they were divided by.
+    """Ranks' softmax-weighted sums are joined without the sums that they were divided by.
 
     A rank with some of the keys, words or experts takes a softmax of its own scores. Its result is relative to its own
     sum of exponentials. Neither the mean nor the sum of ranks' results is that of all scores.
