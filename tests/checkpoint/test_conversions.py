@@ -46,6 +46,17 @@ def test_a_matrix_that_all_layers_have_transposed_is_a_difference(tmp_path):
     assert main(["diff", *map(str, both(tmp_path, meta(), found))]) == 1
 
 
+def test_a_head_that_the_embedding_took_the_place_of_is_lost(tmp_path):
+    first = to_hf(meta())
+    words = first["model.embed_tokens.weight"]
+    second = first | {"lm_head.weight": words.clone()}
+    ((verdict, why, cause),) = compared(*both(tmp_path, first, second)).values()
+    assert (verdict, why) == ("moved", "the second has here the first's model.embed_tokens.weight")
+    assert cause.endswith("The first's own weights are lost")
+    tied = {name: one for name, one in first.items() if name != "lm_head.weight"} | {"lm_head.weight": words.clone()}
+    assert compared(*both(tmp_path / "tied", tied, second)) == {}
+
+
 @given(st.permutations(range(4)), st.sampled_from([0, 1]), st.integers(0, 1 << 16))
 @cases(60)
 def test_parts_in_any_order_are_named_or_quiet(tmp_path_factory, order, dim, seed):

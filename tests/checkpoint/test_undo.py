@@ -10,6 +10,13 @@ from shardviz.checkpoint.comparing.compare import compare_checkpoints
 from shardviz.checkpoint.open import open_checkpoint
 from tests.checkpoint.maps import permuted, weight
 
+
+def of_parts(w, count, segments, dim):
+    """Join parts whole, each of which has its share of every segment."""
+    shares = [segment.chunk(count, dim) for segment in w.split(segments, dim)]
+    return torch.cat([share[at] for at in range(count) for share in shares], dim)
+
+
 ORDERS = {
     "flip": (lambda w: w.flip(0), "flip"),
     "flip of dim 1": (lambda w: w.flip(1), "flip"),
@@ -22,6 +29,8 @@ ORDERS = {
     "shards 0 2 1 3": (lambda w: torch.cat([w.chunk(4)[at] for at in (0, 2, 1, 3)]), "blocks"),
     "shards 1 2 0": (lambda w: torch.cat([w.chunk(4, 1)[at] for at in (1, 3, 0, 2)], 1), "blocks"),
     "in turns": (lambda w: torch.stack(w.chunk(2), 1).flatten(0, 1), "blocks"),
+    "parts of two segments": (lambda w: of_parts(w, 3, [18, 6], 0), "segments"),
+    "parts of three segments": (lambda w: of_parts(w, 2, [16, 12, 4], 1), "segments"),
     "both dims": (lambda w: w.flip(0).flip(1), ""),
     "at random": (lambda w: w[torch.randperm(24, generator=torch.Generator().manual_seed(0))], ""),
 }

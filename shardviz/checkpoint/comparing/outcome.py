@@ -55,6 +55,9 @@ NOT_COMPARED: tuple[Verdict, ...] = ("missing", "added", "unreadable", "not-comp
 UNRELATED = 0.2
 """The correlation of unrelated tensors is below: that of 64 random pairs in 9 of 10 cases."""
 
+MOST_EQUAL = 0.1
+"""Of unrelated tensors a smaller part of the elements is equal by chance."""
+
 
 @dataclass(frozen=True, slots=True)
 class Distance:
@@ -63,15 +66,18 @@ class Distance:
     Attributes:
         norm: The norm of their difference over that of the first.
         correlation: Between their values; None if either is one number everywhere.
+        equal: Which part of their elements is equal, and not zero.
     """
 
     norm: float
     correlation: float | None
+    equal: float = 0.0
 
     @property
     def is_unrelated(self) -> bool:
         """Whether neither tensor can be guessed from the other."""
-        return self.correlation is not None and abs(self.correlation) < UNRELATED
+        is_apart = self.correlation is not None and abs(self.correlation) < UNRELATED
+        return is_apart and self.equal < MOST_EQUAL
 
 
 @dataclass(frozen=True, slots=True)

@@ -368,7 +368,7 @@ class ReorderedInConversion(Cause, kind="misordered"):
     raises nothing.
 
     Attributes:
-        kind: What the order looks like: `text`, `flip`, `roll`, `halves`, `rotary` or `blocks`.
+        kind: What the order looks like: `text`, `flip`, `roll`, `halves`, `rotary`, `segments` or `blocks`.
         undo: What makes the first of the second, called w.
     """
 
@@ -379,8 +379,9 @@ class ReorderedInConversion(Cause, kind="misordered"):
         "10 comes before 2|{kind:flip?A flip, or a sort in descending order, reversed the dim|{kind:roll?torch.roll, "
         "or parts that were cut at different places, moved the start of the dim|{kind:halves?Two parts of equal size "
         "were joined in the other order, such as gate and up or the shards of 2 ranks|{kind:rotary?One side has the "
-        "rows of each head in pairs and the other in halves, for rotary embeddings|Parts or ranks' shards were joined "
-        "in a different order, or rows of two parts in turns}}}}}"
+        "rows of each head in pairs and the other in halves, for rotary embeddings|{kind:segments?Ranks' parts were "
+        "joined whole, one behind the other. Each is made of segments, as of a fused projection, and these belong "
+        "together|Parts or ranks' shards were joined in a different order, or rows of two parts in turns}}}}}}"
     )
     how = "to have the first's order: {undo}"
 
@@ -440,6 +441,20 @@ class OneSidedTie(Cause, kind="untied"):
         "tied in the first, and only one of them changed in the second}"
     )
     how = "{of_job:?save both again, or leave one of them out|tie them before the save, or leave out the unused one}"
+
+
+class HeadOverwritten(Cause, kind="incomplete"):
+    """The second checkpoint has the embedding under the head's name as well, and the head's own weights nowhere.
+
+    An export takes the two for tied, as a config says by default, and writes one of them under both names.
+
+    Attributes:
+        other: The name of the embedding.
+    """
+
+    other: str
+    why = "The save writes {other} under both names, as if the two were tied. The first's own weights are lost"
+    how = "save the tensor's own weights, and set tie_word_embeddings to false in the config"
 
 
 class UnsavedHead(Cause, kind="incomplete"):

@@ -209,6 +209,23 @@ def transposed_digits(order: Order) -> tuple[int, int, int, int] | None:
     return (outer, rows, columns, inner) if np.array_equal(order, expected) else None
 
 
+def segments_of_parts(order: Order) -> tuple[int, tuple[int, ...]] | None:
+    """Recognize parts that are joined whole, where each is made of segments that belong together.
+
+    Returns:
+        How many parts there are, and how long each segment of a part is; None if the order is not so.
+    """
+    starts = np.concatenate(([0], np.flatnonzero(np.diff(order) != 1) + 1))
+    sizes = np.diff(np.append(starts, len(order)))
+    for count in (count for count in range(2, len(sizes) // 2 + 1) if len(sizes) % count == 0):
+        by_part = sizes.reshape(count, -1)
+        segments, begins = by_part[0], np.concatenate(([0], np.cumsum(by_part.sum(0))[:-1]))
+        expected = begins + np.arange(count)[:, None] * segments
+        if np.all(by_part == segments) and np.array_equal(order[starts].reshape(count, -1), expected):
+            return count, tuple(segments.tolist())
+    return None
+
+
 def permuted_digits(order: Order) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """Recognize a dim's view with permuted dims, such as `view(2, 48, 2).permute(2, 1, 0)`.
 

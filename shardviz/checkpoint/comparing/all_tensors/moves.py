@@ -19,6 +19,7 @@ from shardviz.checkpoint.optimizer import KEYS as STATES
 from shardviz.checkpoint.records import StoredTensor
 from shardviz.errors import DumpError
 from shardviz.explain.checkpoints.conversion import (
+    HeadOverwritten,
     OneSidedTie,
     RenamedInPart,
     RenumberedLayers,
@@ -184,8 +185,11 @@ def _explain_exchange(outcome: Outcome, pair: Pair, where: _BothSides) -> tuple[
         sources = [one for one in sources if id(one) not in where.kept]
     if sources:
         source = min(sources, key=lambda one: id(one) not in where.lost)
-        words = f"the second has here the first's {star_shared_numbers(source.name, outcome.name)}"
-        return outcome.became("moved", words), source
+        name = star_shared_numbers(source.name, outcome.name)
+        is_copy = id(source) in where.kept and are_embeddings(outcome.name, source.name) and pair.first is not None
+        is_lost = is_copy and pair.first is not None and not any(where.theirs.equal_to(pair.first))
+        cause = HeadOverwritten(name) if is_lost else None
+        return outcome.became("moved", f"the second has here the first's {name}", cause), source
     return (_explain_lost_name(outcome, pair, where) if outcome.verdict == "other" else outcome), None
 
 

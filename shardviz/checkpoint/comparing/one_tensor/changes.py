@@ -131,12 +131,13 @@ def distance_between(before: Tensor, after: Tensor) -> Distance | None:
     if before.shape != after.shape or not is_float or math.prod(before.shape) < FEW:
         return None
     sums = np.zeros(5)
-    squares = 0.0
+    squares, num_equal = 0.0, 0
     for parts in zip(blocks(before.bits), blocks(after.bits), strict=True):
         old, new = (values_of(part, side.dtype).ravel() for part, side in zip(parts, (before, after), strict=True))
         with np.errstate(all="ignore"):
             sums += [old.sum(), new.sum(), old @ old, new @ new, old @ new]
             squares += float((new - old) @ (new - old))
+            num_equal += int(np.count_nonzero((new == old) & (new != 0)))
     if not np.isfinite([*sums, squares]).all() or sums[2] == 0:
         return None
     count = math.prod(before.shape)
@@ -144,7 +145,7 @@ def distance_between(before: Tensor, after: Tensor) -> Distance | None:
     is_flat = any(one <= FLAT * whole for one, whole in zip(spread, sums[2:4], strict=True))
     both = sums[4] - sums[0] * sums[1] / count
     correlation = None if is_flat else float(both / math.sqrt(spread[0] * spread[1]))
-    return Distance(math.sqrt(squares / sums[2]), correlation)
+    return Distance(math.sqrt(squares / sums[2]), correlation, num_equal / count)
 
 
 def counted_differences(

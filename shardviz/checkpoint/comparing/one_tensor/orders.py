@@ -19,6 +19,7 @@ from shardviz.check.order.infer.orders import (
     blocks_of,
     name_order,
     period_of,
+    segments_of_parts,
     transposed_digits,
     transpositions,
 )
@@ -430,6 +431,10 @@ def _undone(order: Order, dim: int) -> tuple[str, str] | None:
     within = _undone(order[:period], dim + 1) if period < size else None
     if within is not None and within[0] != "text":
         return within[0], f"w.unflatten({dim}, (-1, {period})){within[1].removeprefix('w')}.flatten({dim}, {dim + 1})"
+    if (parts := segments_of_parts(order)) is not None and len({*parts[1]}) > 1:
+        count, segments = parts
+        of_segments = f"w.unflatten({dim}, ({count}, -1)).split({list(segments)}, {dim + 1})"
+        return "segments", f"torch.cat([part.flatten({dim}, {dim + 1}) for part in {of_segments}], {dim})"
     _, blocks = blocks_of(order)
     if len(blocks) > MOST_WRITTEN:
         return None
