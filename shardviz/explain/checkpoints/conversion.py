@@ -444,7 +444,7 @@ class OneSidedTie(Cause, kind="untied"):
 
 
 class HeadOverwritten(Cause, kind="incomplete"):
-    """The second checkpoint has the embedding under the head's name as well, and the head's own weights nowhere.
+    """The second checkpoint has the embedding under the head's name, too, and the head nowhere.
 
     An export takes the two for tied, as a config says by default, and writes one of them under both names.
 

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.comparison import Reason, laid_out, weight_of, whole_of
-from shardviz.check.step.update.reasons import MAX_LISTED, by_norm_of_copies, by_own_norms, factor_to, factors_of, shown
+from shardviz.check.step.update.reasons import (
+    MAX_LISTED,
+    by_norm_of_copies,
+    by_own_norms,
+    factor_to,
+    factors_of,
+    rows_of_part,
+    shown,
+)
 from shardviz.explain.checkpoints.states import (
     StateInAnotherOrder,
     StateNotLoaded,
@@ -38,10 +46,25 @@ if TYPE_CHECKING:
 def why_state(evidence: Evidence, state: Compared, ranks: Sequence[int]) -> Reason | None:
     """Return why an optimizer's state differs after the step; None if no rule explains it."""
     return (
-        state_in_another_order(state, ranks)
+        _of_frozen_rows(evidence.dump, state)
+        or state_in_another_order(state, ranks)
         or _why_computed(evidence, state, ranks)
         or _why_loaded(evidence.dump, state)
     )
+
+
+def _of_frozen_rows(dump: Dump, state: Compared) -> Reason | None:
+    """Return that the optimizer was given zeros for other rows of the weight than the unsharded model's."""
+    weight = _weight_after(dump, state)
+    return rows_of_part(dump, weight) if weight is not None else None
+
+
+def _weight_after(dump: Dump, state: Compared) -> Compared | None:
+    """Return the weight that a state is of, after the step; None if it wasn't recorded, or can't be compared."""
+    name = weight_of(state.role, state.name)
+    end, stepped = whole_of(dump, "param", name, "updated"), dump.find("step", "param", name)
+    moved = laid_out(dump, stepped, name, end, state.rounding) if end is not None and stepped is not None else None
+    return moved if moved is not None and not moved.incomparable else None
 
 
 def _why_computed(evidence: Evidence, state: Compared, ranks: Sequence[int]) -> Reason | None:
@@ -56,13 +79,11 @@ def unexplained_state(evidence: Evidence, state: Compared) -> UnexplainedState:
 
 def _of_old_weight(evidence: Evidence, state: Compared, ranks: Sequence[int]) -> Reason | None:
     """Return that a state which follows its weight has the weight from before the step, on ranks that got it later."""
-    dump, weight = evidence.dump, state.name.rpartition(".")[0]
-    start, end = whole_of(dump, "param", weight), whole_of(dump, "param", weight, "updated")
-    stepped = dump.find("step", "param", weight)
-    if start is None or end is None or stepped is None or len(ranks) == len(state.reduced):
-        return None
-    moved = laid_out(dump, stepped, weight, end, state.rounding)
-    if start.size != state.wanted.size or moved.incomparable:
+    start, moved = (
+        whole_of(evidence.dump, "param", weight_of(state.role, state.name)),
+        _weight_after(evidence.dump, state),
+    )
+    if start is None or moved is None or start.size != state.wanted.size or len(ranks) == len(state.reduced):
         return None
     for rank in ranks:
         old = state.part(start, rank)
