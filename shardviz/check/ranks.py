@@ -12,6 +12,7 @@ if each shard is where it is claimed.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -31,10 +32,11 @@ from shardviz.explain.placement.whole_run import (
     SameModules,
     TensorAbsentEverywhere,
 )
+from shardviz.groups import the_only
 from shardviz.text import counted, join_numbers, listed, named_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Mapping
 
     from shardviz.dump.dump import Dump, Tensor
     from shardviz.dump.read import DumpFiles
@@ -44,6 +46,9 @@ if TYPE_CHECKING:
 
 
 MAX_LISTED = 8
+
+NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+"""A module's number in a name."""
 
 
 def check_completeness(dump: Dump) -> Iterator[Finding]:
@@ -107,27 +112,38 @@ def _absent_tensors(dump: Dump) -> Iterator[Finding]:
     present = {dump.stamps[name].first for name in stamped if name in dump.stamps}
     starts = {run[0] for rank in dump.files.ranks.values() for body in rank.bodies for run in body.runs or ()}
     elsewhere = {stamp.name for stamp in unseen.values() if stamp.first in starts}
+    numbered = _numbered(dump)
     for name, stamp in unseen.items():
         if name not in unchecked and name not in elsewhere and stamp.first not in present and 0 not in stamp.shape:
             what = f"no rank has it; the unsharded model has {list(stamp.shape)}"
-            same = _same_modules(dump, name)
-            yield (same or TensorAbsentEverywhere()).finding(name, (), what, severity="error" if same else "warning")
+            cause = _same_modules(dump, numbered, name) or TensorAbsentEverywhere()
+            yield cause.finding(name, (), what, severity="warning")
 
 
-def _same_modules(dump: Dump, absent: str) -> SameModules | None:
-    """Return that all ranks keep the same of several numbered modules, of which one that no rank has is another."""
-    for number in re.finditer(r"(?<=\.)\d+(?=\.)", absent):
-        before, behind = absent[: number.start()], absent[number.end() :]
-        alike = re.compile(rf"{re.escape(before)}(\d+){re.escape(behind)}")
-        numbers = {
-            int(match[1]): stamp.name for stamp in dump.files.run.stamps if (match := alike.fullmatch(stamp.name))
-        }
-        kept = {at: dump.stamped[name] for at, name in numbers.items() if name in dump.stamped}
-        is_of_all = kept and all(len(tensor.shards) == dump.files.mesh.size for tensor in kept.values())
-        mesh = dump.files.mesh
-        axes = tuple(axis for axis in mesh.long_axes if mesh.axis_size(axis) * len(kept) == len(numbers))
-        if is_of_all and axes:
-            return SameModules(before[:-1].rpartition(".")[2], join_numbers(kept), axes)
+def _numbered(dump: Dump) -> Mapping[tuple[str, str], Mapping[int, str]]:
+    """Return stamped names by what stands before and behind a number in them, by the number."""
+    numbered: defaultdict[tuple[str, str], dict[int, str]] = defaultdict(dict)
+    for stamp in dump.files.run.stamps:
+        for number in NUMBER.finditer(stamp.name):
+            numbered[stamp.name[: number.start()], stamp.name[number.end() :]][int(number[0])] = stamp.name
+    return numbered
+
+
+def _same_modules(dump: Dump, numbered: Mapping[tuple[str, str], Mapping[int, str]], absent: str) -> SameModules | None:
+    """Return the cause if every rank keeps the same share of numbered modules, and no rank keeps the rest."""
+    mesh, stamped = dump.files.mesh, dump.stamped
+    for number in NUMBER.finditer(absent):
+        names = numbered[absent[: number.start()], absent[number.end() :]]
+        numbers = sorted(names)
+        kept = [at for at in numbers if names[at] in stamped]
+        axis = the_only([axis for axis in mesh.long_axes if mesh.axis_size(axis) * len(kept) == len(numbers)])
+        if not kept or axis is None or any(len(stamped[names[at]].shards) < mesh.size for at in kept):
+            continue
+        count = mesh.axis_size(axis)
+        shares = [[numbers[at::count], numbers[at * len(kept) : (at + 1) * len(kept)]] for at in range(count)]
+        if any(kept in share for share in shares):
+            modules = absent[: number.start() - 1].rpartition(".")[2]
+            return SameModules(modules, join_numbers(kept), axis)
     return None
 
 

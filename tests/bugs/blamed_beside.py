@@ -430,7 +430,7 @@ CASES = (
         EXPERTS,
         (("rank, each = mesh.get_local_rank()", "rank, each = 0"),),
         ("incomplete",),
-        ("every rank keeps experts.[0-1]", "get_local_rank('ep')"),
+        ("every rank keeps experts 0-1", "get_local_rank('ep')"),
         ("renames, replaces or drops",),
     ),
     Bug(
@@ -473,7 +473,7 @@ CASES = (
         STATES,
         (("state * w ** x.size(1) + other", "state * w ** x.size(1) - other"),),
         ("wrong-value",),
-        ("by all_gather", "a sign or a scale"),
+        ("by all_gather", "wrong order or scale"),
         ("but needs the other parts too",),
     ),
     Bug(
@@ -535,7 +535,7 @@ CASES = (
         RING,
         (("k, v = PassOn.apply(k, self.group), PassOn.apply(v, self.group)", "k, v = k.clone(), v.clone()"),),
         ("wrong-value",),
-        ("same block in each of the 2 rounds", "let the next round read what has come"),
+        ("same block in each of the 2 rounds", "read in the next round what has come"),
         ("although", "scale"),
         with_lines=True,
     ),

@@ -265,6 +265,7 @@ class WrapperRecord(Record, frozen=True):
         names: The parameters.
         divides_by: What it divides the sum of the group's gradients by; None if that was not recorded.
         keeps_buffers: Whether it is DistributedDataParallel with `broadcast_buffers=False`, which sends no buffers.
+        finds_unused: Whether it is DistributedDataParallel that doesn't wait for parameters without a gradient.
     """
 
     kind: Wrapper
@@ -272,3 +273,4 @@ class WrapperRecord(Record, frozen=True):
     names: tuple[str, ...]
     divides_by: float | None = None
     keeps_buffers: bool = False
+    finds_unused: bool = False

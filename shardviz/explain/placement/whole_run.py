@@ -76,14 +76,17 @@ class SameModules(Cause, kind="incomplete"):
     Attributes:
         modules: What they are called, as `experts`.
         kept: The numbers of those that every rank has.
-        axes: The axes that have as many ranks as there would be parts.
+        axis: The axis that has as many ranks as there would be shares.
     """
 
     modules: str
     kept: str
-    axes: tuple[str, ...]
-    why = "Every rank keeps {modules}.[{kept}]: the code that chooses a rank's own ignores its coordinate on {axes}"
-    how = "choose each rank's modules by {axes:each or|mesh.get_local_rank({each!r})}"
+    axis: str
+    why = (
+        "Every rank keeps {modules} {kept}, and no rank keeps the others. Most likely the code that chooses a rank's "
+        "own ignores its coordinate on {axis}"
+    )
+    how = "choose each rank's modules by mesh.get_local_rank({axis!r})"
 
 
 class MeshNotRising(Cause, kind="rank-order"):

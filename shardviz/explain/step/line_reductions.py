@@ -216,10 +216,9 @@ class WrongLineBackward(AtLine):
     why = (
         "{part:?Each rank along {axis} uses {part} of {function} in {place} for its own part, and nothing sums its "
         "gradient over {axis} before it joins the whole gradients of other parts|{axis:?Each rank along {axis} uses "
-        "the result of {place} differently, and nothing sums the result's gradient over {axis}|{is_torchs:?{place} "
-        "gets a right gradient and sends back a wrong one. {function} itself is right: ranks use what it gets for "
-        "their own parts, or exchange it, and no backward sums or exchanges its gradient|The backward of {function} "
-        "in {place} doesn't match its forward}}}"
+        "the result of {place} differently, and nothing sums the result's gradient over {axis}|{place} gets a right "
+        "gradient and sends back a wrong one. Either ranks use what it gets for their own parts, and no backward sums "
+        "its gradient, or the backward of {function} doesn't match its forward}}"
     )
     how = (
         "{part:?sum the gradient of {part} over {axis}, and no other: pass it through a torch.autograd.Function that "
@@ -227,12 +226,6 @@ class WrongLineBackward(AtLine):
         "backward of {place}|check {place}: a tensor that all ranks have and each uses for its own part needs a sum in "
         "backward; terms of a sum need none}}"
     )
-
-    @property
-    def is_torchs(self) -> bool:
-        """Whether it is a function of torch's that moves nothing between ranks: that one matches its forward."""
-        is_collective = self.function.startswith(("all_", "reduce", "gather", "scatter", "broadcast", "send", "recv"))
-        return self.function.islower() and not is_collective
 
 
 class HaloNotSentBack(AtLine):

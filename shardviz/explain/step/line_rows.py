@@ -69,7 +69,7 @@ class MisplacedMask(Cause):
 
 
 class BlockNotPassedOn(Cause):
-    """In every round of a ring a rank has the same block of keys and values.
+    """A rank uses the same block in every round of a ring.
 
     Each round is to send the block to the next rank and to go on with the one that came. Code that keeps the block, or
     doesn't assign what came to what the next round reads, meets its own keys again, as often as there are ranks.
@@ -86,7 +86,7 @@ class BlockNotPassedOn(Cause):
         "A rank has the same block in each of the {rounds} rounds of {place}: no round passes it on to the next rank, "
         "or what comes isn't read"
     )
-    how = "send keys and values to the next rank in each round, and let the next round read what has come"
+    how = "send the block to the next rank in each round, and read in the next round what has come"
 
 
 class UnweightedJoin(Cause):

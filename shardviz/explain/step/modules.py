@@ -13,11 +13,13 @@ class UnsummedModule(Cause):
     Attributes:
         module: The module that returns the terms; empty if no module does.
         reader: The module that reads them.
+        is_within: Whether the module is within the one that reads it.
     """
 
     module: str
     reader: str
     axis: str
+    is_within: bool = False
     kinds = ("unreduced-output", "wrong-value")
     why = (
         "{is_within:?Nothing in {reader:called} sums the output of {module:called} over {axis}|{module:?The output of "
@@ -29,11 +31,6 @@ class UnsummedModule(Cause):
         "{reader:called}|before {reader:called} reads it}, with a backward that returns the gradient unchanged "
         "(RowwiseParallel)"
     )
-
-    @property
-    def is_within(self) -> bool:
-        """Whether the module is within the one that reads it."""
-        return self.reader == "the model itself" or self.module.startswith(f"{self.reader}.")
 
 
 class UnusedWeight(Cause):
@@ -70,15 +67,16 @@ class UngatheredInput(Cause):
     dim: int
     exchange: str = ""
     why = (
-        "{exchange:?{module:called} gets other ranks' numbers along {axis} by {exchange}, and what it makes of them "
-        "and of its own part of dim {dim} is wrong: their order, a sign or a scale, positions in the whole, or "
-        "something that isn't exchanged|{module:called} computes with each rank's own part of dim {dim} along {axis}, "
-        "but needs the other parts too: keys and values, statistics, a halo, or positions in the whole}"
+        "{exchange:?{module:called} gets other ranks' numbers along {axis} by {exchange}, and still returns a wrong "
+        "result for its own part of dim {dim}. Most likely it combines the parts in a wrong order or scale, counts "
+        "positions from the rank's own first one, or needs something that it doesn't exchange|{module:called} "
+        "computes with each rank's own part of dim {dim} along {axis}, but needs the other parts too: keys and "
+        "values, statistics, a halo, or positions in the whole}"
     )
     how = (
-        "in {module:called}, {exchange:?look at what is done with what {exchange} brings, and whether all that the "
-        "result needs is exchanged|gather over {axis} what the result needs, in the order of the ranks' coordinates, "
-        "and count positions in the whole sequence}"
+        "in {module:called}, {exchange:?compare what {exchange} brings with what the unsharded model reads "
+        "there|gather over {axis} what the result needs, in the order of the ranks' coordinates, and count positions "
+        "in the whole sequence}"
     )
 
 

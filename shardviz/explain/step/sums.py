@@ -18,8 +18,8 @@ WRAPPER_OFF: Mapping[str, tuple[str, str]] = {
         "call the DDP module itself and backward() on the loss, and replace parameters before it is made",
     ),
     "unused": (
-        "DDP has this parameter, and also parameters that got no gradient in this step: DDP waits for theirs and "
-        "reduces nothing of the bucket that they share",
+        "DDP has this parameter, and others of its parameters got no gradient in this step. DDP waits for these, and "
+        "finishes no reduction",
         "make DDP with find_unused_parameters=True, or let every parameter take part in the loss",
     ),
     "no_sync": (

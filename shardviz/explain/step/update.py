@@ -100,7 +100,11 @@ class RowsOfPart(Cause):
         "{is_offset:?The code that picks rows {rows} counts the first row of a rank's part wrongly|The code picks rows "
         "{rows} by their index in each rank's part of the weight, not in the whole}"
     )
-    how = "subtract the number of the rank's first row from the indices, and leave out those that aren't in its part"
+    how = (
+        "{is_offset:?count the first row of a rank's part as the lengths of the parts before it, and leave out rows "
+        "that aren't in its part|subtract the number of the rank's first row from the indices, and leave out those "
+        "that aren't in its part}"
+    )
 
 
 class AnotherLearningRate(Cause):

@@ -82,8 +82,15 @@ def reducing(model: nn.Module, prefix: str = "") -> list[WrapperRecord]:
     wrapped |= {("zero", ranks, float(len(ranks))): params for ranks, params in _by_deepspeed(model, names)}
     with_ddp = [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
     keeps = bool(with_ddp) and not any(module.broadcast_buffers for module in with_ddp)
+    finds = any(module.find_unused_parameters or module.static_graph for module in with_ddp)
     return [
-        WrapperRecord(kind, ranks, tuple(filter(None, params)), by, keeps and kind not in ("fsdp", "zero"))
+        WrapperRecord(
+            kind,
+            ranks,
+            tuple(filter(None, params)),
+            by,
+            *(of and kind not in ("fsdp", "zero") for of in (keeps, finds)),
+        )
         for (kind, ranks, by), params in wrapped.items()
     ]
 

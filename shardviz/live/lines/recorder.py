@@ -265,12 +265,13 @@ class Recorder:
             return
         with torch.no_grad(), self.quiet():
             local = real_of(of_tensor("", "activation", gradient).values)
-            if value.origin == SENT_BACK and self._num_elements + local.numel() <= MAX_ELEMENTS:
-                value.shape = tuple(local.shape)
-                value.gradient = local.clone() if value.gradient is None else value.gradient + local
-                self._num_elements += local.numel()
+            if value.gradient is not None:
+                value.gradient = value.gradient + local
             elif value.values is not None:
-                value.gradient = local.clone() if value.gradient is None else value.gradient + local
+                value.gradient = local.clone()
+            elif value.origin == SENT_BACK and self._num_elements + local.numel() <= MAX_ELEMENTS:
+                value.shape, value.gradient = tuple(local.shape), local.clone()
+                self._num_elements += local.numel()
 
     def begin(self, inputs: Any, named: Any) -> None:
         """Begin a call of the module."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     Node = Any
     """One of autograd's, whose inputs go on to the edges in its `next_functions`."""
@@ -19,7 +19,7 @@ Edge = tuple["Node", int]
 """Where a tensor's gradient goes: the node that made the tensor, and which of that node's results it is."""
 
 MAX_NODES = 64
-"""Of a call whose graph is larger, nothing is followed further."""
+"""A call whose graph is larger is not followed."""
 
 
 def aliased(inputs: Any, named: Any) -> tuple[Any, Any]:
@@ -76,24 +76,33 @@ class Ways:
                 continue
             of_tensor = self._by_number.setdefault(number, [])
             of_tensor.append((readers[number], nodes))
-            for reader, own in of_tensor if len(of_tensor) == 2 else of_tensor[2:][-1:]:
+            if len(of_tensor) < 2:
+                continue  # a tensor's only reader sends back all of its gradient
+            for reader, reader_nodes in of_tensor if len(of_tensor) == 2 else of_tensor[-1:]:
                 came_back = self._share(reader, number)
-                for node, index in own:
+                for node, index in reader_nodes:
                     node.register_hook(lambda given, _, index=index, came_back=came_back: came_back(given[index]))
 
 
-def _ways_between(edges: Iterable[Edge], made: Iterable[torch.Tensor]) -> Iterator[tuple[Edge, Node, int]]:
-    """Yield each node that sends a gradient to one of some edges, with the edge and the index of that gradient."""
+def _ways_between(edges: Iterable[Edge], made: Iterable[torch.Tensor]) -> list[tuple[Edge, Node, int]]:
+    """Return each node that sends a gradient to one of some edges, with the edge and the index of that gradient.
+
+    Return none if the graph is too large: some of the ways would be taken for all of them.
+    """
     wanted = set(edges)
     waiting = [tensor.grad_fn for tensor in made if tensor.grad_fn is not None] if wanted else []
     visited = {node for node, _ in wanted}
-    while waiting and len(visited) < MAX_NODES:
+    ways: list[tuple[Edge, Node, int]] = []
+    while waiting:
         node = waiting.pop()
         if node in visited:
             continue
+        if len(visited) >= MAX_NODES:
+            return []
         visited.add(node)
         for index, (behind, result) in enumerate(node.next_functions):
             if (behind, result) in wanted:
-                yield (behind, result), node, index
+                ways.append(((behind, result), node, index))
             elif behind is not None:
                 waiting.append(behind)
+    return ways

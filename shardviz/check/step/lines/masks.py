@@ -119,7 +119,9 @@ def unweighted_fault(states: States) -> Fault | None:
         product = next((reader for reader in readers if reader.first.function in MATRIX_PRODUCTS), None)
         if scores is None or len(axes) != 1 or product is None or not _are_joined(states, scores, product, axes[0]):
             continue
-        joining = next((later for later in states.lines.following(product) if later.first.ranks), product)
+        joining = next((later for later in states.lines.following(product) if later.first.ranks), None)
+        if joining is None:
+            continue
         sentence = (
             f"{reached(joining, call.line)} joins what {at(call.line)} weights by a softmax of each rank's scores"
         )
@@ -133,13 +135,14 @@ def _are_joined(states: States, scores: Value, product: Call, axis: str) -> bool
     of_scores = states.held(scores)
     if whole is None or not held or held.keys() != of_scores.keys():
         return False
-    top = max(float(np.max(array)) for array in of_scores.values())
-    masses = {rank: np.exp(array - top).sum(-1, keepdims=True) for rank, array in of_scores.items()}
-    if any(array.shape != whole.shape or masses[rank].ndim != array.ndim for rank, array in held.items()):
-        return False
-    above = over(axis, "sum", {rank: array * masses[rank] for rank, array in held.items()}, states.mesh)
-    below = over(axis, "sum", masses, states.mesh)
-    is_near = all(_is_near(above[rank] / below[rank], whole) for rank in above.keys() & below.keys())
+    top = max((float(array.max()) for array in of_scores.values() if array.size), default=0.0)
+    with np.errstate(all="ignore"):  # a rank may have no keys that count
+        masses = {rank: np.exp(array - top).sum(-1, keepdims=True) for rank, array in of_scores.items()}
+        if any(array.shape != whole.shape or masses[rank].ndim != array.ndim for rank, array in held.items()):
+            return False
+        above = over(axis, "sum", {rank: array * masses[rank] for rank, array in held.items()}, states.mesh)
+        below = over(axis, "sum", masses, states.mesh)
+        is_near = all(_is_near(above[rank] / below[rank], whole) for rank in above.keys() & below.keys())
     return above.keys() == held.keys() and is_near and not any(_is_near(array, whole) for array in held.values())
 
 

@@ -370,10 +370,14 @@ def own_part(kind: Reduction, axes: tuple[str, ...]) -> str:
 
 
 def _waits(evidence: Evidence, comparison: Compared) -> bool:
-    """Whether the DDP that has a parameter has another one that got no gradient."""
+    """Whether the DDP that has a parameter has another one that got no gradient, and waits for it."""
     ddp, dump = (comparison.wrappers or {}).get("ddp"), evidence.dump
     held = dump.by_name("step", "grad").keys()
-    return ddp is not None and any(held.isdisjoint((name, *dump.ties.get(name, ()))) for name in ddp.names)
+    return (
+        ddp is not None
+        and not ddp.finds_unused
+        and any(held.isdisjoint((name, *dump.ties.get(name, ()))) for name in ddp.names)
+    )
 
 
 def check_unreduced(comparison: Compared, evidence: Evidence | None = None) -> Finding | None:

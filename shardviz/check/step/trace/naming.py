@@ -216,7 +216,7 @@ def _of_gradients(evidence: Evidence, first: Divergence, pairs: Sequence[Found])
     ]
     if not follow:
         return list(pairs)
-    orders = [(_order_of(evidence, result.name), pair) for pair in follow for result in pair[:1]]
+    orders = [(_order_of(evidence, pair[0].name), pair) for pair in follow]
     before = [(order, pair) for order, pair in orders if order <= first.call.order]
     _, (comparison, nearest) = max(before or orders, key=lambda ordered: ordered[0])
     ids = {id(finding) for _, finding in follow}
@@ -288,7 +288,8 @@ def cause_at(evidence: Evidence, first: Divergence) -> Cause:
     name = first.module or "the model itself"
     if first.direction == "forward":
         if first.way == "unsummed":
-            return UnsummedModule(first.module, first.before or "the model itself", first.axis)
+            is_inner = is_within(first.module, first.before)
+            return UnsummedModule(first.module, first.before or "the model itself", first.axis, is_inner)
         if unused := _unused_weight(evidence, first):
             return UnusedWeight(name, unused)
         split = _split_inputs(evidence, first)

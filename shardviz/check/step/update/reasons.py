@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from shardviz.check.step.comparison import Reason, compared, spans, weight_of, whole_of
 from shardviz.check.step.rules.all_gradients import norms_of_parts, total
@@ -53,6 +54,9 @@ MAX_LISTED = 4
 NEAR_NORM = 0.02
 """How far a norm may be from what a factor shows, relative to what the factor is from 1."""
 
+MAX_ROWS = 1 << 12
+"""Of a weight with more rows no run of rows is looked for."""
+
 MAX_MATRIX = 1 << 10
 """Rows and columns of a matrix whose singular values are looked at."""
 
@@ -78,7 +82,7 @@ def why_weight(evidence: Evidence, comparison: Compared) -> Reason | None:
             or _scaled(dump, comparison, factors)
         )
     if (rows := _rows_left(step)) is not None:
-        return _by_own_index(step, rows)
+        return _by_own_index(dump, step, rows)
     return (
         _left_out(step)
         or _decayed(dump, comparison, step)
@@ -124,7 +128,7 @@ def rows_of_part(dump: Dump, comparison: Compared) -> Reason | None:
     """Return that rows of a weight that are not stepped are picked by their index in each rank's part."""
     step = _step_of(dump, comparison)
     rows = _rows_left(step) if step is not None else None
-    return _by_own_index(step, rows) if step is not None and rows is not None else None
+    return _by_own_index(dump, step, rows) if step is not None and rows is not None else None
 
 
 def _rows_left(step: Compared) -> dict[int, NDArray[np.bool_]] | None:
@@ -143,10 +147,10 @@ def _rows_left(step: Compared) -> dict[int, NDArray[np.bool_]] | None:
     return left if any(map(np.any, left.values())) else None
 
 
-def _by_own_index(step: Compared, left: Mapping[int, NDArray[np.bool_]]) -> Reason | None:
+def _by_own_index(dump: Dump, step: Compared, left: Mapping[int, NDArray[np.bool_]]) -> Reason | None:
     """Return that rows are picked by their index in a rank's part, or by a wrong number of its first row.
 
-    None if the unsharded model's optimizer steps every row.
+    None if the unsharded model's optimizer steps every row, or ranks leave rows by another rule.
     """
     due: NDArray[np.bool_] = np.asarray(~step.wanted.reshape(len(step.wanted), -1).any(axis=1))
     indices = np.broadcast_to(np.arange(len(due)).reshape(-1, *[1] * (step.wanted.ndim - 1)), step.wanted.shape)
@@ -161,8 +165,29 @@ def _by_own_index(step: Compared, left: Mapping[int, NDArray[np.bool_]]) -> Reas
         verbs += [f"steps rows {spans(stepped)}"] if len(stepped) else []
         texts += [f"rank {rank} {' and '.join(verbs)}"] if verbs else []
     is_by_index = all(np.array_equal(rows, due[: len(rows)]) for rows in left.values())
+    if not is_by_index and not _are_runs(dump, step, due, left):
+        return None
     sentence = f"{listed(texts, MAX_LISTED)}; the unsharded model's optimizer leaves rows {spans(np.flatnonzero(due))}"
     return Reason(RowsOfPart(spans(np.flatnonzero(due)), is_offset=not is_by_index), sentence)
+
+
+def _are_runs(dump: Dump, step: Compared, due: NDArray[np.bool_], left: Mapping[int, NDArray[np.bool_]]) -> bool:
+    """Whether each rank leaves rows as some run of the whole's rows is left; behind its ends none are left.
+
+    A row without a gradient, such as that of a word which the batch hasn't, is left by any rule.
+    """
+    gradient = whole_of(dump, "grad", step.name)
+    if gradient is None or gradient.shape != step.wanted.shape or len(due) > MAX_ROWS:
+        return False
+    is_known = gradient.reshape(len(due), -1).any(axis=1)
+    rule = np.where(is_known, due.astype(np.int8), -1)
+    known = np.broadcast_to(is_known.reshape(-1, *[1] * (step.wanted.ndim - 1)), step.wanted.shape)
+    for rank, rows in left.items():
+        runs = sliding_window_view(np.pad(rule, len(rows)), len(rows))
+        is_open = ~step.part(known, rank).reshape(len(rows), -1)[:, 0] | (runs < 0)
+        if not (is_open | (runs == rows)).all(axis=1).any():
+            return False
+    return True
 
 
 def _left_out(step: Compared) -> Reason | None:
