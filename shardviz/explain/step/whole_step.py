@@ -284,6 +284,20 @@ class WholeBatchPerRank(Cause):
     how = "divide it by the number of ranks that split the batch (accelerate: split_batches=True)"
 
 
+class FilledBatch(Cause):
+    """A loader fills the last batch of an epoch with rows of an earlier step, so that each rank has as many.
+
+    DistributedSampler without drop_last and accelerate (even_batches) take the first rows of the epoch for it. These
+    count twice in the epoch, and the last step's mean is of other rows than in one process.
+    """
+
+    why = "The loader fills up the epoch's last batch with rows that were already read, so that ranks have equally many"
+    how = (
+        "leave the incomplete batch out in both jobs (drop_last=True of DataLoader, and of DistributedSampler), or "
+        "don't fill it up (accelerate: even_batches=False, with join_uneven_inputs)"
+    )
+
+
 class DifferentBatch(Cause):
     """Two runs do not get the same rows.
 

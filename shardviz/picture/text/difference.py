@@ -11,7 +11,7 @@ from shardviz.picture.model.step import step_of
 from shardviz.picture.text.report import findings_lines
 from shardviz.picture.text.step import heat_lines, tree_lines
 from shardviz.picture.text.terminal import BAD, DIM, GOOD, WARNING, line, table, wrapped
-from shardviz.text import counted, fold, folded_names, named_ranks, printable
+from shardviz.text import counted, fold, folded_names, join_numbers, named_ranks, printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -153,9 +153,12 @@ def _of_jobs(step: StepDifference) -> str:
         return JOBS_AGREE
     if not step.num_later:
         return UPDATES_AGREE
-    what = "rows and settings" if step.num_with_rows else "settings"
-    only = f", rows in {step.num_with_rows}" if 0 < step.num_with_rows < step.num_later else ""
-    return f"{UPDATES_AGREE}; {what} also in {counted(step.num_later, 'later step')}{only}"
+    later = counted(step.num_later, "later step")
+    if not step.without_rows or not step.num_with_rows:
+        what = "rows and optimizer settings" if step.num_with_rows else "optimizer settings"
+        return f"{UPDATES_AGREE}; {what} also in {later}"
+    steps = f"step{'s' if len(step.without_rows) > 1 else ''} {join_numbers(step.without_rows)}"
+    return f"{UPDATES_AGREE}; optimizer settings also in {later}, and rows in all but {steps}"
 
 
 def _verdict(difference: Difference, terminal: Terminal) -> Text:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from shardviz.check.step.jobs.compare import frozen_in_one_job
-from shardviz.check.step.jobs.later import later_steps_of
+from shardviz.check.step.jobs.later import is_filled_batch, later_steps_of
 from shardviz.check.step.jobs.rows import rows_of, rows_without_padding
 from shardviz.check.step.trace.stages import is_pipeline, parted_modules
 from shardviz.check.step.trace.traces import Kept, OfRank, Weight
@@ -75,6 +75,52 @@ def test_later_rows_are_compared_if_all_ranks_have_one_length(lengths, is_named)
     one = job(first, (rows(8, 5, 6), rows(8, 7, 8)))
     two = job(first, (rows(lengths[0], 5, 6), rows(lengths[1], 7, 9)))
     assert (later_steps_of(one, two).departure is not None) == is_named
+
+
+FIRST = rows(8, 1, 2), rows(8, 3, 4)
+"""A step of two ranks with two rows each."""
+
+
+def weighted(weights, *checksums):
+    """Return rows that come with a weight each, by the checksum of that."""
+    return GivenRecord(((len(checksums), 8), (len(weights),)), (checksums, weights))
+
+
+@pytest.mark.parametrize(
+    ("whole", "ranks", "expected"),
+    [
+        (
+            (5, 6),
+            ((5, 6), (1, 2)),
+            "it has 4 different rows and the other job 2 of these; rank 1 is given rows of step 1",
+        ),
+        ((5, 6, 7), ((5, 7), (6, 1)), "rank 1 is given rows of step 1 again"),
+        ((5, 6), ((5,), (6,)), ""),
+        ((5, 6, 7), ((5,), (6,)), "the rows of step 2: the jobs have unequal numbers of rows there"),
+        ((5, 6), ((5, 6), (7, 8)), "the rows of step 2: the jobs have unequal numbers of rows there"),
+        ((5, 6), ((5,), (7,)), "rows that the other job does not have"),
+    ],
+)
+def test_a_last_batch_that_is_filled_up_is_named_and_a_shorter_one_is_not(whole, ranks, expected):
+    one = job((rows(8, 1, 2, 3, 4),), (rows(8, *whole),))
+    later = later_steps_of(one, job(FIRST, tuple(rows(8, *of_rank) for of_rank in ranks)))
+    texts = [*later.gaps, *([later.departure.sentence] if later.departure is not None else [])]
+    assert expected in "".join(texts)
+    assert bool(texts) == bool(expected)
+
+
+@pytest.mark.parametrize(("weight", "is_named"), [(9, True), (0, False)])
+def test_rows_that_fill_up_a_batch_with_a_weight_of_zero_are_no_difference(weight, is_named):
+    one = job((weighted((9, 9, 9, 9), 1, 2, 3, 4),), (weighted((9, 9, 9), 5, 6, 7),))
+    first = weighted((9, 9), 1, 2), weighted((9, 9), 3, 4)
+    two = job(first, (weighted((9, 9), 5, 7), weighted((9, weight), 6, 1)))
+    assert (later_steps_of(one, two).departure is not None) == is_named
+
+
+@pytest.mark.parametrize(("later", "is_filled"), [((5, 6, 7, 8), True), ((5, 6), False)])
+def test_whole_batches_per_rank_are_told_from_a_batch_that_is_filled_up_by_later_steps(later, is_filled):
+    one = job((rows(8, 1, 2),), (rows(8, *later),))
+    assert is_filled_batch(one, job(FIRST, (rows(8, 5, 6), rows(8, 7, 8)))) == is_filled
 
 
 @pytest.mark.parametrize(

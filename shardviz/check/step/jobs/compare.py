@@ -25,7 +25,7 @@ from shardviz.check.step.jobs.buffers import (
 )
 from shardviz.check.step.jobs.clips import clips_of, unclipped, with_own_clips
 from shardviz.check.step.jobs.earlier import cause_of_steps, drifts_of, histories_of
-from shardviz.check.step.jobs.later import LaterResult, later_steps_of
+from shardviz.check.step.jobs.later import LaterResult, is_filled_batch, later_steps_of
 from shardviz.check.step.jobs.line_values import OrderInCalls
 from shardviz.check.step.jobs.optimizers import (
     different_settings,
@@ -63,7 +63,13 @@ from shardviz.explain.step.two_jobs import (
     DifferentWeights,
     TrainedInOneJob,
 )
-from shardviz.explain.step.whole_step import DifferentBatch, MisplacedWeights, UnexplainedCopies
+from shardviz.explain.step.whole_step import (
+    DifferentBatch,
+    FilledBatch,
+    MisplacedWeights,
+    UnexplainedCopies,
+    WholeBatchPerRank,
+)
 from shardviz.groups import in_groups
 from shardviz.layout.mesh import ranks_by
 from shardviz.relate.tolerance import NEAR_STARTS
@@ -89,9 +95,6 @@ MAX_ROWS = 1 << 24
 TWO_PIPELINES = (
     "the step, module by module: both jobs are pipelines; compare each with a job without stages: shardviz run --trace "
     "-o one -- python train.py"
-)
-NEW_MODEL = (
-    "what a new model and its optimizer begin step {0} with, as after a load: trace that step too (--trace-step {0})"
 )
 WITHOUT_GRADIENT = "its gradient: only a sample of it was kept, or ranks have different ones"
 UNSHARDED = "the unsharded model"
@@ -202,6 +205,8 @@ def _compare(reference: WholeJob, job: WholeJob) -> Attempt:
         cause = peers or rows.cause
         if isinstance(cause, DifferentBatch):
             cause = replace(cause, is_resumed=is_one_resumed(reference, job))
+        if isinstance(cause, WholeBatchPerRank) and is_filled_batch(reference, job):
+            cause = FilledBatch()
         departure = departure_for(cause, "batch", "", f"{job.name}: {rows.problem}{clause}")
         return Attempt(StepDifference((departure,), num_weights, agreement=WEIGHTS, is_of_jobs=True))
     records = (record for each in (reference, job) for record in each.job.dump.files.ranks.values())
@@ -348,7 +353,7 @@ def _step_of(
     results += [*kept.results, *updates.results, *averages.results, *buffers]
     later = LaterResult() if findings else later_steps_of(reference, job)
     not_compared = [result for result in results if isinstance(result, NotChecked)]
-    not_compared += [NotChecked("", NEW_MODEL.format(later.new_at), "step")] if later.new_at else []
+    not_compared += [NotChecked("", why, "step") for why in later.gaps]
     not_compared += [NotChecked(name, WITHOUT_GRADIENT, "step") for name in sampled]
     not_compared += [*_without_numbers(judging, reference), *_apart(judging, reference)]
     not_compared += [note for note in left_out if findings or note.why not in OF_LINES]
@@ -374,6 +379,7 @@ def _step_of(
         has_update=bool(updates.num_right),
         num_later=later.count,
         num_with_rows=later.with_rows,
+        without_rows=later.without_rows,
         unseen_buffers=written.others,
     )
     return Attempt(difference, bool(findings) and not findings[0].generic, not not_compared)

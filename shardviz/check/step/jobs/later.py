@@ -13,18 +13,22 @@ from typing import TYPE_CHECKING
 from shardviz.check.step.jobs.optimizers import different_options, options_in
 from shardviz.check.step.runs.departure import Departure, departure_for
 from shardviz.explain.step.two_jobs import DifferentSettings
-from shardviz.explain.step.whole_step import DifferentBatch, OrderBeginsAgain
-from shardviz.text import named_ranks
+from shardviz.explain.step.whole_step import DifferentBatch, FilledBatch, OrderBeginsAgain
+from shardviz.text import join_numbers, named_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from shardviz.check.step.jobs.whole_job import WholeJob
     from shardviz.dump.records.step import GivenRecord
 
     Steps = list[dict[int, GivenRecord]]
+    RowsByShape = dict[tuple[int, ...], set[int]]
 
 
+NEW_MODEL = (
+    "what a new model and its optimizer begin step {0} with, as after a load: trace that step too (--trace-step {0})"
+)
 MOST_RANKS = 4
 """Ranks that are listed."""
 
@@ -37,13 +41,24 @@ class LaterResult:
         departure: What differs in the first of them in which something does; None if nothing does.
         count: In how many settings were compared.
         with_rows: In how many of these rows were.
+        without_rows: The other steps, in which rows are padded or made in ways of their own.
+        unequal: Steps in which the jobs have unequal numbers of rows, which were not compared either.
         new_at: The first step of a model that both jobs go on with in the place of the traced one; 0 if there is none.
     """
 
     departure: Departure | None = None
     count: int = 0
     with_rows: int = 0
+    without_rows: tuple[int, ...] = ()
+    unequal: tuple[int, ...] = ()
     new_at: int = 0
+
+    @property
+    def gaps(self) -> list[str]:
+        """What was not compared, and why."""
+        steps = f"step{'s' if len(self.unequal) > 1 else ''} {join_numbers(self.unequal)}"
+        unequal = [f"the rows of {steps}: the jobs have unequal numbers of rows there"] if self.unequal else []
+        return unequal + ([NEW_MODEL.format(self.new_at)] if self.new_at else [])
 
 
 def later_steps_of(reference: WholeJob, job: WholeJob) -> LaterResult:
@@ -51,7 +66,9 @@ def later_steps_of(reference: WholeJob, job: WholeJob) -> LaterResult:
     wanted, given = _steps_of(reference), _steps_of(job)
     if not wanted or not given:
         return LaterResult()
-    traced, with_rows, new_at = job.steps_before + 1, 0, 0
+    traced, new_at = job.steps_before + 1, 0
+    without_rows: list[int] = []
+    unequal: list[int] = []
     rows, rows_there = ([_rows_of(step.values()) for step in steps] for steps in (given, wanted))
     alike = {shape for shape, ours in rows_there[0].items() if ours == rows[0].get(shape)}
     for at in range(1, min(len(given), len(wanted))):
@@ -66,12 +83,17 @@ def later_steps_of(reference: WholeJob, job: WholeJob) -> LaterResult:
                 f"job's; all are equal {before}"
             )
             return LaterResult(departure_for(DifferentSettings(texts, number), "sharded", "", sentence))
-        if _num_rows(wanted[at]) < _num_rows(wanted[0]) or _num_rows(given[at]) < _num_rows(given[0]):
-            continue  # the last rows, which samplers fill up or leave out
-        if not _are_padded_alike((wanted[at], given[at]), (wanted[0], given[0])):
-            continue  # a loader pads each rank's rows to the longest of them
+        if _is_unequal_rest(wanted, given, at):  # samplers fill up the last rows, or leave them out
+            sides = ((job, given, rows, rows_there), (reference, wanted, rows_there, rows))
+            filled = (_filled(each, steps, at, (ours, theirs), alike) for each, steps, ours, theirs in sides)
+            if (departure := next(filter(None, filled), None)) is not None:
+                return LaterResult(departure)
+            unequal.append(number)
+            continue
         shapes = sorted(alike & rows_there[at].keys() & rows[at].keys())
-        with_rows += bool(shapes)
+        if not shapes or not _are_padded_alike((wanted[at], given[at]), (wanted[0], given[0])):
+            without_rows.append(number)  # a loader pads each rank's rows to the longest of them
+            continue
         for shape in (shape for shape in shapes if rows[at][shape] != rows_there[at][shape]):
             steps_there = [
                 traced + step for step, each in enumerate(rows_there) if rows[at][shape] <= each.get(shape, set())
@@ -83,7 +105,64 @@ def later_steps_of(reference: WholeJob, job: WholeJob) -> LaterResult:
                 what = f"the rows of step {cause.step} again, in the same order, and the other job has others"
             text = f"{job.name}: in step {number} {ranks} given {what}; all are equal {before}"
             return LaterResult(departure_for(cause, "batch", "", text))
-    return LaterResult(None, min(len(given), len(wanted)) - 1, with_rows, new_at)
+    count = min(len(given), len(wanted)) - 1
+    with_rows = count - len(without_rows) - len(unequal)
+    return LaterResult(None, count, with_rows, tuple(without_rows), tuple(unequal), new_at)
+
+
+def _is_unequal_rest(wanted: Steps, given: Steps, at: int) -> bool:
+    """Whether a job has fewer rows in a step than in the first, and the other job not as many fewer."""
+    (first, now), (first_there, now_there) = ((_num_rows(steps[0]), _num_rows(steps[at])) for steps in (given, wanted))
+    return (now < first or now_there < first_there) and now * first_there != now_there * first
+
+
+def _filled(
+    job: WholeJob,
+    steps: Steps,
+    at: int,
+    rows: tuple[Sequence[RowsByShape], Sequence[RowsByShape]],
+    alike: set[tuple[int, ...]],
+) -> Departure | None:
+    """Return the difference if a job has all rows that the other has in a step, and more: those of an earlier step.
+
+    What marks them as filled up, such as a weight of zero, is given with them in the other inputs, and is new.
+
+    Args:
+        job: The job that may have more.
+        steps: What each of its ranks was given in every step.
+        at: The step.
+        rows: The rows in each step of this job and of the other one.
+        alike: The shapes of rows that both jobs had in the first step.
+    """
+    ours, theirs = rows[0][at], rows[1][at]
+    earlier = {shape: set[int]().union(*(step.get(shape, ()) for step in rows[0][:at])) for shape in ours}
+    more = {shape: ours[shape] - theirs.get(shape, set()) for shape in ours}
+    is_known = ours.keys() == theirs.keys() and alike.issuperset(ours)
+    if not is_known or not any(more.values()) or any(theirs[shape] - ours[shape] for shape in ours):
+        return None
+    if any(more[shape] - earlier[shape] for shape in ours):
+        return None
+    shape = max((shape for shape in ours if more[shape]), key=math.prod)
+    of_ranks = {rank: more[shape].intersection(_in_order(record, shape)) for rank, record in steps[at].items()}
+    ranks = [rank for rank, of_rank in of_ranks.items() if of_rank]
+    origin = next((step for step in range(at) if more[shape] <= rows[0][step].get(shape, set())), None)
+    whose = "earlier steps" if origin is None else f"step {job.steps_before + 1 + origin}"
+    number = job.steps_before + 1 + at
+    text = (
+        f"{job.name}: in step {number} it has {len(ours[shape])} different rows and the other job "
+        f"{len(theirs[shape])} of these; {named_ranks(ranks, MOST_RANKS)} {'is' if len(ranks) == 1 else 'are'} given "
+        f"rows of {whose} again"
+    )
+    return departure_for(FilledBatch(), "batch", "", text)
+
+
+def is_filled_batch(reference: WholeJob, job: WholeJob) -> bool:
+    """Whether the other job has fewer rows in the traced step than later, when each rank has as many as before."""
+    wanted, given = _steps_of(reference), _steps_of(job)
+    return any(
+        _num_rows(wanted[0]) < _num_rows(wanted[at]) and _num_rows(given[0]) == _num_rows(given[at])
+        for at in range(1, min(len(given), len(wanted)))
+    )
 
 
 def _given_again(
@@ -133,9 +212,9 @@ def _steps_of(job: WholeJob) -> Steps:
     return [dict(zip(given, step, strict=True)) for step in zip(*given.values(), strict=False)]
 
 
-def _rows_of(records: Iterable[GivenRecord]) -> dict[tuple[int, ...], set[int]]:
+def _rows_of(records: Iterable[GivenRecord]) -> RowsByShape:
     """Return the rows of a step on all ranks by the shape of a row; none of a shape of which some were not kept."""
-    rows: dict[tuple[int, ...], set[int]] = {}
+    rows: RowsByShape = {}
     incomplete = set()
     for record in records:
         for shape, checksums in zip(record.shapes, record.rows, strict=False):

@@ -97,6 +97,7 @@ class StepDifference:
         has_update: Whether weights after the optimizer's step agree.
         num_later: In how many later steps the optimizers of two jobs had the same settings.
         num_with_rows: In how many of these the jobs were seen to be given the same rows.
+        without_rows: The other later steps.
         unseen_buffers: Buffers of which two jobs wrote nothing down, so that what a step makes of them isn't compared.
     """
 
@@ -112,6 +113,7 @@ class StepDifference:
     has_update: bool = False
     num_later: int = 0
     num_with_rows: int = 0
+    without_rows: tuple[int, ...] = ()
     unseen_buffers: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
