@@ -41,7 +41,8 @@ class ScaledBackward(Cause, kind="wrong-scale"):
         (
             "Backward runs on {factor:times} the returned loss: {runs:?a weight{is_larger:? or a loss scale}|"
             "{is_larger:?a loss scale, a weight, or undivided losses of micro-batches|a weight, or a second division "
-            "by the number of micro-batches}}"
+            "by the number of micro-batches}}{loss:?; or something multiplies the gradients after it, as clipping to "
+            "another norm does|}"
         ),
     )
     how = (

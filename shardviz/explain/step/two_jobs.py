@@ -94,6 +94,32 @@ class DifferentSettings(Cause):
     )
 
 
+class DifferentClips(Cause):
+    """Two jobs clip equal gradients to different norms, or only one of them clips.
+
+    A library that keeps gradients to itself, as DeepSpeed does, leaves `.grad` empty: `clip_grad_norm_` then finds a
+    norm of 0 and clips nothing, without a warning. Its own configuration has the limit, often with a default.
+
+    Attributes:
+        limits: The limit of either job, in words.
+        unmet: The limit of a call that found no gradients; empty if each found some.
+        is_seen: Whether calls that clip were seen; else the norms of all gradients are round numbers.
+    """
+
+    limits: tuple[str, ...]
+    unmet: str = ""
+    is_seen: bool = True
+    why = (
+        "{is_seen:?The jobs clip equal gradients to different norms|All gradients together have a norm that is a round "
+        "number, as clipping leaves it, and not the same in both jobs}: {limits:2}{unmet:?. clip_grad_norm_ with a "
+        "limit of {unmet} finds a norm of 0: the weights have no .grad there, and it clips nothing|}"
+    )
+    how = (
+        "{unmet:?give the limit to the library that keeps the gradients (DeepSpeed: gradient_clipping in the "
+        "config)|clip to the same norm in both jobs; a library may have a limit of its own in its configuration}"
+    )
+
+
 class LostStates(Cause):
     """One of two jobs begins the traced step without states of its optimizer.
 

@@ -285,10 +285,11 @@ class WholeBatchPerRank(Cause):
 
 
 class FilledBatch(Cause):
-    """A loader fills the last batch of an epoch with rows of an earlier step, so that each rank has as many.
+    """A loader fills the last batch of an epoch with rows of an earlier step.
 
-    DistributedSampler without drop_last and accelerate (even_batches) take the first rows of the epoch for it. These
-    count twice in the epoch, and the last step's mean is of other rows than in one process.
+    Each rank then has equally many, and none waits for the others. DistributedSampler without drop_last and accelerate
+    (even_batches) take the first rows of the epoch for it. These count twice in the epoch, and the last step's mean is
+    of other rows than in one process.
     """
 
     why = "The loader fills up the epoch's last batch with rows that were already read, so that ranks have equally many"

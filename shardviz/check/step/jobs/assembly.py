@@ -17,7 +17,7 @@ from msgspec import structs
 from shardviz.check.report import NotChecked, findings_in
 from shardviz.check.step.contradictions import check_no_gradient
 from shardviz.check.step.evidence import Evidence
-from shardviz.check.step.jobs.clips import by_another_norm, divided, of_size_before
+from shardviz.check.step.jobs.clips import by_another_norm, divided, of_size_before, with_round_norms
 from shardviz.check.step.jobs.line_values import add_lines
 from shardviz.check.step.jobs.starts import by_name
 from shardviz.check.step.jobs.ties import broken_ties
@@ -348,6 +348,10 @@ def findings_on(evidence: JobEvidence, judging: Judging, reference_name: str) ->
     clipped = of_size_before(evidence, evidence.clips) or by_another_norm(evidence, evidence.clips)
     if clipped is not None:
         pairs, of_all = [(result, finding) for result, finding in pairs if result.role != "grad"], [clipped]
+    of_all = [
+        with_round_norms(evidence, finding, evidence.clips) if isinstance(finding, Finding) else finding
+        for finding in of_all
+    ]
     ties = list(broken_ties(evidence.gradients))
     yield from ties
     of_ties = {name for finding in ties for name in finding.tensors}

@@ -15,10 +15,16 @@ import numpy as np
 
 from shardviz.check.report import grouped, ungrouped
 from shardviz.check.step.jobs.starts import by_name
-from shardviz.check.step.rules.all_gradients import CLIP_EPSILON, multiplied, of_factor, own_norm
+from shardviz.check.step.rules.all_gradients import CLIP_EPSILON, multiplied, nearness, of_factor, own_norm, round_norm
 from shardviz.dump.records.step import ClipRecord
-from shardviz.explain.step.scales import ClippedByOwnNorms, ClippedByParts, ScaledByOwnCount, ScaledInStep
-from shardviz.explain.step.two_jobs import DifferentSettings
+from shardviz.explain.step.scales import (
+    ClippedByOwnNorms,
+    ClippedByParts,
+    ScaledBackward,
+    ScaledByOwnCount,
+    ScaledInStep,
+)
+from shardviz.explain.step.two_jobs import DifferentClips
 from shardviz.explain.step.whole_step import UnexplainedBackward
 from shardviz.explain.templates import number
 from shardviz.relate.tolerance import EPSILON, STEP, least_factor
@@ -38,6 +44,8 @@ MADE_BY_CLIPS = UnexplainedBackward | ClippedByParts | ScaledByOwnCount | Scaled
 """Causes of gradients that clipping by ranks' own norms explains better."""
 MOST_RANKS = 4
 """Ranks that are listed."""
+UNCLIPPED = ClipRecord(0.0, math.inf)
+"""What a job does that clips no gradients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +55,17 @@ class Clips:
     Attributes:
         reference: That of the job which the other is compared with.
         job: The other's, the same on all of its ranks.
+        unmet: The limit of a call that found no gradients, and so clipped nothing; None if each found some.
     """
 
     reference: ClipRecord
     job: ClipRecord
+    unmet: float | None = None
+
+    @property
+    def of_both(self) -> bool:
+        """Whether both jobs clip."""
+        return UNCLIPPED not in (self.reference, self.job)
 
     @property
     def before(self) -> float:
@@ -68,13 +83,25 @@ def _kept(clip: ClipRecord) -> float:
 
 
 def clips_of(reference: WholeJob, job: WholeJob) -> Clips | None:
-    """Return how two jobs clipped their gradients; None unless each did once, by one norm."""
-    calls = [_calls(each) for each in (reference, job)]
-    if [len(of_job) for of_job in calls] != [1, 1] or any(len(set(of_job[0].values())) > 1 for of_job in calls):
+    """Return how two jobs clipped their gradients; None if neither did, or one did several times or by several norms.
+
+    A call that finds a norm of 0 clips nothing.
+    """
+    clips = []
+    unmet = None
+    for each in (reference, job):
+        calls = _calls(each)
+        is_seen = bool(calls) or not any(record.clips for record in each.job.dump.files.ranks.values())
+        if not is_seen or any(len(set(call.values())) > 1 for call in calls):
+            return None
+        every = [next(iter(call.values())) for call in calls]
+        if not all(math.isfinite(clip.norm) and clip.limit > 0 for clip in every):
+            return None
+        unmet = next((clip.limit for clip in every if not clip.norm), unmet)
+        clips.append([clip for clip in every if clip.norm] or [UNCLIPPED])
+    if any(len(of_job) > 1 for of_job in clips) or clips == [[UNCLIPPED], [UNCLIPPED]]:
         return None
-    clips = Clips(*(next(iter(of_job[0].values())) for of_job in calls))
-    is_known = all(math.isfinite(clip.norm) and min(clip.norm, clip.limit) > 0 for clip in (clips.reference, clips.job))
-    return clips if is_known else None
+    return Clips(clips[0][0], clips[1][0], unmet)
 
 
 def _calls(job: WholeJob) -> list[dict[int, ClipRecord]]:
@@ -98,7 +125,12 @@ def of_size_before(evidence: Evidence, clips: Clips | None) -> Finding | None:
     """Return the finding of all gradients if they had a factor before they were clipped that they have not since."""
     gradients = tuple(gradient for gradient in evidence.gradients.values() if np.any(gradient.wanted))
     all_alike = multiplied(evidence)
-    if clips is None or not gradients or (all_alike is None and any(gradient.wrong for gradient in gradients)):
+    if (
+        clips is None
+        or not clips.of_both
+        or not gradients
+        or (all_alike is None and any(gradient.wrong for gradient in gradients))
+    ):
         return None
     factor = all_alike.factor if all_alike is not None else 1.0
     epsilon = gradients[0].rounding.epsilon
@@ -126,8 +158,8 @@ def by_another_norm(evidence: Evidence, clips: Clips | None) -> Finding | None:
     if not math.isclose(all_alike.factor, clips.after, rel_tol=near):
         return None
     if clips.job.limit != clips.reference.limit:
-        limits = f"{clips.reference.limit:g} in one job, {clips.job.limit:g} in the other"
-        cause: Cause = DifferentSettings((f"the largest norm of all gradients ({limits})",))
+        unmet = "" if clips.unmet is None else f"{clips.unmet:g}"
+        cause: Cause = DifferentClips(_in_words(clips.reference.limit, clips.job.limit), unmet)
     else:
         norms = {rank: own_norm(gradients, rank) / _kept(clips.job) for rank in evidence.dump.files.ranks}
         alike = [rank for rank, norm in norms.items() if math.isclose(norm, clips.job.norm, rel_tol=near)]
@@ -135,6 +167,26 @@ def by_another_norm(evidence: Evidence, clips: Clips | None) -> Finding | None:
         text = whose if alike else f"which is {number(clips.reference.norm)} in the other job"
         cause = ClippedByParts(f"a norm of {number(clips.job.norm)}, {text}", clips.job.limit)
     return of_factor(evidence, gradients, all_alike.factor).because(cause)
+
+
+def _in_words(reference: float, job: float) -> tuple[str, str]:
+    """Return to which norms two jobs clip, in words."""
+    texts = [f"{limit:g}" if math.isfinite(limit) else "not clipped" for limit in (reference, job)]
+    return f"{texts[0]} in the other job", f"{texts[1]} in this one"
+
+
+def with_round_norms(evidence: Evidence, finding: Finding, clips: Clips | None) -> Finding:
+    """Explain a factor of all gradients by clipping that was not seen, if their norm is round in the reference."""
+    all_alike, cause = multiplied(evidence), finding.explanation
+    if all_alike is None or not isinstance(cause, ScaledBackward) or cause.is_of_micro_batches:
+        return finding
+    near = nearness(all_alike.gradients)
+    norm = float(np.sqrt(sum(np.sum(np.square(gradient.wanted)) for gradient in all_alike.gradients)))
+    rounded, rounded_here = round_norm(1.0, norm, near), round_norm(all_alike.factor, norm, near)
+    if not rounded or (clips is not None and clips.of_both):
+        return finding
+    limits = _in_words(rounded, rounded_here or all_alike.factor * norm)
+    return finding.because(DifferentClips(limits, is_seen=False))
 
 
 def with_own_clips(findings: Sequence[Finding], job: WholeJob) -> list[Finding]:

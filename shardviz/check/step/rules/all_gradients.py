@@ -191,7 +191,7 @@ def _of_all(finding: Finding, gradients: Sequence[Compared]) -> Finding:
 def _norm_of_parts(gradients: Sequence[Compared]) -> tuple[str, float]:
     """Return a norm of parts that clipping made a round number; empty if there isn't one."""
     for what, norm, axes in norms_of_parts(list(gradients)):
-        rounded = _round_norm(1.0, norm, _nearness(gradients))
+        rounded = round_norm(1.0, norm, nearness(gradients))
         if rounded and not math.isclose(norm, total(gradient.wanted for gradient in gradients)):
             return (_counted_again(gradients, axes) if axes else "") or what, rounded
     return "", 0.0
@@ -231,7 +231,7 @@ def _has_loss_alone(evidence: Evidence, gradients: Sequence[Compared], factor: f
     return all(loss.near(values, factor * loss.wanted) for values in loss.reduced.values())
 
 
-def _round_norm(factor: float, norm: float, near: float) -> float:
+def round_norm(factor: float, norm: float, near: float) -> float:
     """Return the number of two digits that a norm is after it was multiplied; 0 if it is none.
 
     Args:
@@ -245,7 +245,7 @@ def _round_norm(factor: float, norm: float, near: float) -> float:
     return 0.0
 
 
-def _nearness(gradients: Sequence[Compared]) -> float:
+def nearness(gradients: Sequence[Compared]) -> float:
     """Return how far a norm of gradients may be off by rounding, relative to it."""
     return max(EXACT, SAFETY * max(gradient.rounding.epsilon for gradient in gradients))
 
@@ -285,10 +285,10 @@ def _clipped_to(evidence: Evidence, gradients: Sequence[Compared], factor: float
     """Return the round norm that gradients were clipped to; 0 if they were not."""
     if not 0 < factor < 1:
         return 0.0
-    near, tied = _nearness(gradients), {gradient.name: evidence.tied_to(gradient.name) for gradient in gradients}
+    near, tied = nearness(gradients), {gradient.name: evidence.tied_to(gradient.name) for gradient in gradients}
     distinct = [one for one in gradients if not any(name < one.name for name in tied[one.name])]
     norms = [total(gradient.wanted for gradient in some) for some in (gradients, distinct)]
-    return next((rounded for norm in norms if (rounded := _round_norm(factor, norm, near))), 0.0)
+    return next((rounded for norm in norms if (rounded := round_norm(factor, norm, near))), 0.0)
 
 
 @dataclass(frozen=True)
