@@ -312,7 +312,7 @@ def dump_of(files: DumpFiles) -> Dump:
 
 
 def _order(files: DumpFiles) -> Callable[[Tensor], tuple[object, ...]]:
-    moments = ("stamped", "initial", "step", "reference", "updated", "training")
+    moments = ("stamped", "initial", "step", "reference", "updated", "training", "next")
     position = {stamp.name: index for index, stamp in enumerate(files.run.stamps)}
 
     def key(tensor: Tensor) -> tuple[object, ...]:

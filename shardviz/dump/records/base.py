@@ -29,12 +29,13 @@ Role = Literal["param", "buffer", "grad", "optim", "activation", "output", "scal
 WEIGHTS: tuple[Role, ...] = ("param", "buffer")
 """Roles of the tensors that make up a model; those of the other roles come from a step."""
 
-Moment = Literal["initial", "stamped", "step", "reference", "updated", "training"]
+Moment = Literal["initial", "stamped", "step", "reference", "updated", "training", "next"]
 """When it was captured: the model's own values after sharding, the ids after sharding, after one training step, or
 after the same step of the unsharded model, which rank 0 writes; `updated` is the unsharded model after its own
 optimizer, if there is one; `training` is one more step of a model that draws random numbers in training, whose
-other steps are in `eval()`. Parameters of a step are those that a probe's own optimizer has updated; its gradients
-are as backward left them, but for those that ranks then scaled each by a number of its own."""
+other steps are in `eval()`; `next` is a job's weight as its next step begins, if something changed it since `updated`.
+Parameters of a step are those that a probe's own optimizer has updated; its gradients are as backward left them, but
+for those that ranks then scaled each by a number of its own."""
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

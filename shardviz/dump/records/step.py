@@ -185,12 +185,14 @@ class GivenRecord(Record, frozen=True):
         rows: The CRC-32 of each of its rows; none of what another model that the job trains may have made.
         options: With which numbers the optimizers step the model's parameters.
         is_of_new_model: Whether the job goes on with it in a model that it made in the place of the one before.
+        draws_after: Of the traced step: whether random numbers were drawn between its forward and that of the next.
     """
 
     shapes: tuple[tuple[Count, ...], ...]
     rows: tuple[tuple[Count, ...], ...]
     options: tuple[OptionsRecord, ...] = ()
     is_of_new_model: bool = False
+    draws_after: bool = False
 
 
 class CallRecord(Record, frozen=True):

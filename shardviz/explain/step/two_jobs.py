@@ -54,11 +54,12 @@ class EarlierStepsDiffer(Cause):
     rate: str = ""
     gradients: Gradients = ""
     why = (
-        "{steps:1?The optimizer step|The {steps} optimizer steps} before the traced one moved the weights differently "
-        "in the two jobs: by {gradients:other?other gradients, as the optimizers' moments show|{gradients:equal?"
-        "another learning rate in those steps: the moments that the optimizers keep are equal|other gradients, or by "
-        "another learning rate{rate:? in those steps (in the traced one it is {rate} in both)|, for example if each "
-        "process steps the scheduler}}}"
+        "{steps:1?The step|The {steps} steps} before the traced one changed the weights differently in the two jobs: "
+        "by {gradients:other?other gradients, as the optimizers' moments show|{gradients:equal?another learning rate "
+        "in those steps, or by code that changes weights between two steps: the moments that the optimizers keep are "
+        "equal|other gradients, by another learning rate{rate:? in those steps (in the traced one it is {rate} in "
+        "both)|, for example if each process steps the scheduler}, or by code that changes weights between two steps, "
+        "such as pruning}}"
     )
     how = (
         "trace the first step (--trace-step 1){gradients:other?|; if the jobs agree there, compare the learning rates "
@@ -175,6 +176,34 @@ class DifferentStates(Cause):
         "load weights and states from one checkpoint, with torch.distributed.checkpoint.state_dict.set_state_dict",
         "trace an earlier step of both (--trace-step)",
         "compare what both do with the optimizer between two steps",
+    )
+
+
+class OtherChangesBetweenSteps(Cause, kind="wrong-value"):
+    """Code between the optimizer's step and the next forward changes weights otherwise than in the other job.
+
+    Pruning, clamping, weight normalization by hand and copies of averages write to weights outside of any step. On a
+    sharded weight such code sees the rank's own part: its threshold, norm or mean is that of the part. Shapes agree.
+
+    Attributes:
+        what: `shard` if each rank sets an equal share of its part to zero, `zeros` if the jobs set other elements to
+            zero, else empty.
+        alone: The only job whose code does so; empty if both jobs' does.
+    """
+
+    what: str
+    alone: str = ""
+    why = (
+        "{alone:?Only code of {alone} changes these weights between the optimizer's step and the next forward|"
+        "{what:shard?Code between the optimizer's step and the next forward sets elements to zero, by a threshold of "
+        "each rank's own shard: an equal share of every shard becomes zero|{what:zeros?Code between the "
+        "optimizer's step and the next forward sets other elements to zero than in the other job: it has another "
+        "threshold, or one of each rank's shard|Code between the optimizer's step and the next forward makes other "
+        "weights than in the other job: it has other numbers, or those of each rank's shard, such as a norm}}}"
+    )
+    how = (
+        "{alone:?let both jobs change weights in the same way|make a threshold, norm or mean of the whole weight: of "
+        "weight.full_tensor(), or all_reduce it}"
     )
 
 

@@ -179,7 +179,7 @@ class Capture:
             self._add(local.name, self._body(local, moment), "")
             return
         small = local.values.numel() <= self.values_limit
-        dense = not small and moment in ("step", "reference", "updated", "training")
+        dense = not small and moment in ("step", "reference", "updated", "training", "next")
         constant = local.is_constant
         values = describe.nested(local.values) if small else None
         body = self._body(local, moment, values=values, constant=constant, dense=dense)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import torch
+from msgspec import structs
 
 from shardviz.dump.records.step import GivenRecord
 from shardviz.live.capture.locals import local_tensors, unwrapped
@@ -54,6 +55,7 @@ class LaterSteps:
         self._written: Written | None = None
         self._averages: Averages | None = None
         self._after: list[Local] = []
+        self._changed: list[Local] = []  # since then, before the next step
         self._given: list[GivenRecord] = []
         self._shapes: list[tuple[int, ...]] = []
         self._rows: list[tuple[int, ...]] = []
@@ -104,8 +106,7 @@ class LaterSteps:
             return
         self._done.add(id(optimizer))
         if len(self._given) == 1:
-            tensors = [*local_tensors(unwrapped(self._step.root)), *self._step.outside.tensors()]
-            self._after = [*weights_of(tensors, self._step.most), *self._step.buffers.written_after()]
+            self._after = [*_weights_of(self._step), *self._step.buffers.written_after()]
 
     def end(self) -> None:
         """Follow the module no longer, and write what was seen."""
@@ -119,8 +120,10 @@ class LaterSteps:
             return
         if self._is_stepped:
             self._take_averages()
-            if not self._has_after:
-                self._after += self._step.buffers.after() if self._step is not None else []
+            if not self._has_after and self._step is not None:
+                self._changed = self._changed_since(self._step) if self._new_at < 0 else []
+                self._given[0] = structs.replace(self._given[0], draws_after=self._step.buffers.is_drawn)
+                self._after += self._step.buffers.after()
                 self._write()
             self._begin_step()
         if self._has_other_model is None:
@@ -146,6 +149,11 @@ class LaterSteps:
         if len(self._given) == MAX_STEPS:
             self.end()
 
+    def _changed_since(self, step: Step) -> list[Local]:
+        """Return copies of the weights that something has changed since the optimizers left them."""
+        after = {local.name: local.values for local in self._after if local.role == "param"}
+        return [local for local in _weights_of(step) if local.name in after and not _are_same(local, after[local.name])]
+
     def _take_averages(self) -> None:
         """Keep the averages of weights that the traced step leaves: a job makes them before its next step."""
         if self._averages is not None and len(self._given) == 1:
@@ -155,13 +163,24 @@ class LaterSteps:
     def _write(self) -> None:
         self._take_averages()
         if self._written is not None:
-            self._written(self._after, self._given)
-        self._after, self._has_after = [], True
+            self._written(self._after, self._changed, self._given)
+        self._after, self._changed, self._has_after = [], [], True
 
 
 def _is_captured() -> bool:
     """Whether a CUDA graph is being captured, which may not wait for numbers to be copied to the CPU."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def _weights_of(step: Step) -> list[Local]:
+    """Return copies of the weights that a step's optimizers step, as they are now."""
+    return weights_of([*local_tensors(unwrapped(step.root)), *step.outside.tensors()], step.most)
+
+
+def _are_same(local: Local, values: torch.Tensor) -> bool:
+    """Whether a tensor has the same bytes as before."""
+    first, second = (tensor.contiguous().flatten() for tensor in (local.values, values))
+    return torch.equal(first.view(torch.uint8), second.view(torch.uint8))
 
 
 def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:

@@ -53,6 +53,11 @@ class ReadBuffers:
         """Copies from before the step of those that a forward wrote, or names and did not write."""
         return [local for local in self._before if local.name in self.written or self._is_read(local)]
 
+    @property
+    def is_drawn(self) -> bool:
+        """Whether random numbers were drawn since the last forward."""
+        return not all(map(torch.equal, self._random, random_states()))
+
     def note_written(self) -> None:
         """Note those that were written, or replaced, since they were copied."""
         current = dict(self._current())
@@ -68,9 +73,8 @@ class ReadBuffers:
 
     def after(self) -> list[Local]:
         """Return copies of the others as they are now; none if random numbers were drawn since: some may be random."""
-        is_drawn = not all(map(torch.equal, self._random, random_states()))
         names = [local.name for local in self._before if local.name not in self.written and self._is_read(local)]
-        return [] if is_drawn else list(self._copies(names))
+        return [] if self.is_drawn else list(self._copies(names))
 
     def _is_read(self, local: Local) -> bool:
         return local.name.rpartition(".")[-1] in self._named and local.values.is_floating_point()

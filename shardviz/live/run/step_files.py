@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from shardviz.live.run.tracing import JobTrace
     from shardviz.live.step.optimizer_settings import Options as Settings
 
-    Written = Callable[[Iterable[Local], Iterable[GivenRecord]], None]
+    Written = Callable[[Iterable[Local], Iterable[Local], Iterable[GivenRecord]], None]
 
 WHAT = "the trace of a step"
 
@@ -119,8 +119,8 @@ def write_step(step: Step, folder: Path, command: tuple[str, ...], problem: str 
         problem: Why the step has no end; empty if it has one.
 
     Returns:
-        A function that writes this rank's file again, with weights after the optimizer's step, and what that step and
-        those after it were given.
+        A function that writes this rank's file again, with weights after the optimizer's step, those that the next
+        step begins with other values of, and what that step and those after it were given.
     """
     rank, num_ranks = rank_here(), distributed.get_world_size() if distributed.is_initialized() else 1
     capture = Capture(rank, num_ranks, run_id=_run_id(), steps_before=step.number - 1)
@@ -154,9 +154,11 @@ def write_step(step: Step, folder: Path, command: tuple[str, ...], problem: str 
         )
     write_rank(folder, capture.record(), capture.dense)
 
-    def written_again(after: Iterable[Local], given: Iterable[GivenRecord]) -> None:
+    def written_again(after: Iterable[Local], changed: Iterable[Local], given: Iterable[GivenRecord]) -> None:
         for local in after:
             capture.add_values(local, "updated")
+        for local in changed:
+            capture.add_values(local, "next")
         capture.given = list(given)
         write_rank(folder, capture.record(), capture.dense)
 

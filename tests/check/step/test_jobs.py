@@ -215,7 +215,9 @@ def test_parts_that_are_padded_are_not_rows_of_another_batch(padding, is_padding
 
 def test_a_loss_that_no_trace_has_may_have_the_gradients_factor_too():
     def causes(factor, loss):
-        return [cause for cause, _ in ScaledBackward(factor, loss=loss).ways]
+        ways = [cause for cause, _ in ScaledBackward(factor, loss=loss).ways]
+        assert all(("multiplies the gradients after it" in cause) == bool(loss) for cause in ways[-1:])
+        return [cause.partition("; or something")[0] for cause in ways]
 
     unseen = causes(Fraction(16), "unseen")
     assert unseen[0].endswith("it is a sum where the other job's is a mean, over 16 elements")

@@ -16,6 +16,7 @@ from shardviz.check.report import NotChecked, findings_in, grouped, ranks_by_nam
 from shardviz.check.step.comparison import compared
 from shardviz.check.step.jobs.assembly import JobEvidence, Weights, assembled, findings_on
 from shardviz.check.step.jobs.averages import averages_of
+from shardviz.check.step.jobs.between_steps import between_steps
 from shardviz.check.step.jobs.buffers import (
     WrittenBuffers,
     own_buffers,
@@ -351,6 +352,9 @@ def _step_of(
     buffers = [*written.findings, *(() if findings or updates.results else own_buffers(reference, job))]
     findings += grouped(findings_in(buffers), ranks_by_name(dump))
     results += [*kept.results, *updates.results, *averages.results, *buffers]
+    between = Updates() if findings else between_steps(reference, job, weights)
+    findings += grouped(findings_in(between.results), ranks_by_name(dump))
+    results += between.results
     later = LaterResult() if findings else later_steps_of(reference, job)
     not_compared = [result for result in results if isinstance(result, NotChecked)]
     not_compared += [NotChecked("", why, "step") for why in later.gaps]

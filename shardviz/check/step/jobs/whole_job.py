@@ -323,10 +323,18 @@ class WholeJob:
         params = by_name(self.job.ranks, "param").items()
         return {name: self._weight(parts, other_params.get(name, {}), mesh) for name, parts in params}
 
-    def put_as_weights(self, ways: Mapping[str, Way], role: str, moment: Moment = "step") -> dict[str, Weight]:
-        """Return what belongs to its weights, such as gradients and states, each put together as the weight is."""
+    def put_as_weights(
+        self, ways: Mapping[str, Way], role: str, moment: Moment = "step", *, since: Moment | None = None
+    ) -> dict[str, Weight]:
+        """Return what belongs to its weights, such as gradients and states, each put together as the weight is.
+
+        Args:
+            since: The moment whose parts ranks still have if they have none of the other moment.
+        """
+        before = by_name(self.job.ranks, role, since) if since is not None else {}
         of_weights = (
-            (name, weight_of(role, name), parts) for name, parts in by_name(self.job.ranks, role, moment).items()
+            (name, weight_of(role, name), {**before.get(name, {}), **parts})
+            for name, parts in by_name(self.job.ranks, role, moment).items()
         )
         return {name: self._put_alike(parts, ways[weight]) for name, weight, parts in of_weights if weight in ways}
 

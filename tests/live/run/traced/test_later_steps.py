@@ -148,6 +148,41 @@ def test_what_comes_of_a_step_is_named(tmp_path, alone, changed, cause, words):
     assert cause in ("", first["cause_id"])
 
 
+PRUNED = (
+    "    optimizer.zero_grad()\n",
+    """    optimizer.zero_grad()
+    for weight in model.parameters():
+        with torch.no_grad():
+            CHANGE
+""",
+)
+OF_SHARD = "part = getattr(weight, '_local_tensor', weight).data"
+CHANGES = [
+    ("weight.clamp_(-0.2, 0.2)", ""),
+    ("weight.mul_(0.9)", ""),
+    ("weight.add_(0.01 * torch.randn(()).item())", ""),
+    ("weight.clamp_(-0.2, 0.2) if WORLD > 1 else None", "Only code of the second run changes these weights"),
+    (f"{OF_SHARD}; part.div_(part.norm())", "those of each rank's shard, such as a norm"),
+    (
+        f"{OF_SHARD}; part[part.abs() <= part.abs().flatten().kthvalue(part.numel() // 2).values] = 0",
+        "by a threshold of each rank's own shard",
+    ),
+    (f"{OF_SHARD}; part.add_(torch.randn(part.shape))", "it differs between the jobs, and random numbers are drawn"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), [CHANGES[5], *at_night([*CHANGES[:5], CHANGES[6]])], ids=str)
+def test_what_changes_weights_between_two_steps_is_compared(tmp_path, change, words):
+    assert PRUNED[0] in PROGRAM
+    changed = PRUNED[1].replace("CHANGE", change)
+    (tmp_path / "train.py").write_text(program(WRAP=FSDP).replace(PRUNED[0], changed))
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "train.py")
+    step, _ = diff(run(tmp_path, "one", sys.executable, "train.py"), run(tmp_path, "two", *torchrun))
+    texts = [*(departure["why"] for departure in step["departures"]), *(note["why"] for note in step["not_compared"])]
+    assert words in " ".join(texts)
+    assert bool(texts) == bool(words)
+
+
 APART = """
 import torch
 from torch import nn
