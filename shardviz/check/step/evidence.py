@@ -249,6 +249,11 @@ class Evidence:
         )
         return max((finite_magnitude(step) for step in steps), default=0.0)
 
+    def weight_ranks(self, name: str) -> frozenset[int]:
+        """Return the ranks that hold a weight, as far as that is known."""
+        weight = self.dump.find("initial", "param", name) or self.dump.find("stamped", "param", name)
+        return frozenset(() if weight is None else weight.shards)
+
     def tied_to(self, name: str) -> tuple[str, ...]:
         """Return the other names under which a tensor stood in the unsharded model."""
         return tuple(other for other in self._tied.get(name, ()) if other != name)

@@ -444,6 +444,24 @@ class MixedLayers(Cause):
     )
 
 
+class SkippedInReduction(Cause):
+    """Each rank leaves other weights out of the reduction of gradients, so its calls don't match other ranks' calls.
+
+    A rank that doesn't use a weight has no gradient of it. A loop that skips such weights makes fewer calls there, and
+    the next call meets that of another weight on the other ranks. Nothing compares names, and equal shapes fit.
+
+    Attributes:
+        axis: The axis whose ranks have the same weights.
+    """
+
+    axis: str
+    why = (
+        "Ranks along {axis} skip weights whose .grad is None in the reduction of gradients, each rank others, so one "
+        "all_reduce gets the gradients of different weights"
+    )
+    how = "reduce for every parameter, in the same order on all ranks, and pass zeros if .grad is None"
+
+
 class WrongCollective(Cause, kind="collective-mismatch"):
     """A collective returns different numbers than its definition gives for its inputs.
 

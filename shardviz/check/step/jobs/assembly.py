@@ -181,11 +181,17 @@ class JobEvidence(Evidence):
         clips: How both clipped their gradients, if each did once.
         micro_batches: How often a rank of the compared job calls the model.
         is_beside_one: Whether the other job is one process.
+        holding: The ranks that hold each weight.
     """
 
     clips: Clips | None = None
     micro_batches: int = 1
     is_beside_one: bool = True
+    holding: Mapping[str, frozenset[int]] = field(default_factory=dict)
+
+    def weight_ranks(self, name: str) -> frozenset[int]:
+        """Return the ranks that hold a weight."""
+        return self.holding.get(name, frozenset())
 
     @cached_property
     def outputs_are_right(self) -> bool:

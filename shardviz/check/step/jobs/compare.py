@@ -399,7 +399,8 @@ def _judged(
     dump, sampled = assembled(job.job, judging, weights, reference.job)
     micro_batches = max(rank.counts.get("", 1) for rank in job.job.ranks.values())
     clips, reference_name = clips_of(reference, job), "one process" if reference.is_of_one else reference.name
-    evidence = JobEvidence(dump, tuple(compared(dump)), clips, micro_batches, reference.is_of_one)
+    holding = {name: frozenset(parts) for name, parts in by_name(job.job.ranks, "param").items()}
+    evidence = JobEvidence(dump, tuple(compared(dump)), clips, micro_batches, reference.is_of_one, holding)
     results = list(findings_on(evidence, judging, reference_name))
     is_unexplained = any(isinstance(finding.explanation, UnexplainedCopies) for finding in findings_in(results))
     before = unclipped(reference, job, weights) if is_unexplained and weights.grads and not weights.kept else None

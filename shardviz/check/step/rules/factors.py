@@ -15,10 +15,6 @@ is None (HSDP between backward and all-reduce) and if a Partial placement says t
 The names of a tied weight may go to different ranks: each has the gradient of its own use. On stages of a pipeline an
 embedding and a head cannot share storage. They are copies, which stay equal only if the sum of both gradients is taken
 on both (Megatron-LM's embedding group).
-
-`wrong-value` of gradients that were reduced over an axis whose ranks have other weights, as stages of a pipeline. Ranks
-along such an axis have tensors of the same shapes under other names. A reduction over it runs without a word and leaves
-one gradient for different weights: equal numbers under different names tell it.
 """
 
 from __future__ import annotations
@@ -50,7 +46,11 @@ from shardviz.explain.step.gradients import TiedShardsMisaligned, UnsummedTiedGr
 from shardviz.explain.step.losses import DividedMean, SummedValue, UnsummedValue
 from shardviz.explain.step.modules import AveragedForward, RepeatedForwardSum
 from shardviz.explain.step.scales import ClippedByParts, LossScaleLeft, ScaledByOwnCount, ScaledForward, ScaledInStep
-from shardviz.explain.step.sums import GradientNotReduced, MixedLayers, OutputNotReduced, UnreducedSharedPart
+from shardviz.explain.step.sums import (
+    GradientNotReduced,
+    OutputNotReduced,
+    UnreducedSharedPart,
+)
 from shardviz.explain.step.whole_step import RankDependentCode
 from shardviz.explain.templates import number, times_text
 from shardviz.groups import the_only
@@ -62,7 +62,6 @@ from shardviz.relate.measures import (
     factors_of_ranks,
     is_of_other_parts,
     is_right_with,
-    is_shared_with,
     ratio_of,
     reduced_over,
     reduction_among_holders,
@@ -452,20 +451,6 @@ def _among_holders(comparison: Compared) -> Finding | None:
 def _farthest(result: Compared, groups: Sequence[Sequence[int]]) -> tuple[int, int, float]:
     """Return the two neighbors within groups whose copies of one part are farthest apart, and how far."""
     return max(result.neighbors_apart(groups), key=lambda pair: pair[2])
-
-
-def check_other_layers(evidence: Evidence, comparison: Compared) -> Finding | None:
-    """Return the finding if every wrong rank's gradient is that of another weight, which another rank has."""
-    tied = (comparison.name, *evidence.tied_to(comparison.name))
-    for axis in comparison.mesh.axes:
-        for neighbor in evidence.wrong_gradients.near(comparison, axis):
-            is_other = neighbor.name not in tied and neighbor.mesh == comparison.mesh
-            if is_other and is_shared_with(comparison, neighbor, axis):
-                names = (name for name in comparison.mesh.axes if name != axis)
-                others = tuple(name for name in names if comparison.mesh.axis_size(name) > 1)
-                which = f"that of {neighbor.name}, a different weight, on other ranks along {axis}"
-                return comparison.finding(MixedLayers(axis, others), f"the gradient is equal to {which}")
-    return None
 
 
 def check_tied(evidence: Evidence, comparison: Compared) -> Finding | None:

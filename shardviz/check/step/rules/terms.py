@@ -7,6 +7,10 @@ is off.
 A `misordered` result has the right slices along a dim, in another order: parts that were gathered in the order in which
 they came, or tokens put back by a permutation where its inverse belongs. The loss often is right, too, and what reads
 the result by position goes wrong.
+
+`wrong-value` of gradients that were reduced over an axis whose ranks have other weights, as stages of a pipeline. Ranks
+along such an axis have tensors of the same shapes under other names. A reduction over it runs without a word and leaves
+one gradient for different weights: equal numbers under different names tell it.
 """
 
 from __future__ import annotations
@@ -27,7 +31,14 @@ from shardviz.explain.step.changed import AddedNumber, OnlyZerosThere, RoundedRe
 from shardviz.explain.step.forward import JoinedOutOfOrder, PartOfAnotherRank, RepeatedParts
 from shardviz.explain.step.gradients import CutGraph, ReadBySegments, SlicesWithoutGradient
 from shardviz.explain.step.modules import StatisticsOfPart
-from shardviz.explain.step.sums import MixedShards, RepeatedTerm, TermLeftOut, TermOfSomeRanks
+from shardviz.explain.step.sums import (
+    MixedLayers,
+    MixedShards,
+    RepeatedTerm,
+    SkippedInReduction,
+    TermLeftOut,
+    TermOfSomeRanks,
+)
 from shardviz.explain.step.whole_step import (
     MemoryNeverWritten,
     RankDependentCode,
@@ -43,6 +54,7 @@ from shardviz.relate.measures import (
     factor_of_all,
     factors_of_slices,
     has_wanted_numbers,
+    is_shared_with,
     lost_slices,
     mixed_over,
     moved_slices,
@@ -374,3 +386,20 @@ def _in_another_order(comparison: Compared, dim: int, moved: Slices) -> Finding:
         f"{comparison.wrong[0]} {len(misplaced)} of {len(moved)} slices are out of place, position {first} holds the "
         f"slice that belongs at {there}",
     )
+
+
+def check_other_layers(evidence: Evidence, comparison: Compared) -> Finding | None:
+    """Return the finding if every wrong rank's gradient is that of another weight, which another rank has."""
+    tied = (comparison.name, *evidence.tied_to(comparison.name))
+    for axis in comparison.mesh.axes:
+        for neighbor in evidence.wrong_gradients.near(comparison, axis):
+            is_other = neighbor.name not in tied and neighbor.mesh == comparison.mesh
+            if is_other and is_shared_with(comparison, neighbor, axis):
+                names = (name for name in comparison.mesh.axes if name != axis)
+                others = tuple(name for name in names if comparison.mesh.axis_size(name) > 1)
+                which = f"that of {neighbor.name}, a different weight, on other ranks along {axis}"
+                ranks = {*comparison.reduced, *neighbor.reduced}
+                are_on_all = ranks <= evidence.weight_ranks(comparison.name) & evidence.weight_ranks(neighbor.name)
+                cause = SkippedInReduction(axis) if are_on_all else MixedLayers(axis, others)
+                return comparison.finding(cause, f"the gradient is equal to {which}")
+    return None
