@@ -284,6 +284,27 @@ class WholeBatchPerRank(Cause):
     how = "divide it by the number of ranks that split the batch (accelerate: split_batches=True)"
 
 
+class NormalizedByOwnRows(Cause):
+    """Each rank normalizes what it reads by the mean and deviation of the rows that it has itself.
+
+    A scaler that is fitted on a rank's part of the data, or statistics of the rank's own batch, give every rank numbers
+    of another scale. They are near the right ones, so training goes on and is only a little worse.
+
+    Attributes:
+        is_own: Whether ranks differ from each other, too.
+    """
+
+    is_own: bool = True
+    why = (
+        "{is_own:?Each rank normalizes columns by its own numbers, such as its rows' mean and deviation|The jobs normalize "
+        "columns by different means and deviations}"
+    )
+    how = (
+        "{is_own:?all_reduce the sums, the sums of squares and the counts before you divide, or take statistics that "
+        "were made once of all rows|take the same statistics in both jobs}"
+    )
+
+
 class FilledBatch(Cause):
     """A loader fills the last batch of an epoch with rows of an earlier step.
 

@@ -11,7 +11,7 @@ from shardviz.check.step.jobs.rows import rows_of, rows_without_padding
 from shardviz.check.step.trace.stages import is_pipeline, parted_modules
 from shardviz.check.step.trace.traces import Kept, OfRank, Weight
 from shardviz.dump.records.step import GivenRecord
-from shardviz.explain.step.whole_step import DifferentBatch, WholeBatchPerRank
+from shardviz.explain.step.whole_step import DifferentBatch, NormalizedByOwnRows, WholeBatchPerRank
 from shardviz.layout.mesh import parse_mesh
 
 ROWS = [[5, 9, 7], [5, 6, 8, 9, 7], [5, 8, 7], [5, 9, 9, 6, 7, 8, 9, 7]]
@@ -211,6 +211,35 @@ def test_a_rank_with_all_rows_beside_one_with_others_reads_whole_batches(begin, 
     data = np.random.default_rng(0).normal(size=(16, 3))
     batches = {0: [kept(data[begin : begin + 8])], 1: [kept(data[8:])]}
     assert rows_of([kept(data[:8])], batches, DP).cause == cause
+
+
+def normalized(values):
+    return (values - values.mean(0)) / values.std(0)
+
+
+@pytest.mark.parametrize("step", ["run", "stride"])
+@pytest.mark.parametrize(
+    ("make", "cause"),
+    [
+        (normalized, NormalizedByOwnRows()),
+        (lambda rows: 2 * normalized(rows) + 1, NormalizedByOwnRows()),
+        (lambda rows: np.sort(rows, 1), DifferentBatch(of_jobs=True)),
+        (lambda rows: rows**3, DifferentBatch(of_jobs=True)),
+        (lambda rows: rows + np.arange(len(rows))[:, None], DifferentBatch(of_jobs=True)),
+        (lambda rows: 2 * rows + 1, NormalizedByOwnRows(is_own=False)),
+    ],
+)
+def test_rows_that_each_rank_scales_and_shifts_were_normalized_by_its_own(make, cause, step):
+    data = np.random.default_rng(3).normal(2.0, 3.0, (12, 5))
+    shares = [data[:6], data[6:]] if step == "run" else [data[::2], data[1::2]]
+    parts = {rank: [kept(make(share))] for rank, share in enumerate(shares)}
+    assert rows_of([kept(normalized(data))], parts, DP).cause == cause
+
+
+def test_two_rows_are_scaled_and_shifted_by_chance():
+    random = np.random.default_rng(4)
+    batches = {rank: [kept(random.normal(size=(2, 6)))] for rank in range(2)}
+    assert rows_of([kept(random.normal(size=(4, 6)))], batches, DP).cause == DifferentBatch(of_jobs=True)
 
 
 PROMPTS = np.array([[1, 2], [1, 2], [3, 4], [3, 4]])

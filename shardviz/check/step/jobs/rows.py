@@ -12,10 +12,12 @@ import numpy as np
 
 from shardviz.check.step.jobs.starts import split_of
 from shardviz.check.step.trace.traces import Kept, joined_along, largest_of
-from shardviz.explain.step.whole_step import DifferentBatch, SharedRows, WholeBatchPerRank
+from shardviz.explain.step.whole_step import DifferentBatch, NormalizedByOwnRows, SharedRows, WholeBatchPerRank
+from shardviz.explain.templates import number
 from shardviz.groups import the_only
 from shardviz.layout.mesh import ranks_by
 from shardviz.relate.orders import places_of
+from shardviz.relate.tolerance import FEW, LEAST_STATISTIC
 from shardviz.text import join_numbers, listed, named_ranks
 
 if TYPE_CHECKING:
@@ -74,6 +76,8 @@ def rows_of(whole_batch: list[Kept], batches: Mapping[int, list[Kept]], mesh: Me
         lengths = f"{given[unknown[0]].shape[1]} of {whole.shape[1]}"
         sentence = f"rank {unknown[0]} was given the other job's rows padded or cut to a length of its own"
         return Rows(not_joined=f"{sentence}, {lengths}")
+    if unknown and (normalized := _normalized(whole, given)) is not None:
+        return normalized
     if unknown:
         shapes = f"{list(given[unknown[0]].shape)} and {list(whole.shape)}"
         text = f"rank {unknown[0]} was given rows that the other job's batch doesn't have (shapes {shapes})"
@@ -101,6 +105,57 @@ def rows_of(whole_batch: list[Kept], batches: Mapping[int, list[Kept]], mesh: Me
     if len({len(part) for part in parts}) > 1:
         return Rows(not_joined=f"ranks were given unequal numbers of the other job's {size} rows: {_shares(shares)}")
     return Rows(np.array(every, np.int64), num_shares=len(parts))
+
+
+def _normalized(whole: Kept, given: Mapping[int, Kept]) -> Rows | None:
+    """Return that ranks have the other job's rows with another factor and offset for each column; None if not.
+
+    The rows that a rank has are then not known by their values. Ranks have runs of rows, or every so many.
+    """
+    if not all(each.is_whole and "float" in each.dtype for each in (whole, *given.values())):
+        return None
+    shares = list({part.values.tobytes(): part.values for part in given.values()}.values())
+    size, rest = divmod(len(whole.values), len(shares))
+    if rest or len(shares) < 2 or any(share.shape != (size, *whole.shape[1:]) for share in shares):
+        return None
+    for every in (np.split(whole.values, len(shares)), [whole.values[at :: len(shares)] for at in range(len(shares))]):
+        for dim in sorted({1, whole.values.ndim - 1} & {*range(1, whole.values.ndim)}):
+            pairs = zip(every, shares, strict=True)
+            fits = [fit for rows, share in pairs if (fit := _fit_of_columns(rows, share, dim)) is not None]
+            if len(fits) == len(shares):
+                is_own = any(not np.allclose(fit, fits[0], LEAST_STATISTIC, LEAST_STATISTIC) for fit in fits)
+                return Rows(problem=_normalized_text(fits, dim, given), cause=NormalizedByOwnRows(is_own))
+    return None
+
+
+def _normalized_text(fits: Sequence[NDArray[np.float64]], dim: int, given: Mapping[int, Kept]) -> str:
+    """Say what ranks have of the other job's rows, with the numbers of the first two that differ."""
+    at = int(np.argmax(np.abs(fits[0] - fits[1]).max(axis=0)))
+    first = min(given)
+    rank = next((rank for rank, part in given.items() if not np.array_equal(part.values, given[first].values)), first)
+    texts = [
+        f"{number(factors[at])} times the other job's {'+' if offsets[at] >= 0 else '-'} {number(abs(offsets[at]))} on "
+        f"rank {which}"
+        for which, (factors, offsets) in zip((first, rank), fits, strict=False)
+    ]
+    place = f"index {at} of dim {dim}"
+    return f"its ranks were given the other job's rows, scaled and shifted: {place} is {' and '.join(texts)}"
+
+
+def _fit_of_columns(rows: NDArray[np.float64], share: NDArray[np.float64], dim: int) -> NDArray[np.float64] | None:
+    """Return factors and offsets along a dim that make a rank's rows of the other job's; None if none do.
+
+    A column of two different numbers has such a factor by chance; more of them prove it.
+    """
+    columns, held = (np.moveaxis(values, dim, 0).reshape(values.shape[dim], -1) for values in (rows, share))
+    centered, held_centered = (values - values.mean(1, keepdims=True) for values in (columns, held))
+    squares = np.sum(centered**2, 1)
+    factors = np.divide(np.sum(centered * held_centered, 1), squares, out=np.zeros_like(squares), where=squares > 0)
+    off = np.abs(held_centered - factors[:, None] * centered).max(initial=0.0)
+    num_proofs = sum(max(len(np.unique(column)) - 2, 0) for column in columns)
+    if num_proofs < FEW or np.any(factors < 0) or off > LEAST_STATISTIC * np.abs(held_centered).max(initial=0.0):
+        return None
+    return np.stack([factors, held.mean(1) - factors * columns.mean(1)])
 
 
 def _are_in_order(shares: Mapping[int, tuple[int, ...]], whole: Kept, *parts: Kept) -> bool:
