@@ -296,8 +296,8 @@ class NormalizedByOwnRows(Cause):
 
     is_own: bool = True
     why = (
-        "{is_own:?Each rank normalizes columns by its own numbers, such as its rows' mean and deviation|The jobs normalize "
-        "columns by different means and deviations}"
+        "{is_own:?Each rank normalizes columns by its own numbers, such as its rows' mean and deviation|The jobs "
+        "normalize columns by different means and deviations}"
     )
     how = (
         "{is_own:?all_reduce the sums, the sums of squares and the counts before you divide, or take statistics that "

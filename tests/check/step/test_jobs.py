@@ -12,6 +12,7 @@ from shardviz.check.step.jobs.compare import trained_in_one_job
 from shardviz.check.step.jobs.rows import rows_of
 from shardviz.check.step.jobs.starts import OtherWeight, other_weights, repeated_weight
 from shardviz.check.step.jobs.whole_job import mesh_of_groups
+from shardviz.check.step.rules.all_gradients import ranks_of
 from shardviz.check.step.trace.traces import Kept, Weight, coarsest_of, in_both, joined
 from shardviz.dump.arrays import kept_indices, strides_between, strides_for
 from shardviz.dump.records.base import SCHEMA
@@ -211,6 +212,16 @@ def test_parts_that_are_padded_are_not_rows_of_another_batch(padding, is_padding
     )
     assert bool(rows.not_joined) == is_padding
     assert bool(rows.problem) != is_padding
+
+
+@pytest.mark.parametrize(
+    ("factor", "runs", "ranks"), [(4, 2, 2), (8, 2, 4), (16, 4, 4), (2, 2, None), (4, 1, None), (6, 2, None)]
+)
+def test_a_factor_of_ranks_times_micro_batches_is_told_from_other_factors(factor, runs, ranks):
+    gradient = SimpleNamespace(mesh=parse_mesh("dp=2,tp=2"))
+    assert ranks_of([gradient], Fraction(factor), runs) == ranks
+    causes = [cause for cause, _ in ScaledBackward(Fraction(factor), runs, "unseen", ranks=ranks).ways]
+    assert causes[0].startswith(f"The loss is multiplied by the number of ranks, {ranks}") == bool(ranks)
 
 
 def test_a_loss_that_no_trace_has_may_have_the_gradients_factor_too():

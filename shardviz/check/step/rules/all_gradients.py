@@ -123,7 +123,8 @@ def of_factor(evidence: Evidence, gradients: Sequence[Compared], factor: float, 
     exact, is_in_loss = ratio or of_runs or factor, _is_in_loss(evidence, factor)
     loss: Literal["", "unseen"] = "unseen" if evidence.loss is None else ""
     copied = _replicated_axes_of_root(gradients, factor) if not axes else ()
-    of_backward: Cause = ScaledBackward(exact, evidence.num_runs or None, loss, copied)
+    ranks = ranks_of(gradients, exact, evidence.num_runs) if loss else None
+    of_backward: Cause = ScaledBackward(exact, evidence.num_runs or None, loss, copied, ranks)
     if evidence.runs_backward_itself is False:
         of_backward = ScaledReduction(exact, gradients[0].wrapped_over(gradients[0].mesh.axes) == "ddp")
     norm, norm_left = _norm_of_parts(gradients) if 0 < factor < 1 else ("", 0.0)
@@ -142,6 +143,13 @@ def of_factor(evidence: Evidence, gradients: Sequence[Compared], factor: float, 
         details=(*([when] if when else []), "the loss has this factor, too" if is_in_loss else OF_LOSS[loss]),
     ).seen_in(first)
     return finding if len(gradients) == 1 else _of_all(finding, gradients)
+
+
+def ranks_of(gradients: Sequence[Compared], factor: Fraction | float, runs: int) -> int | None:
+    """Return how many ranks of some axes, times the number of micro-batches, are the factor; None if none are."""
+    mesh = gradients[0].mesh
+    sizes = {mesh.size_over(axes) for axes in axis_sets(mesh.long_axes)} if runs > 1 else set()
+    return next((size for size in sizes if factor == size * runs), None)
 
 
 def _replicated_axes_of_root(gradients: Sequence[Compared], factor: float) -> tuple[str, ...]:
