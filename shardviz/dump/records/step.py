@@ -186,6 +186,8 @@ class GivenRecord(Record, frozen=True):
         options: With which numbers the optimizers step the model's parameters.
         is_of_new_model: Whether the job goes on with it in a model that it made in the place of the one before.
         draws_after: Of the traced step: whether random numbers were drawn between its forward and that of the next.
+        followed_by: Of the traced step: the module with whose call the next one began, empty for the whole model; None
+            if no call was seen.
     """
 
     shapes: tuple[tuple[Count, ...], ...]
@@ -193,6 +195,7 @@ class GivenRecord(Record, frozen=True):
     options: tuple[OptionsRecord, ...] = ()
     is_of_new_model: bool = False
     draws_after: bool = False
+    followed_by: str | None = None
 
 
 class CallRecord(Record, frozen=True):

@@ -122,7 +122,9 @@ class LaterSteps:
             self._take_averages()
             if not self._has_after and self._step is not None:
                 self._changed = self._changed_since(self._step) if self._new_at < 0 else []
-                self._given[0] = structs.replace(self._given[0], draws_after=self._step.buffers.is_drawn)
+                self._given[0] = structs.replace(
+                    self._given[0], draws_after=self._step.buffers.is_drawn, followed_by=_name_of(module, self._step)
+                )
                 self._after += self._step.buffers.after()
                 self._write()
             self._begin_step()
@@ -175,6 +177,12 @@ def _is_captured() -> bool:
 def _weights_of(step: Step) -> list[Local]:
     """Return copies of the weights that a step's optimizers step, as they are now."""
     return weights_of([*local_tensors(unwrapped(step.root)), *step.outside.tensors()], step.most)
+
+
+def _name_of(called: nn.Module, step: Step) -> str:
+    """Return the name of a called module in the model; empty for the model itself, in any wrapper."""
+    names = {id(module): name for name, module in unwrapped(step.root).named_modules()}
+    return clean_name(names.get(id(unwrapped(called)), ""))
 
 
 def _are_same(local: Local, values: torch.Tensor) -> bool:

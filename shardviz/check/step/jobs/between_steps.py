@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from shardviz.check.step.jobs.assembly import Weights
     from shardviz.check.step.jobs.whole_job import WholeJob
     from shardviz.check.step.trace.traces import Weight
+    from shardviz.dump.records.step import GivenRecord
     from shardviz.explain.finding import Finding
 
     Wholes = Mapping[str, Weight]
@@ -92,8 +93,9 @@ def between_steps(reference: WholeJob, job: WholeJob, weights: Weights) -> Updat
     records = [record for each in (reference, job) for record in each.job.dump.files.ranks.values()]
     then = {name: after[name] | changed.get(name, {}) for name in names}
     then_there = {name: changed_there.get(name, weights.updated[name]) for name in names}
-    if not all(len(record.given) > 1 for record in records):
-        return Updates((NotChecked("", f"{WHAT} ({which}): one of the jobs makes no further step", "step"),))
+    if not _begin_alike([record.given[:1] for record in records]):
+        why = "the jobs begin their next steps with calls of different modules, or one job's call was not seen"
+        return Updates((NotChecked("", f"{WHAT} ({which}): {why}", "step"),))
     every = [(then_there[name], weights.updated[name], *after[name].values(), *then[name].values()) for name in names]
     if not all(are_whole(*of_name) for of_name in every):
         why = "only a sample of some was kept, or ranks' parts do not fit together"
@@ -115,6 +117,17 @@ def between_steps(reference: WholeJob, job: WholeJob, weights: Weights) -> Updat
         return Updates((NotChecked("", f"{WHAT} ({which}): {why}", "step"),))
     cause = OtherChangesBetweenSteps(_what(changes), _alone(job, bool(changed), bool(changed_there)))
     return Updates(tuple(_findings(changes, cause)))
+
+
+def _begin_alike(given: Sequence[tuple[GivenRecord, ...]]) -> bool:
+    """Whether the step after the traced one begins with a call of one module, with tensors of one kind, on all ranks.
+
+    Lightning calls the whole model on several ranks, and in one process only what the training step calls.
+    """
+    begins = {
+        (record.followed_by, frozenset(shape[1:] for shape in record.shapes)) for records in given for record in records
+    }
+    return all(given) and len(begins) == 1 and None not in {followed_by for followed_by, _ in begins}
 
 
 def _alone(job: WholeJob, is_changed: bool, is_changed_there: bool) -> str:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.lanes import at_night
+from tests.lanes import at_night, nightly
 from tests.live.run.traced.test_traced import diff, run
 
 PROGRAM = """
@@ -181,6 +181,60 @@ def test_what_changes_weights_between_two_steps_is_compared(tmp_path, change, wo
     texts = [*(departure["why"] for departure in step["departures"]), *(note["why"] for note in step["not_compared"])]
     assert words in " ".join(texts)
     assert bool(texts) == bool(words)
+
+
+IN_STEP = """
+import os
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+WORLD, RANK = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
+
+
+class Learner(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(6, 6)
+
+    def clamp(self, step):
+        with torch.no_grad():
+            self.body.weight.clamp_(-0.2 - (step == 0), 0.2 + (step == 0))
+
+    def forward(self, x, step):
+        self.clamp(step)
+        return self.body(x)
+
+
+torch.manual_seed(0)
+model = Learner()
+if WORLD > 1:
+    dist.init_process_group("gloo")
+    called = DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+x = torch.randn(3, 8, 6, generator=torch.Generator().manual_seed(1))
+for step in range(3):
+    if WORLD > 1:
+        y = called(x[step, RANK::WORLD], step)
+    else:
+        model.clamp(step)
+        y = model.body(x[step])
+    y.square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@nightly
+def test_jobs_whose_steps_begin_with_calls_of_different_modules_are_not_compared_between_steps(tmp_path):
+    (tmp_path / "train.py").write_text(IN_STEP)
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "train.py")
+    step, _ = diff(run(tmp_path, "one", sys.executable, "train.py"), run(tmp_path, "two", *torchrun))
+    assert step["departures"] == []
+    notes = [note["why"] for note in step["not_compared"]]
+    assert any("begin their next steps with calls of different modules" in note for note in notes)
 
 
 APART = """
