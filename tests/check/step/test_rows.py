@@ -236,6 +236,13 @@ def test_rows_that_each_rank_scales_and_shifts_were_normalized_by_its_own(make, 
     assert rows_of([kept(normalized(data))], parts, DP).cause == cause
 
 
+@pytest.mark.parametrize("factors", [(2, 1), (2, 2), (0.5, 3)])
+def test_rows_that_are_only_scaled_were_not_normalized(factors):
+    data = np.random.default_rng(3).normal(2.0, 3.0, (12, 5))
+    parts = {rank: [kept(factor * data[6 * rank : 6 * rank + 6])] for rank, factor in enumerate(factors)}
+    assert rows_of([kept(data)], parts, DP).cause == DifferentBatch(of_jobs=True)
+
+
 def test_two_rows_are_scaled_and_shifted_by_chance():
     random = np.random.default_rng(4)
     batches = {rank: [kept(random.normal(size=(2, 6)))] for rank in range(2)}

@@ -145,7 +145,8 @@ def _normalized_text(fits: Sequence[NDArray[np.float64]], dim: int, given: Mappi
 def _fit_of_columns(rows: NDArray[np.float64], share: NDArray[np.float64], dim: int) -> NDArray[np.float64] | None:
     """Return factors and offsets along a dim that make a rank's rows of the other job's; None if none do.
 
-    A column of two different numbers has such a factor by chance; more of them prove it.
+    A column of two different numbers has such a factor by chance; more of them prove it. Statistics of other rows have
+    another mean, too: factors alone come from something else.
     """
     columns, held = (np.moveaxis(values, dim, 0).reshape(values.shape[dim], -1) for values in (rows, share))
     centered, held_centered = (values - values.mean(1, keepdims=True) for values in (columns, held))
@@ -155,7 +156,9 @@ def _fit_of_columns(rows: NDArray[np.float64], share: NDArray[np.float64], dim: 
     num_proofs = sum(max(len(np.unique(column)) - 2, 0) for column in columns)
     if num_proofs < FEW or np.any(factors < 0) or off > LEAST_STATISTIC * np.abs(held_centered).max(initial=0.0):
         return None
-    return np.stack([factors, held.mean(1) - factors * columns.mean(1)])
+    offsets = held.mean(1) - factors * columns.mean(1)
+    is_shifted = np.any(np.abs(offsets) > LEAST_STATISTIC * np.abs(held).max(initial=0.0))
+    return np.stack([factors, offsets]) if is_shifted else None
 
 
 def _are_in_order(shares: Mapping[int, tuple[int, ...]], whole: Kept, *parts: Kept) -> bool:
