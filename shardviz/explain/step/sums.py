@@ -445,7 +445,7 @@ class MixedLayers(Cause):
 
 
 class SkippedInReduction(Cause):
-    """Each rank leaves other weights out of the reduction of gradients, so its calls don't match other ranks' calls.
+    """Ranks skip different weights in the reduction of gradients, so that calls don't match.
 
     A rank that doesn't use a weight has no gradient of it. A loop that skips such weights makes fewer calls there, and
     the next call meets that of another weight on the other ranks. Nothing compares names, and equal shapes fit.

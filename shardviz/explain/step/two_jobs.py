@@ -180,7 +180,7 @@ class DifferentStates(Cause):
 
 
 class OtherChangesBetweenSteps(Cause, kind="wrong-value"):
-    """Code between the optimizer's step and the next forward changes weights otherwise than in the other job.
+    """Code between two steps changes weights in another way than in the other job.
 
     Pruning, clamping, weight normalization by hand and copies of averages write to weights outside of any step. On a
     sharded weight such code sees the rank's own part: its threshold, norm or mean is that of the part. Shapes agree.
