@@ -285,7 +285,7 @@ class WholeBatchPerRank(Cause):
 
 
 class NormalizedByOwnRows(Cause):
-    """Each rank normalizes what it reads by the mean and deviation of the rows that it has itself.
+    """Each rank normalizes what it reads by the mean and deviation of its own rows.
 
     A scaler that is fitted on a rank's part of the data, or statistics of the rank's own batch, give every rank numbers
     of another scale. They are near the right ones, so training goes on and is only a little worse.
