@@ -31,12 +31,13 @@ class ScaledBackward(Cause, kind="wrong-scale"):
     ranks: int | None = None
     why = (
         (
-            "{ranks:?The loss is multiplied by the number of ranks, {ranks}, and nothing divides it by that of "
-            "micro-batches, {runs}: Trainer does so with a model whose forward takes **kwargs, whose loss it takes for "
-            "a sum over num_items_in_batch|{is_of_micro_batches:?The step runs {runs} micro-batches, and {is_larger:?"
-            "nothing divides their losses by {runs}|the loss is divided by {runs} twice{loss:?, as by the code and by "
-            "a library (gradient_accumulation_steps)|}}|{copied_along:?If the step clips gradients by a norm of its "
-            "own, that counts each replica along {copied_along}: the factor is one over the root of their number|}}}"
+            "{ranks:?The loss is multiplied by the number of ranks, {ranks}, and not divided by the number of "
+            "micro-batches, {runs}. transformers' Trainer does this if forward takes **kwargs: it then expects a loss "
+            "that is summed and divided by num_items_in_batch|{is_of_micro_batches:?The step runs {runs} "
+            "micro-batches, and {is_larger:?nothing divides their losses by {runs}|the loss is divided by {runs} "
+            "twice{loss:?, as by the code and by a library (gradient_accumulation_steps)|}}|{copied_along:?If the "
+            "step clips gradients by a norm of its own, that counts each replica along {copied_along}: the factor is "
+            "one over the root of their number|}}}"
         ),
         (
             "{elements:?If the loss has the factor, too, it is {is_larger:?a sum where the other job's is a mean|a "
@@ -52,9 +53,9 @@ class ScaledBackward(Cause, kind="wrong-scale"):
     how = (
         (
             "{ranks:?set model.accepts_loss_kwargs = False, or divide the summed loss by num_items_in_batch in "
-            "forward; without Trainer, divide by both|{is_of_micro_batches:?divide each micro-batch's loss by "
-            "{runs}{is_larger:?|, once}|{copied_along:?sum squares only over the axes that split the gradients, as "
-            "get_total_norm of DTensors does|}}}"
+            "forward; without transformers, divide by both numbers|{is_of_micro_batches:?divide each micro-batch's "
+            "loss by {runs}{is_larger:?|, once}|{copied_along:?sum squares only over the axes that split the "
+            "gradients, as get_total_norm of DTensors does|}}}"
         ),
         "{elements:?compare the losses that both jobs print, and what each divides by (reduction=)|}",
         "{is_larger:?unscale the gradients, or divide each micro-batch's loss by their number|call backward() on the "

@@ -456,8 +456,8 @@ class SkippedInReduction(Cause):
 
     axis: str
     why = (
-        "Ranks along {axis} skip weights whose .grad is None in the reduction of gradients, each rank others, so one "
-        "all_reduce gets the gradients of different weights"
+        "Ranks along {axis} reduce their gradients in different sequences, so one all_reduce gets the gradients of "
+        "different weights. Most likely a loop skips weights whose .grad is None, and each rank skips different ones"
     )
     how = "reduce for every parameter, in the same order on all ranks, and pass zeros if .grad is None"
 

@@ -104,15 +104,15 @@ class DifferentClips(Cause):
     Attributes:
         limits: The limit of either job, in words.
         unmet: The limit of a call that found no gradients; empty if each found some.
-        is_seen: Whether calls that clip were seen; else the norms of all gradients are round numbers.
+        is_seen: Whether calls that clip were seen; else only the other job's norm, a round number, shows it.
     """
 
     limits: tuple[str, ...]
     unmet: str = ""
     is_seen: bool = True
     why = (
-        "{is_seen:?The jobs clip equal gradients to different norms|All gradients together have a norm that is a round "
-        "number, as clipping leaves it, and not the same in both jobs}: {limits:2}{unmet:?. clip_grad_norm_ with a "
+        "{is_seen:?The jobs clip equal gradients to different norms|The norm of all gradients is a round number in the "
+        "other job, as clipping leaves it, and is different in this one}: {limits:2}{unmet:?. clip_grad_norm_ with a "
         "limit of {unmet} finds a norm of 0: the weights have no .grad there, and it clips nothing|}"
     )
     how = (

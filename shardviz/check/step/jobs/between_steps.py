@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     Parts = Mapping[str, Mapping[int, Weight]]
 
 FEWEST_ODD, LEAST_ODD = 3, 0.01
-"""So many elements, and such a share of those that change, may be others because rounding decides about them."""
+"""If fewer elements differ, or a smaller share of those that change, rounding may decide about them."""
 MAX_LISTED = 3
 WHAT = "what changes weights between the optimizer's step and the next forward"
 
@@ -164,7 +164,7 @@ def _changes(after: Mapping[str, Compared], then: Mapping[str, Compared]) -> dic
 
 
 def _what(changes: Mapping[str, Mapping[int, Change]]) -> str:
-    """Return `shard` if ranks set an equal share of their parts to zero, `zeros` if others than there, else nothing."""
+    """Return `shard` if each rank alone zeroes an equal share of its part, `zeros` if zeros differ, else empty."""
     odd = {name: of_ranks for name, of_ranks in changes.items() if any(each.odd.any() for each in of_ranks.values())}
     if not all(change.are_zeros for of_ranks in odd.values() for change in of_ranks.values()):
         return ""
@@ -190,8 +190,8 @@ def _findings(changes: Mapping[str, Mapping[int, Change]], cause: OtherChangesBe
             change = of_ranks[ranks[0]]
             count = f"{np.count_nonzero(change.odd):,} of {change.odd.size:,}"
             text = (
-                "the optimizer's step leaves the other job's weight, and before the next forward something else "
-                f"changes it differently: on rank {ranks[0]} {count} elements"
+                "it agrees with the other job's after the optimizer's step, and no longer as the next forward begins: "
+                f"on rank {ranks[0]} {count} elements changed differently"
             )
             findings.append(cause.finding(name, ranks, text))
     return findings

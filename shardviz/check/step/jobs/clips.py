@@ -171,7 +171,7 @@ def by_another_norm(evidence: Evidence, clips: Clips | None) -> Finding | None:
 
 def _in_words(reference: float, job: float) -> tuple[str, str]:
     """Return to which norms two jobs clip, in words."""
-    texts = [f"{limit:g}" if math.isfinite(limit) else "not clipped" for limit in (reference, job)]
+    texts = [f"{limit:g}" if math.isfinite(limit) else "no limit" for limit in (reference, job)]
     return f"{texts[0]} in the other job", f"{texts[1]} in this one"
 
 

@@ -383,7 +383,7 @@ def _step_of(
         has_update=bool(updates.num_right),
         num_later=later.count,
         num_with_rows=later.with_rows,
-        without_rows=later.without_rows,
+        without_rows=tuple(sorted((*later.without_rows, *later.unequal))),
         unseen_buffers=written.others,
     )
     return Attempt(difference, bool(findings) and not findings[0].generic, not not_compared)
