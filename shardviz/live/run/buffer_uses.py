@@ -11,6 +11,7 @@ import ast
 import builtins
 import inspect
 import textwrap
+from functools import cache
 from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING
@@ -27,6 +28,7 @@ NAMES_OF_NUMBERS = ("data", "T", "mT")
 """Attributes of a tensor that are a view of it."""
 
 
+@cache
 def uses_of(kind: type[nn.Module]) -> Mapping[str, tuple[bool, str]]:
     """Return how the forward of a class uses what `self` has.
 
@@ -56,9 +58,11 @@ class _Uses(ast.NodeVisitor):
 
     def follow(self, method: str) -> None:
         """Visit the body of a method, once; none of torch's own."""
-        function = inspect.unwrap(getattr(self._kind, method, None) or len)
-        is_of_user = isinstance(function, FunctionType) and not function.__module__.startswith("torch.")
-        if method in self._followed or not is_of_user:
+        function = getattr(self._kind, method, None)
+        if method in self._followed or function is None:
+            return
+        function = inspect.unwrap(function)
+        if not isinstance(function, FunctionType) or function.__module__.startswith("torch."):
             return
         self._followed.add(method)
         try:
