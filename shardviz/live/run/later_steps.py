@@ -54,6 +54,7 @@ class LaterSteps:
         self._written: Written | None = None
         self._averages: Averages | None = None
         self._after: list[Local] = []
+        self._buffers: list[Local] = []
         self._given: list[GivenRecord] = []
         self._shapes: list[tuple[int, ...]] = []
         self._rows: list[tuple[int, ...]] = []
@@ -99,13 +100,14 @@ class LaterSteps:
             self._add(options_of(self._step.root))
 
     def stepped(self, optimizer: Optimizer) -> None:
-        """Keep the weights that the optimizers of the traced step leave."""
+        """Keep the weights that the optimizers of the traced step leave, and the buffers if no step follows."""
         if self._step is None or _is_captured() or not steps(optimizer, self._step.root):
             return
         self._done.add(id(optimizer))
         if len(self._given) == 1:
             tensors = [*local_tensors(unwrapped(self._step.root)), *self._step.outside.tensors()]
-            self._after = [*weights_of(tensors, self._step.most), *self._step.buffers.written_after()]
+            self._after = weights_of(tensors, self._step.most)
+            self._buffers = self._step.buffers.written_after()  # the job may still synchronize them
 
     def end(self) -> None:
         """Follow the module no longer, and write what was seen."""
@@ -120,7 +122,8 @@ class LaterSteps:
         if self._is_stepped:
             self._take_averages()
             if not self._has_after:
-                self._after += self._step.buffers.after() if self._step is not None else []
+                if self._step is not None:
+                    self._buffers = [*self._step.buffers.written_after(), *self._step.buffers.after()]
                 self._write()
             self._begin_step()
         if self._has_other_model is None:
@@ -155,8 +158,8 @@ class LaterSteps:
     def _write(self) -> None:
         self._take_averages()
         if self._written is not None:
-            self._written(self._after, self._given)
-        self._after, self._has_after = [], True
+            self._written([*self._after, *self._buffers], self._given)
+        self._after, self._buffers, self._has_after = [], [], True
 
 
 def _is_captured() -> bool:
