@@ -156,7 +156,7 @@ def compare_jobs(before: Dump, after: Dump) -> StepDifference | None:
         second = WholeJob(second_trace, mesh_of_job(after, second_trace), "the second run")
         names = {name: None for dump, job in ((before, first), (after, second)) for name in unseen_buffers(dump, job)}
         difference = _compare_both(first, second)
-        return replace(difference, unseen_buffers=tuple(names | dict.fromkeys(difference.unseen_buffers)))
+        return replace(difference, unjudged_buffers=tuple(names | dict.fromkeys(difference.unjudged_buffers)))
 
 
 def _compare_both(first: WholeJob, second: WholeJob) -> StepDifference:
@@ -374,7 +374,7 @@ def _step_of(
         has_update=bool(updates.num_right),
         num_later=later.count,
         num_with_rows=later.with_rows,
-        unseen_buffers=written.others,
+        unjudged_buffers=written.others,
     )
     return Attempt(difference, bool(findings) and not findings[0].generic, not not_compared)
 

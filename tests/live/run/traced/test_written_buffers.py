@@ -114,4 +114,4 @@ def test_rows_are_lost_that_each_rank_writes_by_itself_and_the_next_forward_read
 def test_a_buffer_that_the_job_itself_synchronizes_behind_the_optimizers_step_is_right(tmp_path):
     step, _ = compare(tmp_path, QUEUE, True, is_synchronized=True)
     assert step["departures"] == []
-    assert "rows" not in step["unseen_buffers"]
+    assert "rows" not in step["unjudged_buffers"]
