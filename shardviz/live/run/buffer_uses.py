@@ -11,7 +11,6 @@ import ast
 import builtins
 import inspect
 import textwrap
-from functools import cache
 from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING
@@ -28,7 +27,6 @@ NAMES_OF_NUMBERS = ("data", "T", "mT")
 """Attributes of a tensor that are a view of it."""
 
 
-@cache
 def uses_of(kind: type[nn.Module]) -> Mapping[str, tuple[bool, str]]:
     """Return how the forward of a class uses what `self` has.
 

@@ -41,10 +41,11 @@ class ReadBuffers:
         self._model, self._most = unwrapped(root), most
         kinds = {type(module) for module in self._model.modules()}
         self._named = {name for kind in kinds for name in _named_by(kind)}
+        uses = {kind: uses_of(kind) for kind in kinds}
         self._uses = {
             clean_name(f"{path}.{name}" if path else name): use
             for path, module in self._model.named_modules()
-            for name, use in uses_of(type(module)).items()
+            for name, use in uses[type(module)].items()
         }
         self._states = dict(self._current())
         self._before = list(self._copies(self._states))
