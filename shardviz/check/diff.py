@@ -88,9 +88,9 @@ class Difference:
         )
 
     @property
-    def unseen_buffers(self) -> tuple[str, ...]:
-        """Buffers that two jobs' step may have written, if all that was compared of it agrees."""
-        return self.step.unseen_buffers if self.step.has_update and not self else ()
+    def unjudged_buffers(self) -> tuple[str, ...]:
+        """Buffers that two jobs' step may have written, and no rule judges, if all that was judged of it agrees."""
+        return self.step.unjudged_buffers if self.step.has_update and not self else ()
 
     @property
     def nothing_compared(self) -> str:

@@ -176,5 +176,5 @@ def compared(
         if num_traced < len(dumps):  # of two traces, the line above says what to do
             talk(f"  Hint: {TRACE_BOTH if num_traced else 'compare two dumps of one model, each with its weights'}")
         return EXIT_USAGE
-    is_incomplete = difference.not_compared or difference.unseen_buffers
+    is_incomplete = difference.not_compared or difference.unjudged_buffers
     return EXIT_FINDINGS if difference or difference.unread or (strict and is_incomplete) else EXIT_CLEAN

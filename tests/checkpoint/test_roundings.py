@@ -5,6 +5,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from shardviz.checkpoint.comparing.compare import compare_checkpoints
+from shardviz.checkpoint.comparing.one_tensor.orders import cause_of_order
 from shardviz.checkpoint.open import open_checkpoint
 
 RANDOM = np.random.default_rng(5)
@@ -99,3 +100,9 @@ def test_a_tensor_of_equal_parts_repeats_nothing(tmp_path):
     before = np.concatenate([part, part, RANDOM.normal(size=(8, 6))])
     after = np.concatenate([part] * 4)
     assert outcome_of(tmp_path, before, after).cause_id != "one-shard-repeated"
+
+
+def test_zeros_repeat_no_shard():
+    before = np.array([0, 0, 1, 2], np.uint32)
+    assert cause_of_order(before, np.zeros_like(before)) is None
+    assert cause_of_order(before, before[[2, 3, 2, 3]]) is not None

@@ -92,11 +92,15 @@ class ReductionRecord(Record, frozen=True):
     count: Count = 1
 
 
+FROM_ONE_RANK = ("scatter", "broadcast")
+"""Collectives that give ranks what one rank has."""
+
+
 class MoveRecord(Record, frozen=True):
     """A collective that moves floats without a backward, before the step's first backward.
 
     It ran with gradients on, outside of all modules and of every torch.autograd.Function; a scatter or a broadcast may
-    have run anywhere.
+    have run anywhere, of numbers of any dtype.
 
     Attributes:
         op: What it is: `all_gather`, `scatter`, ...

@@ -37,10 +37,10 @@ class FactorsOfBlocks(Cause):
 
 
 class OffsetsOfBlocks(Cause):
-    """Rows or columns of a matrix, or parts of them, each have another number added.
+    """Each row or column of a matrix, or each part of one, has a different number added.
 
     Integer weights have a scale and a zero point for each row, or for each group of inputs. Some formats store zero
-    points less one, others center them. Read otherwise, every group is off by one step of its own.
+    points minus 1, others minus 8. Read as they are stored, every group is off by a step of its own, or by eight.
 
     Attributes:
         lines: What has offsets: row or column.
@@ -52,8 +52,8 @@ class OffsetsOfBlocks(Cause):
     others: str
     is_part: bool
     why = (
-        "The zero point of each {is_part:?group of {others}|{lines}} is off: it was left out, or read as stored where "
-        "the format stores it less one or centered"
+        "The zero point of each {is_part:?group of {others}|{lines}} is off. Most likely it was read as stored, and "
+        "the format stores it minus 1 or minus 8; or it was left out"
     )
     how = "compare how both sides make a zero point from what is stored, such as + 1 or - 8"
 

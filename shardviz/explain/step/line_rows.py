@@ -190,8 +190,8 @@ class OtherLabels(AtLine):
 
     kinds = WRONG
     why = (
-        "What {function} in {place} is given beside its labels is right, and the labels are numbered otherwise: what "
-        "makes them depends on the rank"
+        "{function} in {place} gets the right rows with wrong labels. Most likely each rank numbers the classes by "
+        "itself, from its own rows, an order or a seed"
     )
     how = "make the labels from what all ranks share: number the classes of all data, in one order"
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from shardviz.dump.records.step import FROM_ONE_RANK
 from shardviz.dump.records.tensors import SentRecord
 from shardviz.live.lines.frames import user_line
 from shardviz.live.step.comms import collective_name
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from shardviz.live.capture.locals import Local
-
-SENDS = ("broadcast", "scatter")
 
 
 class Sends(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -31,7 +30,7 @@ class Sends(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         returned = func(*args, **(kwargs or {}))
         op = collective_name(func)
-        if op in SENDS:
+        if op in FROM_ONE_RANK:
             line = user_line()
             place = f"{line.file}:{line.line}" if line is not None else ""
             self._sent |= dict.fromkeys(map(memory_of, tensors_in(args[:1])), (op, place))

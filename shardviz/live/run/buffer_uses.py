@@ -56,9 +56,11 @@ class _Uses(ast.NodeVisitor):
 
     def follow(self, method: str) -> None:
         """Visit the body of a method, once; none of torch's own."""
-        function = inspect.unwrap(getattr(self._kind, method, None) or len)
-        is_of_user = isinstance(function, FunctionType) and not function.__module__.startswith("torch.")
-        if method in self._followed or not is_of_user:
+        function = getattr(self._kind, method, None)
+        if method in self._followed or function is None:
+            return
+        function = inspect.unwrap(function)
+        if not isinstance(function, FunctionType) or function.__module__.startswith("torch."):
             return
         self._followed.add(method)
         try:

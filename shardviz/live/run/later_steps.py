@@ -56,6 +56,7 @@ class LaterSteps:
         self._averages: Averages | None = None
         self._after: list[Local] = []
         self._changed: list[Local] = []  # since then, before the next step
+        self._buffers: list[Local] = []
         self._given: list[GivenRecord] = []
         self._shapes: list[tuple[int, ...]] = []
         self._rows: list[tuple[int, ...]] = []
@@ -101,12 +102,13 @@ class LaterSteps:
             self._add(options_of(self._step.root))
 
     def stepped(self, optimizer: Optimizer) -> None:
-        """Keep the weights that the optimizers of the traced step leave."""
+        """Keep the weights that the optimizers of the traced step leave, and the buffers if no step follows."""
         if self._step is None or _is_captured() or not steps(optimizer, self._step.root):
             return
         self._done.add(id(optimizer))
         if len(self._given) == 1:
-            self._after = [*_weights_of(self._step), *self._step.buffers.written_after()]
+            self._after = _weights_of(self._step)
+            self._buffers = self._step.buffers.written_after()  # the job may still synchronize them
 
     def end(self) -> None:
         """Follow the module no longer, and write what was seen."""
@@ -120,12 +122,9 @@ class LaterSteps:
             return
         if self._is_stepped:
             self._take_averages()
-            if not self._has_after and self._step is not None:
-                self._changed = self._changed_since(self._step) if self._new_at < 0 else []
-                self._given[0] = structs.replace(
-                    self._given[0], draws_after=self._step.buffers.is_drawn, followed_by=_name_of(module, self._step)
-                )
-                self._after += self._step.buffers.after()
+            if not self._has_after:
+                if self._step is not None:
+                    self._note_between(module, self._step)
                 self._write()
             self._begin_step()
         if self._has_other_model is None:
@@ -136,6 +135,13 @@ class LaterSteps:
             checksums = () if is_made else _checksums(tensor.detach()[:MAX_ROWS])
             self._shapes.append(tuple(tensor.shape))
             self._rows.append(checksums)
+
+    def _note_between(self, module: nn.Module, step: Step) -> None:
+        """Keep what changed between the traced step and the next forward, which calls a module first."""
+        self._changed = self._changed_since(step) if self._new_at < 0 else []
+        is_drawn, first = step.buffers.is_drawn, _name_of(module, step)
+        self._given[0] = structs.replace(self._given[0], draws_after=is_drawn, followed_by=first)
+        self._buffers = [*step.buffers.written_after(), *step.buffers.after()]
 
     def _begin_step(self) -> None:
         self._shapes, self._rows, self._is_stepped = [], [], False
@@ -165,8 +171,8 @@ class LaterSteps:
     def _write(self) -> None:
         self._take_averages()
         if self._written is not None:
-            self._written(self._after, self._changed, self._given)
-        self._after, self._changed, self._has_after = [], [], True
+            self._written([*self._after, *self._buffers], self._changed, self._given)
+        self._after, self._buffers, self._changed, self._has_after = [], [], [], True
 
 
 def _is_captured() -> bool:

@@ -41,7 +41,12 @@ class ReadBuffers:
         self._model, self._most = unwrapped(root), most
         kinds = {type(module) for module in self._model.modules()}
         self._named = {name for kind in kinds for name in _named_by(kind)}
-        self._uses = {name: use for kind in kinds for name, use in uses_of(kind).items()}
+        uses = {kind: uses_of(kind) for kind in kinds}
+        self._uses = {
+            clean_name(f"{path}.{name}" if path else name): use
+            for path, module in self._model.named_modules()
+            for name, use in uses[type(module)].items()
+        }
         self._states = dict(self._current())
         self._before = list(self._copies(self._states))
         self._random = random_states()
@@ -62,7 +67,7 @@ class ReadBuffers:
         """Note those that were written, or replaced, since they were copied."""
         current = dict(self._current())
         for name in (name for name, state in self._states.items() if current.get(name) != state):
-            is_carried, line = self._uses.get(name.rpartition(".")[-1], (False, ""))
+            is_carried, line = self._uses.get(name, (False, ""))
             self.carried += [name] if is_carried and name not in self.written else []
             self.written[name] = line
         self._random = random_states()

@@ -17,7 +17,14 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import CommDebugMode
 
-from shardviz.dump.records.step import CastRecord, CollectiveRecord, MoveRecord, ReductionRecord, UnreadRecord
+from shardviz.dump.records.step import (
+    FROM_ONE_RANK,
+    CastRecord,
+    CollectiveRecord,
+    MoveRecord,
+    ReductionRecord,
+    UnreadRecord,
+)
 from shardviz.live.capture.stamp import dtype_name
 from shardviz.live.compat import clean_name, follow_modules_by, ranks_of_operator, unit_calling
 from shardviz.live.lines.frames import user_line
@@ -41,7 +48,6 @@ _SPELLINGS = {
 _SUMS = ("all_reduce", "reduce_scatter", "reduce")
 _MOVES = ("all_gather", "all_to_all", "gather")
 _MAX_CASTS = 1024
-_FROM_ONE = ("scatter", "broadcast")
 _NO_COLLECTIVES = ("wait_tensor", "monitored_barrier", "_wrap_tensor_autograd")
 
 Key = tuple[str, tuple[int, ...], str, bool, bool]
@@ -181,7 +187,7 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
             self.summed_in |= {tensor.dtype for tensor in tensors_in(args) if _is_real(tensor)}
         if self._running.is_outside and self._is_before_backward:
             self._note_outside(op, ranks, list(tensors_in(args)))
-        if op in _FROM_ONE and self._is_before_backward:
+        if op in FROM_ONE_RANK and self._is_before_backward and any(tensor.numel() > 1 for tensor in tensors_in(args)):
             self._note_move(op)
         unit = unit_calling()
         if op in _MOVES and unit is None and not (self._running.is_bw or self._running.is_outside):

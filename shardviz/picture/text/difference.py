@@ -44,9 +44,9 @@ def difference_lines(difference: Difference, terminal: Terminal) -> list[Text]:
     for reason in reasons_of(difference.not_compared):
         text = printable(f"not compared: {reason}")
         lines += wrapped(text, terminal.width, line((f"{terminal.glyphs.unknown} ", DIM)), 4)
-    if difference.unseen_buffers:
-        names = folded_names(difference.unseen_buffers, MOST_BUFFERS)
-        text = printable(f"not compared: the values that a forward may write to buffers: {names}")
+    if difference.unjudged_buffers:
+        names = folded_names(difference.unjudged_buffers, MOST_BUFFERS)
+        text = printable(f"not judged: what a forward may have written to buffers: {names}")
         lines += wrapped(text, terminal.width, line((f"{terminal.glyphs.unknown} ", DIM)), 4)
     return [*lines, _verdict(difference, terminal)]
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 
+import pytest
 import torch
 from torch import nn
 
 from shardviz.live.run.buffer_uses import uses_of
+from shardviz.live.run.read_buffers import ReadBuffers
 
 
 def update(buffer, values):
@@ -67,3 +69,32 @@ def test_the_first_line_that_writes_a_buffer_is_named():
 
 def test_nothing_is_said_of_torchs_own_modules():
     assert not uses_of(OfTorch)
+
+
+class Reads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("state", torch.zeros(3))
+
+    def forward(self, x):
+        y = x + self.state
+        self.state.copy_(x)
+        return y
+
+
+class Writes(Reads):
+    def forward(self, x):
+        self.state.copy_(x)
+        return x * self.state
+
+
+@pytest.mark.parametrize("names", [("reads", "writes"), ("writes", "reads")])
+def test_a_buffer_is_used_as_the_class_of_its_own_module_uses_it(names):
+    model = nn.Sequential()
+    for name in names:
+        model.add_module(name, {"reads": Reads, "writes": Writes}[name]())
+    buffers = ReadBuffers(model, 100)
+    model(torch.ones(3))
+    buffers.note_written()
+    assert buffers.carried == ["reads.state"]
+    assert len({*buffers.written.values()}) == 2

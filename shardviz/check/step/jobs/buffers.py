@@ -155,18 +155,18 @@ def _shares_of(
     if any(not np.array_equal(old, wanted) or new.shape != wanted.shape for old, new in values.values()):
         return None
     for dim in range(wanted.ndim):
-        at = {rank: _changed(*pair, dim) for rank, pair in values.items()}
-        whole_at = _changed(wanted, wanted_after, dim)
+        slices_written = {rank: _changed(*pair, dim) for rank, pair in values.items()}
+        all_written = _changed(wanted, wanted_after, dim)
         near = UPDATE_OF_JOB * magnitude(wanted_after)
         places = {
-            rank: places_of(values[rank][1].take(own, dim), wanted_after.take(whole_at, dim), near)
-            for rank, own in at.items()
+            rank: places_of(values[rank][1].take(slices, dim), wanted_after.take(all_written, dim), near)
+            for rank, slices in slices_written.items()
         }
-        found = {rank: place[1] for rank, place in places.items() if place is not None and place[0] == dim}
-        shares = {tuple(share.tolist()) for share in found.values()}
-        every = sorted(index for share in shares for index in share)
-        if len(found) == len(values) and len(shares) > 1 and every == list(range(len(whole_at))):
-            return dim, at, {rank: whole_at[share] for rank, share in found.items()}
+        share_by_rank = {rank: place[1] for rank, place in places.items() if place is not None and place[0] == dim}
+        shares = {tuple(share.tolist()) for share in share_by_rank.values()}
+        all_indices = sorted(index for share in shares for index in share)
+        if len(share_by_rank) == len(values) and len(shares) > 1 and all_indices == list(range(len(all_written))):
+            return dim, slices_written, {rank: all_written[share] for rank, share in share_by_rank.items()}
     return None
 
 
@@ -179,25 +179,26 @@ def _changed(before: NDArray[np.float64], after: NDArray[np.float64], dim: int) 
 def _lost_rows(
     name: str,
     dim: int,
-    at: Mapping[int, NDArray[np.int64]],
+    slices: Mapping[int, NDArray[np.int64]],
     shares: Mapping[int, NDArray[np.int64]],
     line: str,
     job: WholeJob,
 ) -> Finding:
     """Return the finding of a buffer of which each rank writes some of the slices that one process writes."""
-    first, other = min(at), next(rank for rank in at if not np.array_equal(shares[rank], shares[min(at)]))
+    first = min(slices)
+    other = next(rank for rank in slices if not np.array_equal(shares[rank], shares[first]))
     count = len({index for share in shares.values() for index in share.tolist()})
     places = [
-        f"rank {rank} wrote {join_numbers(at[rank])}, with what one process has in {join_numbers(shares[rank])}"
+        f"rank {rank} wrote {join_numbers(slices[rank])}, with what one process has in {join_numbers(shares[rank])}"
         for rank in (first, other)
     ]
     axes = [axis for axis in job.mesh.long_axes if _are_apart_along(axis, shares, job)]
     sentence = (
-        f"after the step each rank has written its own {len(at[first])} slices along dim {dim} of this buffer, and one "
-        f"process all {count}: {listed(places)}. The next forward reads them"
+        f"after the step each rank has written its own {len(slices[first])} slices along dim {dim} of this buffer, and "
+        f"one process all {count}: {listed(places)}. The next forward reads them"
     )
-    cause = RowsOfOneRank(listed(axes), line, is_same_place=np.array_equal(at[first], at[other]))
-    return cause.finding(name, tuple(at), sentence, held=f"{len(at[first])} of {count} slices")
+    cause = RowsOfOneRank(listed(axes), line, is_same_place=np.array_equal(slices[first], slices[other]))
+    return cause.finding(name, tuple(slices), sentence, held=f"{len(slices[first])} of {count} slices")
 
 
 def _are_apart_along(axis: str, shares: Mapping[int, NDArray[np.int64]], job: WholeJob) -> bool:

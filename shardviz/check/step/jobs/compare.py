@@ -105,8 +105,7 @@ LINES_OF_OTHER_ROWS = (
     "same micro-batches together to compare them"
 )
 LINES_OF_LOSSES = "the lines around the model: the step calls it several times, and each call has a loss of its own"
-OF_LINES = (LINES_OF_OTHER_ROWS, LINES_OF_LOSSES)
-"""Why lines were not compared, which matters only if something differs."""
+"""Why lines were not compared: it matters only if something differs."""
 DRIFTED = (
     "{} before the step, up to {:.2g} of their size apart: rounding decides where an optimizer moves an element "
     "whose gradient is nearly zero; what the optimizers keep of the gradients before agrees"
@@ -160,7 +159,7 @@ def compare_jobs(before: Dump, after: Dump) -> StepDifference | None:
         second = WholeJob(second_trace, mesh_of_job(after, second_trace), "the second run")
         names = {name: None for dump, job in ((before, first), (after, second)) for name in unseen_buffers(dump, job)}
         difference = _compare_both(first, second)
-        return replace(difference, unseen_buffers=tuple(names | dict.fromkeys(difference.unseen_buffers)))
+        return replace(difference, unjudged_buffers=tuple(names | dict.fromkeys(difference.unjudged_buffers)))
 
 
 def _compare_both(first: WholeJob, second: WholeJob) -> StepDifference:
@@ -215,10 +214,7 @@ def _compare(reference: WholeJob, job: WholeJob) -> Attempt:
     left_out = [NotChecked("", why, "step") for why in reasons]
     if rows.not_joined:  # gradients are of the whole batch, however ranks share it
         left_out.append(NotChecked("", f"the step, module by module: {rows.not_joined}", "step"))
-    has_lines = any(record.lines for record in reference.job.dump.files.ranks.values())
     order = OrderInCalls.of(rows, reference.job, job.job)
-    if reference.is_of_one and has_lines and not (order is not None and order.has_one_loss):
-        left_out.append(NotChecked("", LINES_OF_OTHER_ROWS if order is None else LINES_OF_LOSSES, "step"))
     left_out += (
         [NotChecked("", DRIFTED.format(counted(len(drifts), "weight"), max(drifts.values())), "step")] if drifts else []
     )
@@ -360,7 +356,7 @@ def _step_of(
     not_compared += [NotChecked("", why, "step") for why in later.gaps]
     not_compared += [NotChecked(name, WITHOUT_GRADIENT, "step") for name in sampled]
     not_compared += [*_without_numbers(judging, reference), *_apart(judging, reference)]
-    not_compared += [note for note in left_out if findings or note.why not in OF_LINES]
+    not_compared += [*left_out, *(_without_lines(reference, weights.order) if findings else ())]
     states = {place: set(judgment.state.values()) for place, judgment in judging.judgments.items()}
     right = [place for place, of_ranks in states.items() if not of_ranks & BAD]
     num_odd = len({(place.module, place.call) for place, of_ranks in states.items() if of_ranks & BAD})
@@ -384,9 +380,16 @@ def _step_of(
         num_later=later.count,
         num_with_rows=later.with_rows,
         without_rows=tuple(sorted((*later.without_rows, *later.unequal))),
-        unseen_buffers=written.others,
+        unjudged_buffers=written.others,
     )
     return Attempt(difference, bool(findings) and not findings[0].generic, not not_compared)
+
+
+def _without_lines(reference: WholeJob, order: OrderInCalls | None) -> Iterator[NotChecked]:
+    """Yield why recorded lines were not compared, if they were not."""
+    has_lines = any(record.lines for record in reference.job.dump.files.ranks.values())
+    if reference.is_of_one and has_lines and not (order is not None and order.has_one_loss):
+        yield NotChecked("", LINES_OF_OTHER_ROWS if order is None else LINES_OF_LOSSES, "step")
 
 
 def _judged(

@@ -46,7 +46,7 @@ class OrderInCalls:
 
     @staticmethod
     def of(rows: Rows, reference: JobTrace, job: JobTrace) -> OrderInCalls | None:
-        """Find it; None if a call of the ranks' has rows of several calls of one process."""
+        """Return which rows ranks have in a call; None if a call has rows of several calls of one process."""
         if rows.order is None:
             return OrderInCalls()
         num_calls = the_only({_num_calls(of_rank) for each in (reference, job) for of_rank in each.ranks.values()}) or 0

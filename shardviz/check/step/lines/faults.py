@@ -102,13 +102,12 @@ def fault_of_mean(states: States, value: Value) -> Fault | None:
 
 def averaged_terms_fault(states: States, loss: Value) -> Fault | None:
     """Return the line whose result first is a rank's term of the loss, of which backward runs and DDP averages."""
-    maker, axes = ForwardSearch(states).maker_of_terms(loss), " and ".join(states.forward(loss).axes)
+    maker, state = ForwardSearch(states).maker_of_terms(loss), states.forward(loss)
     if maker is None:
         return None
+    axes = " and ".join(state.axes)
     sentence = f"{called(maker)} gives each rank one term of a sum over {axes}, and backward runs on that"
-    return fault_at(
-        maker, sentence, TermsAveraged(place_of(maker.line), axes, states.mesh.size_over(states.forward(loss).axes))
-    )
+    return fault_at(maker, sentence, TermsAveraged(place_of(maker.line), axes, states.mesh.size_over(state.axes)))
 
 
 def _narrowed(states: States, fault: Fault | None) -> Fault | None:

@@ -29,11 +29,12 @@ if TYPE_CHECKING:
     from shardviz.dump.records.trace import LineRecord
     from shardviz.explain.cause import Cause
 
-LOSSES = ("cross_entropy", "nll_loss", "mse_loss", "binary_cross_entropy_with_logits", "kl_div", "smooth_l1_loss")
+LOSSES = (
+    *("cross_entropy", "nll_loss", "mse_loss", "binary_cross_entropy_with_logits", "kl_div", "smooth_l1_loss"),
+    *("binary_cross_entropy", "ctc_loss", "huber_loss", "l1_loss", "multi_margin_loss", "poisson_nll_loss"),
+    *("multilabel_margin_loss", "multilabel_soft_margin_loss", "soft_margin_loss"),
+)
 """Functions of rows and their labels."""
-
-OF_LOSS = ("cross_entropy", "_loss")
-"""What the names of functions end in that take rows and their labels."""
 
 MAX_COMPARED = 1 << 24
 """Numbers that are compared at most to find rows in others."""
@@ -100,7 +101,7 @@ def labels_fault(states: States) -> Fault | None:
 def other_labels_fault(states: States) -> Fault | None:
     """Return the line that gives a loss other labels than the unsharded model's for rows of which all else is right."""
     for call in states.lines.calls:
-        if call.whole is None or not call.first.function.endswith(OF_LOSS) or len(call.inputs) < 2:
+        if call.whole is None or call.first.function not in LOSSES or len(call.inputs) < 2:
             continue
         rows, labels, *others = call.inputs
         is_only = all(states.placed(value).is_known for value in (rows, *others))
@@ -114,13 +115,16 @@ def other_labels_fault(states: States) -> Fault | None:
                 continue
             where, count = tuple(np.argwhere(due != array)[0].tolist()), int(np.count_nonzero(due != array))
             function, place = call.first.function, place_of(call.line)
-            gives = f"{at(call.line)} gives {function} {count} of {array.size} labels on rank {rank} that are not the"
-            first = f"at {list(where)} {int(array[where])} for {int(due[where])}"
+            first = f"label {list(where)} is {int(array[where])}, the unsharded model has {int(due[where])}"
+            sentence = (
+                f"on rank {rank} {count} of {array.size} labels that {at(call.line)} gives {function} differ from the "
+                f"unsharded model's for the same rows: {first}"
+            )
             parts = {region[other].dims: held[other].ravel() for other in held if other in region}
             is_moved = np.array_equal(np.sort(np.concatenate([*parts.values()])), np.sort(wanted, axis=None))
             of_rows = LabelsOfOtherRows(place, function, count, array.size)
             cause: Cause = of_rows if is_moved else OtherLabels(place, function)
-            fault = fault_at(call, f"{gives} unsharded model's for these rows, {first}", cause)
+            fault = fault_at(call, sentence, cause)
             return replace(fault, is_forward=True)
     return None
 

@@ -216,9 +216,7 @@ def with_lines(dump: Dump, results: Iterable[Finding | NotChecked]) -> Iterator[
             yield with_line_around(dump, outcome, fault, are_gradients_wrong=around.has_wrong_gradient)
         else:
             cause = outcome.explanation
-            is_known = isinstance(cause, RowsSentByOneRank)
-            is_known |= isinstance(cause, UnexplainedBackward) and bool(cause.moved)
-            place = cause.place if isinstance(cause, RowsSentByOneRank | UnexplainedBackward) and is_known else ""
+            place = cause.place if isinstance(cause, RowsSentByOneRank | UnexplainedBackward) else ""
             yield replace(outcome, line=outcome.line or place)
     yield from _not_read(dump) if not opened and around is None else ()
 

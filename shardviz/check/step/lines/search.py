@@ -286,20 +286,21 @@ class ForwardSearch:
         is_of_rank = state.moved == "rank" and not reads and of_part is None
         if is_of_rank and (spoiler := self._spoils_alone(call)) is not None:
             return wrong_count(act, spoiler, counts_of_part(call, spoiler))
-        if axes and not reads and (fault := self._fault_of_summed_means(act, axes)) is not None:
+        if axes and not reads and (fault := self._fault_of_summed_means(act, state.axes)) is not None:
             return fault
         fault = wrong_result(act, axes, times, reads, unlike, self._split_by(given, times), of_part)
         is_alone = not any(maker.first.ranks for maker in between)
         return replace(fault, is_of_sizes=bool(times) and is_of_sizes(call), is_scaled=fault.is_scaled and is_alone)
 
-    def _fault_of_summed_means(self, act: Act, axes: str) -> Fault | None:
+    def _fault_of_summed_means(self, act: Act, axes: tuple[str, ...]) -> Fault | None:
         """Return the fault of a collective that sums the means which a call takes of ranks' parts, undivided."""
-        summing, size = self._collective_behind(act.call, SUMS), self.states.mesh.size_over(axes.split(" and "))
+        summing, size = self._collective_behind(act.call, SUMS), self.states.mesh.size_over(axes)
         for made in sorted(self.lines.derived(summing), key=self.lines.order) if summing is not None else ():
             state = self.states.forward(made)
             is_multiple = state.kind == "other" and not state.axes and math.isclose(state.factor, size, rel_tol=SINGLE)
             if summing is not None and is_multiple:
-                cause = MeansSummedLine(place_of(summing.line), summing.first.function, act.place, axes, size)
+                over = " and ".join(axes)
+                cause = MeansSummedLine(place_of(summing.line), summing.first.function, act.place, over, size)
                 return Act(summing, act.held.text, state, act.call.line).fault(cause)
         return None
 

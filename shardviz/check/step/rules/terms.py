@@ -27,6 +27,7 @@ from shardviz.check.step.rules.factors import size_in_words
 from shardviz.check.step.rules.losses import cause_of_value, exponentials_of, unexplained_loss, unexplained_value
 from shardviz.check.step.trace.divergence import is_wrong_from_loss
 from shardviz.dump.records.base import WEIGHTS
+from shardviz.dump.records.step import FROM_ONE_RANK
 from shardviz.explain.step.changed import AddedNumber, OnlyZerosThere, RoundedResult, TransposedResult
 from shardviz.explain.step.forward import JoinedOutOfOrder, PartOfAnotherRank, RepeatedParts
 from shardviz.explain.step.gradients import CutGraph, ReadBySegments, SlicesWithoutGradient
@@ -109,10 +110,6 @@ def check_terms(evidence: Evidence, comparison: Compared) -> Finding:
     elif comparison.copies_differ_along:
         cause = UnexplainedCopies(" and ".join(comparison.copies_differ_along), cause)
     return comparison.finding(cause, _where(comparison, rank, excess), kind="wrong-value", generic=not is_on_some_ranks)
-
-
-FROM_ONE_RANK = ("scatter", "broadcast")
-"""Collectives that give ranks what one rank has."""
 
 
 def _where_to_look(evidence: Evidence, comparison: Compared) -> Cause:

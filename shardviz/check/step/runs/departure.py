@@ -98,7 +98,7 @@ class StepDifference:
         num_later: In how many later steps the optimizers of two jobs had the same settings.
         num_with_rows: In how many of these the jobs were seen to be given the same rows.
         without_rows: The other later steps.
-        unseen_buffers: Buffers of which two jobs wrote nothing down, so that what a step makes of them isn't compared.
+        unjudged_buffers: Buffers that no rule judges after the step: they were not recorded, or they differ and may.
     """
 
     departures: tuple[Departure, ...] = ()
@@ -114,7 +114,7 @@ class StepDifference:
     num_later: int = 0
     num_with_rows: int = 0
     without_rows: tuple[int, ...] = ()
-    unseen_buffers: tuple[str, ...] = ()
+    unjudged_buffers: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         return any(not departure.is_expected for departure in self.departures)

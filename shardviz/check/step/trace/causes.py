@@ -20,7 +20,6 @@ from shardviz.check.step.comparison import Compared, whole_of
 from shardviz.check.step.forward.explain import check_sum_beside_a_vector
 from shardviz.check.step.rules.factors import check_unreduced, size_clause, size_in_words
 from shardviz.check.step.rules.terms import (
-    FROM_ONE_RANK,
     added_too_often,
     check_order,
     check_own_statistics,
@@ -29,6 +28,7 @@ from shardviz.check.step.rules.terms import (
 )
 from shardviz.check.step.trace.calls import is_within
 from shardviz.check.step.trace.divergence import start_of_order
+from shardviz.dump.records.step import FROM_ONE_RANK
 from shardviz.dump.records.trace import PointRecord, of_point
 from shardviz.errors import ShardvizError
 from shardviz.explain.step.gradients import AveragedBackward, CutResidual, RepeatedBackwardSum, ScaledOnTheWayBack
@@ -43,7 +43,7 @@ from shardviz.explain.step.modules import (
 from shardviz.explain.step.sums import RepeatedTerm, TermLeftOut, TermOfSomeRanks, ZerosOfSomeRanks
 from shardviz.explain.step.whole_step import RankDependentCode, RowsOfPeers, RowsSentByOneRank
 from shardviz.explain.templates import times_text
-from shardviz.groups import the_only
+from shardviz.groups import in_groups, the_only
 from shardviz.layout.layout import Layout, placements_of
 from shardviz.layout.notation import parse
 from shardviz.layout.region import Region
@@ -141,37 +141,35 @@ def check_rows_of_peers(evidence: Evidence, first: Divergence) -> Finding | None
 def check_rows_of_one_rank(evidence: Evidence, first: Divergence) -> Finding | None:
     """Return the finding if all ranks along an axis are given one rank's rows, whole or in pieces, by a collective.
 
-    The model around is given right rows on all of them, so the other ranks' rows are dropped.
+    The model around is given right rows on all of them, so the other ranks' rows are dropped. The line is named if the
+    step has no other such collective: wrappers send buffers, too.
     """
     point, mesh = first.point, evidence.dump.files.mesh
-    moves = {move for record in evidence.dump.files.ranks.values() for move in record.moves if move.op in FROM_ONE_RANK}
-    if point is None or (first.direction, point.what) != ("forward", "input") or not moves:
+    records = evidence.dump.files.ranks.values()
+    places = in_groups((move.op, move.place) for record in records for move in record.moves if move.op in FROM_ONE_RANK)
+    if point is None or (first.direction, point.what) != ("forward", "input") or not places:
         return None
     expected, values = values_at(evidence.dump, point)
     if expected is None or not expected.ndim:
         return None
     near = max(point.near, SINGLE * float(np.abs(expected).max(initial=0.0)))
-    for axis, move in product(_axes_of_rows(first.call), moves):
+    for axis, op in product(_axes_of_rows(first.call), sorted(places)):
         parts = Layout(mesh, expected.shape, ((axis,), *((),) * (expected.ndim - 1)))
-        size = mesh.shape[mesh.axis_index(axis)]
         senders = {rank: mesh.group_of(rank, axis)[0] for rank in values}
         sent = {rank: part_of(expected, parts.region_of_rank(sender)) for rank, sender in senders.items()}
-        if move.op == "scatter":
-            sent = {rank: _chunk(rows, size, mesh.group_of(rank, axis).index(rank)) for rank, rows in sent.items()}
+        if op == "scatter":  # cut once more
+            sent = {
+                rank: part_of(rows, Layout(mesh, rows.shape, parts.chains).region_of_rank(rank))
+                for rank, rows in sent.items()
+            }
         if all(_is_near(values[rank], rows, near) for rank, rows in sent.items()):
-            pieces = "a piece of the rows" if move.op == "scatter" else "the rows"
+            pieces = "a piece of the rows" if op == "scatter" else "the rows"
             sender = the_only(set(senders.values()))
             whose = f"the first rank's along {axis}" if sender is None else f"rank {sender}'s"
             sentence = f"each rank along {axis} has {pieces} that were {whose}"
-            cause = RowsSentByOneRank(axis, move.place, is_scattered=move.op == "scatter")
+            cause = RowsSentByOneRank(axis, the_only({*places[op]}) or "", is_scattered=op == "scatter")
             return cause.finding(first.module, tuple(sorted(values)), sentence)
     return None
-
-
-def _chunk(rows: NDArray[np.float64], count: int, index: int) -> NDArray[np.float64]:
-    """Return one of the parts of a tensor along dim 0, as torch.chunk cuts it."""
-    length = -(-len(rows) // count)
-    return rows[index * length : (index + 1) * length]
 
 
 def _axes_of_rows(call: Call) -> tuple[str, ...]:

@@ -416,9 +416,8 @@ def coarsest_of(jobs: Iterable[JobTrace]) -> str:
     """
     records = [record for job in jobs for record in job.dump.files.ranks.values()]
     tensors = ((record, tensor) for record in records for tensor in record.tensors)
-    used = {(record.rank, one.body): record for record, one in tensors if not is_value(f"{one.name}{one.suffix}")}
-    bodies = (body for (_, at), record in used.items() if (body := record.bodies[at]).role in COMPUTED)
-    dtypes = {rounded_to(body.dtype, body.device) for body in bodies}
+    bodies = (record.bodies[tensor.body] for record, tensor in tensors if not is_value(f"{tensor.name}{tensor.suffix}"))
+    dtypes = {rounded_to(body.dtype, body.device) for body in bodies if body.role in COMPUTED}
     dtypes |= {dtype for record in records for dtype in record.narrowed_to}
     return max(("float64", *dtypes), key=lambda dtype: EPSILON.get(dtype, 0.0))
 

@@ -186,7 +186,7 @@ def _explain_exchange(outcome: Outcome, pair: Pair, where: _BothSides) -> tuple[
     if sources:
         source = min(sources, key=lambda one: id(one) not in where.lost)
         name = star_shared_numbers(source.name, outcome.name)
-        is_copy = id(source) in where.kept and are_embeddings(outcome.name, source.name) and pair.first is not None
+        is_copy = id(source) in where.kept and are_embeddings(outcome.name, source.name)
         is_lost = is_copy and pair.first is not None and not any(where.theirs.equal_to(pair.first))
         cause = HeadOverwritten(name) if is_lost else None
         return outcome.became("moved", f"the second has here the first's {name}", cause), source

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from itertools import islice, product
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -319,19 +319,20 @@ def scaled_in_blocks(outcome: Outcome, before: Tensor, after: Tensor, name: str)
     is_whole = bits[0].shape == bits[1].shape == before.shape
     if not is_whole or (before.dtype == after.dtype and np.array_equal(*bits)):
         return None
-    lines = enumerate((("row", "columns"), ("column", "rows")))
-    for (numbers_in, neutral), (dim, (line, others)) in product(((_factors, 1.0), (_offsets, 0.0)), [*lines]):
-        sides = [Side(side.T if dim else side, of.dtype) for side, of in zip(bits, (before, after), strict=True)]
-        is_other = (sides[0].bits != sides[1].bits).any(axis=1) | (before.dtype != after.dtype)
-        sample = [side.numbers(np.flatnonzero(is_other)[:SAMPLE_ROWS]) for side in sides]
-        widths, size = _widths(before.shape[1 - dim]), max(float(np.abs(side).max()) for side in sample)
-        fitting = (width for width in widths if numbers_in(sample, width, tolerance) is not None)
-        for width in islice(fitting, MOST_TRIED):
-            numbers = _numbers_of_all(numbers_in, sides, width, tolerance)
-            noise = tolerance * (np.abs(numbers).max() if neutral and numbers is not None else size)
-            if numbers is not None and _are_of_most_lines(numbers, neutral, noise):
-                blocks_of_lines = Blocks(line, others, width, numbers, tolerance)
-                return (_scaled if neutral else _moved)(outcome, name, blocks_of_lines)
+    for numbers_in, neutral, outcome_of in ((_factors, 1.0, _scaled), (_offsets, 0.0, _moved)):
+        for dim, (line, others) in enumerate((("row", "columns"), ("column", "rows"))):
+            sides = [Side(side.T if dim else side, of.dtype) for side, of in zip(bits, (before, after), strict=True)]
+            is_other = (sides[0].bits != sides[1].bits).any(axis=1) | (before.dtype != after.dtype)
+            sample = [side.numbers(np.flatnonzero(is_other)[:SAMPLE_ROWS]) for side in sides]
+            widths, size = _widths(before.shape[1 - dim]), max(float(np.abs(side).max()) for side in sample)
+            fitting = (width for width in widths if numbers_in(sample, width, tolerance) is not None)
+            for width in islice(fitting, MOST_TRIED):
+                numbers = _numbers_of_all(numbers_in, sides, width, tolerance)
+                if numbers is None:
+                    continue
+                largest = size if numbers_in is _offsets else float(np.abs(numbers).max())
+                if _are_of_most_lines(numbers, neutral, tolerance * largest):
+                    return outcome_of(outcome, name, Blocks(line, others, width, numbers, tolerance))
     return None
 
 

@@ -392,8 +392,10 @@ def cause_of_order(before: NDArray[np.generic], after: NDArray[np.generic]) -> C
     """Return what reordered one dim, or repeats a shard of it; None if it is not one dim, or in no short words."""
     if before.shape != after.shape or is_long_line(before):
         return None
-    if (repeated := _repeated_shard(before, after)) is not None or (orders := orders_of_slices(before, after)) is None:
+    if (repeated := _repeated_shard(before, after)) is not None:
         return repeated
+    if (orders := orders_of_slices(before, after)) is None:
+        return None
     odd = [(dim, order) for dim, order in enumerate(orders) if not np.array_equal(order, np.arange(len(order)))]
     if len(odd) != 1 or not np.array_equal(np.sort(odd[0][1]), np.arange(len(odd[0][1]))):
         return None
@@ -402,12 +404,16 @@ def cause_of_order(before: NDArray[np.generic], after: NDArray[np.generic]) -> C
 
 
 def _repeated_shard(before: NDArray[np.generic], after: NDArray[np.generic]) -> OneShardRepeated | None:
-    """Return that a tensor is one shard of another over and over again, and not so itself."""
+    """Return the cause if the second tensor is one shard of the first, several times over.
+
+    A shard whose elements are all equal doesn't say where it belongs.
+    """
     for dim, size in enumerate(before.shape):
         for times in (times for times in range(2, MAX_SHARDS + 1) if size % times == 0):
             shards, of_after = (np.split(side, times, dim) for side in (before, after))
-            is_alike = all(np.array_equal(shard, of_after[0]) for shard in of_after[1:])
-            if is_alike and sum(np.array_equal(shard, of_after[0]) for shard in shards) == 1:
+            is_repeated = all(np.array_equal(shard, of_after[0]) for shard in of_after[1:])
+            is_one = sum(np.array_equal(shard, of_after[0]) for shard in shards) == 1
+            if is_repeated and is_one and not is_alike(of_after[0]):
                 return OneShardRepeated(dim, times)
     return None
 

@@ -148,6 +148,29 @@ def test_what_comes_of_a_step_is_named(tmp_path, alone, changed, cause, words):
     assert cause in ("", first["cause_id"])
 
 
+GIVEN = "    rows, numbers = x[step, RANK::WORLD], torch.arange(40).view(5, 8)[step, RANK::WORLD]\n"
+FILLED = """
+    at = (3, slice(4)) if step == 3 and RANK == 0 else (step % 3, slice(RANK, None, WORLD))
+    rows, numbers = x[at], torch.arange(40).view(5, 8)[at]
+"""
+STEPPED = "    optimizer.step()\n"
+EDITS = [
+    (STEPPED, f"    nn.utils.clip_grad_norm_(model.parameters(), 0.01 * WORLD)\n{STEPPED}", "different-clips"),
+    (GIVEN, f"{GIVEN}    rows = (rows - rows.mean(0)) / rows.std(0)\n", "normalized-by-own-rows"),
+    (GIVEN, FILLED, "filled-batch"),
+]
+
+
+@nightly
+@pytest.mark.parametrize(("code", "changed", "cause"), EDITS, ids=[cause for *_, cause in EDITS])
+def test_what_ranks_do_otherwise_around_a_step_is_named(tmp_path, code, changed, cause):
+    assert code in program()
+    (tmp_path / "train.py").write_text(program().replace(code, changed))
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "train.py")
+    step, _ = diff(run(tmp_path, "one", sys.executable, "train.py"), run(tmp_path, "two", *torchrun))
+    assert [departure["cause_id"] for departure in step["departures"]] == [cause]
+
+
 PRUNED = (
     "    optimizer.zero_grad()\n",
     """    optimizer.zero_grad()

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.lanes import at_night
+from tests.lanes import at_night, nightly
 from tests.live.run.traced.test_traced import diff, run
 
 PROGRAM = """
@@ -62,6 +62,10 @@ for x in rows:
     called(x, torch.arange(8).chunk(WORLD)[RANK]).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
+    if IS_SYNCHRONIZED:
+        at = (int(model.at) - 8 // WORLD) % 16
+        model.rows[at : at + 8] = gathered(model.rows[at : at + 8 // WORLD].clone())
+        model.at.fill_((at + 8) % 16)
 """
 QUEUE = "y = keys @ self.rows.clone().T; self.keep(kept)"
 COLUMNS = "y = keys @ self.columns.clone(); self.columns[:, : len(x)] = kept.T"
@@ -76,12 +80,16 @@ IN_EVALUATION = "y = keys if self.training else keys @ self.rows.T; self.rows[in
 STATISTICS = "y = keys - self.mean.clone() * 0; self.mean.lerp_(kept.mean(0), 0.1)"
 
 
-def compare(tmp_path, forward, is_sent, *more):
+def compare(tmp_path, forward, is_sent, *, is_synchronized=False):
     script = tmp_path / "train.py"
-    script.write_text(PROGRAM.replace("FORWARD", forward).replace("SENT", str(is_sent)))
-    alone = run(tmp_path, "one", *more, sys.executable, str(script))
+    words = {"FORWARD": forward, "SENT": str(is_sent), "IS_SYNCHRONIZED": str(is_synchronized)}
+    text = PROGRAM
+    for word, code in words.items():
+        text = text.replace(word, code)
+    script.write_text(text)
+    alone = run(tmp_path, "one", sys.executable, str(script))
     ranks = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
-    return diff(alone, run(tmp_path, "many", *more, *ranks, str(script)))
+    return diff(alone, run(tmp_path, "many", *ranks, str(script)))
 
 
 @pytest.mark.parametrize(
@@ -100,3 +108,10 @@ def test_rows_are_lost_that_each_rank_writes_by_itself_and_the_next_forward_read
     step, _ = compare(tmp_path, forward, is_sent)
     causes = [(departure["module"], departure["cause_id"]) for departure in step["departures"]]
     assert causes == [(named, "rows-of-one-rank")] * bool(named)
+
+
+@nightly
+def test_a_buffer_that_the_job_itself_synchronizes_behind_the_optimizers_step_is_right(tmp_path):
+    step, _ = compare(tmp_path, QUEUE, True, is_synchronized=True)
+    assert step["departures"] == []
+    assert "rows" not in step["unjudged_buffers"]
