@@ -373,8 +373,7 @@ def recording(
         model: The model; the hooks on its modules are removed at the end.
         name: The module's name; empty for the model itself.
         guarded: The recorder's.
-        is_alone: Whether the gradient of the module's input is to be what this module sends back, without what other
-            modules send back to the same tensor: the module is then given aliases of its inputs.
+        is_alone: Whether the module gets aliases of its inputs, whose gradients are what this module alone sends back.
     """
     inner = unwrapped(model)
     module = {clean_name(own): module for own, module in inner.named_modules()}.get(name)
@@ -392,19 +391,15 @@ def recording(
     def begin(_module: Any, inputs: Any, named: Any) -> Any:
         if len(recorder.returned) >= MAX_CALLS:
             return None
-        if is_alone:
-            inputs, named = aliased(inputs, named)
-        recorder.guarded(recorder.begin, inputs, named)
+        given = aliased(inputs, named) if is_alone else (inputs, named)
+        recorder.guarded(recorder.begin, *given)
         enter()
-        return (inputs, named) if is_alone else None
+        return given
 
     def end(_module: Any, _inputs: Any, output: Any) -> None:
         if len(recorder.returned) < MAX_CALLS:
             modes.close()
-            if output is not None:
-                recorder.guarded(recorder.end, output)
-            else:
-                recorder.guarded(recorder.end_recomputation)
+            recorder.guarded(partial(recorder.end, output) if output is not None else recorder.end_recomputation)
 
     def alone(name: str, compiled: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:

@@ -347,10 +347,9 @@ def _step_of(
     written = WrittenBuffers() if findings else written_buffers(reference, job)
     buffers = [*written.findings, *(() if findings or updates.results else own_buffers(reference, job))]
     findings += grouped(findings_in(buffers), ranks_by_name(dump))
-    results += [*kept.results, *updates.results, *averages.results, *buffers]
     between = Updates() if findings else between_steps(reference, job, weights)
     findings += grouped(findings_in(between.results), ranks_by_name(dump))
-    results += between.results
+    results += [*kept.results, *updates.results, *averages.results, *buffers, *between.results]
     later = LaterResult() if findings else later_steps_of(reference, job)
     not_compared = [result for result in results if isinstance(result, NotChecked)]
     not_compared += [NotChecked("", why, "step") for why in later.gaps]
@@ -363,11 +362,10 @@ def _step_of(
     sizes = {place: largest_of(judging.whole[place].values) or 1.0 for place in right}
     both = (judging.whole, *list(judging.ranks.values())[:1])
     dtypes = tuple(dict.fromkeys(dtype for points in both for dtype in _dtypes(points)))
+    looks = [look, *[""] * len(findings)]
+    departures = [_departure(each, num_odd, reference, job, text) for each, text in zip(findings, looks, strict=False)]
     difference = StepDifference(
-        tuple(
-            _departure(finding, num_odd, reference, job, look if finding is findings[0] else "") for finding in findings
-        )
-        + ((later.departure,) if later.departure is not None else ()),
+        (*departures, *((later.departure,) if later.departure is not None else ())),
         len(weights.params) + len(right) + kept.num_right + updates.num_right + averages.num_right + written.num_right,
         max(judging.drift, _farthest_gradient(evidence)),
         max((judging.judgments[place].near / sizes[place] for place in right), default=0.0),
