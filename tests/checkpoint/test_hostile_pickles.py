@@ -29,6 +29,8 @@ HOSTILE = {
     "a method behind a known type": named("torch", "Size.__class__") + b")R.",
     "a private function of torch": named("torch._utils", "_rebuild_tensor") + b")R.",
     "an element type that is none": named("torch", "load") + b")R.",
+    "an attribute of what is no type": named("builtins", "getattr") + short("os") + short("system") + b"\x86R.",
+    "an attribute of a type that is none": named("builtins", "getattr") + named("os", "path") + short("x") + b"\x86R.",
     "an element type that is called": named("torch", "float32") + b")R.",
     "INST": b"(S'x'\nios\nsystem\n.",
     "OBJ": b"(" + named("os", "system") + b"o.",
@@ -85,6 +87,15 @@ def test_nothing_of_a_pickle_runs(small, tmp_path):
     assert not marker.exists()
     pickle.loads(data)
     assert marker.exists()  # it would have
+
+
+def test_a_member_of_an_enum_is_read_as_any_python_pickles_it():
+    kind = "torch.distributed.checkpoint.metadata._MEM_FORMAT_ENCODING"
+    content = (
+        b"\x80\x04" + named("builtins", "getattr") + named(*kind.rsplit(".", 1)) + short("TORCH_STRIDED") + b"\x86R."
+    )
+    member = read_pickle(content, "it")
+    assert (member.kind, member.args) == (kind, ("TORCH_STRIDED",))
 
 
 def test_every_known_type_is_inert():

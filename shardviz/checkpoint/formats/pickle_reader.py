@@ -45,6 +45,9 @@ _DEEPSPEED = (
 )
 """Types of DeepSpeed's own files, and of what jobs put beside a model in them."""
 
+MEMBER = "builtins.getattr"
+"""By which Python 3.11.0 to 3.11.3 pickle the member of an enum: its class and its name."""
+
 _PARAMETERS = ("_rebuild_parameter", "_rebuild_parameter_with_state")
 _STORAGES = ("Double", "Float", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool", "ComplexFloat")
 KNOWN = frozenset(
@@ -60,6 +63,7 @@ KNOWN = frozenset(
         *("collections.OrderedDict", "pathlib.PosixPath", "pathlib.WindowsPath"),
         *_DEEPSPEED,
         *("pathlib._local.PosixPath", "pathlib._local.WindowsPath"),
+        MEMBER,
     }
 )
 """The types that a checkpoint may name; element types besides. Each is a name here, and no more."""
@@ -293,6 +297,9 @@ def _reduce(machine: PickleMachine, arg: Any) -> None:
         machine.stack.append(tuple(args[0]))
     elif kind == "collections.OrderedDict" and not args:
         machine.stack.append({})
+    elif kind == MEMBER:
+        enum, member = args
+        machine.stack.append(PickledObject(_exactly(enum, Global).name, (_exactly(member, str),)))
     else:
         machine.stack.append(PickledObject(kind, args))
 

@@ -303,11 +303,16 @@ def _ints(value: Any) -> list[int]:
     return [one if type(one) is int and 0 <= one < 1 << 20 else 0 for one in _as_list(value)]
 
 
+STAGES = ("disabled", "optimizer_states", "gradients", "weights")
+"""DeepSpeed's names of its stages."""
+
+
 def _stage(state: dict[str, Any]) -> int:
     pickled = state.get("zero_stage")
     stage = (
         pickled.args[0] if type(pickled) is PickledObject and type(pickled.args) is tuple and pickled.args else pickled
     )
+    stage = STAGES.index(stage) if stage in STAGES else stage  # as some Pythons pickle it
     return stage if type(stage) is int else 0
 
 
