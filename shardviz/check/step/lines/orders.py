@@ -122,11 +122,12 @@ def _split_elsewhere(states: States, call: Call) -> tuple[int, int, str] | None:
         return None
     wanted, held = states.lines.wholes[whole.outputs[0]].shape, states.lines.records[call.outputs[0][0]].shape
     apart = [dim for dim, size in enumerate(wanted) if held[dim] != size] if len(held) == len(wanted) else []
-    before, sizes = math.prod(layout.shape[: dims[0]]), [math.prod(wanted[: dim + 1]) for dim in range(len(wanted))]
-    home = next((dim for dim, size in enumerate(sizes) if size > before), None)
+    start, stop = (math.prod(layout.shape[:end]) for end in (dims[0], dims[0] + 1))
+    sizes = [math.prod(wanted[: dim + 1]) for dim in range(len(wanted))]
+    homes = [dim for dim, size in enumerate(sizes) if size > start and size // wanted[dim] < stop]
     axis = str(layout.chains[dims[0]][0])
     is_part = len(apart) == 1 and held[apart[0]] * states.mesh.axis_size(axis) == wanted[apart[0]]
-    return (dims[0], apart[0], axis) if is_part and home not in (None, apart[0]) else None
+    return (dims[0], apart[0], axis) if is_part and homes and apart[0] not in homes else None
 
 
 def _stretched(states: States, value: Value) -> Iterator[int]:
