@@ -259,7 +259,7 @@ CASES = (
         CENTERED,
         (("model[4].mesh = mesh", "pass"),),
         ("unreduced-output",),
-        ("averages", "SyncBatchNorm"),
+        ("averages", "ReduceOp.AVG over dp"),
         ("wrong number",),
         with_lines=True,
     ),

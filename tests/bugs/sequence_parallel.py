@@ -198,7 +198,7 @@ CASES = (
             ),
         ),
         ("wrong-value",),
-        ("the group or the op is wrong", "over the group of tp"),
+        ("mixes the shards", "reduce over tp instead of dp"),
         ("look for a collective without a backward",),
         with_lines=True,
     ),
