@@ -487,6 +487,16 @@ CASES = (
         with_lines=True,
     ),
     Bug(
+        "weighted sums that are joined rightly, and a result that is squared behind them",
+        "cp=2",
+        JOINED,
+        (("return self.out(found)", "return self.out(found if self.group is None else found.square())"),),
+        ("wrong-value",),
+        ("case.py:",),
+        ("without their weights",),
+        with_lines=True,
+    ),
+    Bug(
         "a later micro-batch with the first one's mask",
         "pp=2",
         MASKED,

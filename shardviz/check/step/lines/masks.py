@@ -94,7 +94,8 @@ def ring_mask_fault(states: States) -> Fault | None:
 def same_block_fault(states: States) -> Fault | None:
     """Return the line that multiplies by the same block in every round of a ring: no round passes it on."""
     for calls, of_whole in states.lines.rounds.values():
-        if not 0 < len(of_whole) < len(calls) or calls[0].first.function not in MATRIX_PRODUCTS:
+        is_by_weight = any(states.lines.weight_name(value) for value in calls[0].inputs)
+        if is_by_weight or not 0 < len(of_whole) < len(calls) or calls[0].first.function not in MATRIX_PRODUCTS:
             continue
         given = [[states.held(value) for value in call.inputs] for call in calls]
         first, others = given[0], given[1:]
@@ -120,13 +121,20 @@ def unweighted_fault(states: States) -> Fault | None:
         if scores is None or len(axes) != 1 or product is None or not _are_joined(states, scores, product, axes[0]):
             continue
         joining = next((later for later in states.lines.following(product) if later.first.ranks), None)
-        if joining is None:
+        if joining is None or _is_made_again(states, product):
             continue
         sentence = (
             f"{reached(joining, call.line)} joins what {at(call.line)} weights by a softmax of each rank's scores"
         )
         return fault_at(joining, sentence, UnweightedJoin(place_of(joining.line), place_of(call.line), axes[0]))
     return None
+
+
+def _is_made_again(states: States, product: Call) -> bool:
+    """Whether what comes of a product on every rank is the unsharded model's result of it: ranks join it rightly."""
+    whole, later = states.reference_of(product.outputs[0]), states.lines.derived(product)
+    values = (states.held(made) for made in later if made not in product.outputs)
+    return whole is not None and any(held and all(_is_near(array, whole) for array in held.values()) for held in values)
 
 
 def _are_joined(states: States, scores: Value, product: Call, axis: str) -> bool:
