@@ -117,3 +117,22 @@ class TransposedResult(Cause, kind="misordered"):
     dims: tuple[int, ...]
     why = "The dims are in the order {dims}: the code doesn't undo a transpose before or after a collective"
     how = "transpose back by the inverse permutation, or leave out both transposes and pass the dim to the collective"
+
+
+class NotFiniteAfterStep(Cause):
+    """A weight or an optimizer's state has nan or infinite elements after the step.
+
+    The gradients are finite, and so is what the unsharded model has. A part of a weight may be all zeros or empty where
+    the whole isn't: its norm or its mean is then zero, or of nothing.
+    """
+
+    why = (
+        "The optimizer divides by a norm, a mean or a second moment that is zero in this rank's part",
+        "The optimizer's state was loaded or cast with such elements",
+        "Code that runs after the step wrote them",
+    )
+    how = (
+        "reduce the norm or the mean over the ranks that have parts, and add eps before dividing",
+        "look at the optimizer's state on these ranks before the step",
+        "look for writes to the weight between the steps",
+    )

@@ -30,6 +30,7 @@ from shardviz.explain.step.buffers import (
     UnexplainedBuffer,
     UnreducedStatistics,
 )
+from shardviz.explain.step.changed import NotFiniteAfterStep
 from shardviz.explain.step.update import AnotherGroup
 from shardviz.explain.templates import number
 from shardviz.relate.measures import owner_of, ratio_of
@@ -269,7 +270,11 @@ def _is_lost(evidence: Evidence, comparison: Compared) -> bool:
 
 
 def _telling(evidence: Evidence, comparison: Compared, rank: int) -> NDArray[np.bool_]:
-    """Return which elements have a gradient that is not lost in rounding, or one that is zero in both models."""
+    """Return which elements show an error: those whose gradient is not lost in rounding, or is zero in both models.
+
+    An element that is not finite shows it whatever its gradient is, and so does one that is farther off than two
+    steps take it apart.
+    """
     dump, name = evidence.dump, weight_of(comparison.role, comparison.name)
     gradient = whole_of(dump, "grad", name)
     whole = in_order(dump, "grad", name, gradient) if gradient is not None else None
@@ -280,7 +285,12 @@ def _telling(evidence: Evidence, comparison: Compared, rank: int) -> NDArray[np.
     if is_zero.any() and held is not None and held.wanted.size == whole.size:
         is_zero = is_zero & ~_is_touched(held).reshape(whole.shape)
     is_large = sizes > TELLING * comparison.rounding.tolerance(whole, gradient=True)
-    telling: NDArray[np.bool_] = is_large | comparison.part(is_zero, rank)
+    after, wanted = comparison.reduced[rank], comparison.wanted_of(rank)
+    is_far = ~np.isfinite(after) & np.isfinite(wanted)
+    if comparison.role == "param":
+        farthest = 2 * evidence.largest_step + comparison.rounding.tolerance(comparison.wanted, gradient=False)
+        is_far |= np.abs(after - wanted) > farthest
+    telling: NDArray[np.bool_] = is_large | comparison.part(is_zero, rank) | is_far
     return telling
 
 
@@ -304,13 +314,19 @@ def finding_of(evidence: Evidence, comparison: Compared, wrong: Mapping[int, tup
     held, expected = wrong[ranks[0]]
     texts = (number(held), number(expected)) if number(held) != number(expected) else (f"{held:.9g}", f"{expected:.9g}")
     off = f"rank {ranks[0]} has {texts[0]} instead of {texts[1]}"
+    if not np.isfinite(held) and np.isfinite(expected) and comparison.role != "buffer":
+        spoiled = sum(np.count_nonzero(~np.isfinite(comparison.reduced[rank])) for rank in ranks)
+        sentence = (
+            f"{spoiled:,} {'element is' if spoiled == 1 else 'elements are'} nan or infinite after the step; {off}"
+        )
+        return comparison.finding(NotFiniteAfterStep(), sentence, ranks, kind="wrong-value")
     if why := _why(evidence, comparison, ranks):
         return comparison.finding(why.explanation, f"{why.clause}; {off}", ranks, kind="wrong-value")
     is_state = comparison.role == "optim"
-    cause = unexplained_state(evidence, comparison) if is_state else unexplained_weight(evidence, comparison, ranks)
+    general = unexplained_state(evidence, comparison) if is_state else unexplained_weight(evidence, comparison, ranks)
     where = f"on {len(ranks):,} of {len(comparison.reduced):,} ranks"
     text = f"{WHAT[comparison.role]} is not the unsharded model's after the step {where}"
-    return comparison.finding(cause, f"{text}: {off}", ranks, kind="wrong-value", generic=True)
+    return comparison.finding(general, f"{text}: {off}", ranks, kind="wrong-value", generic=True)
 
 
 def _why(evidence: Evidence, comparison: Compared, ranks: tuple[int, ...]) -> Reason | None:
