@@ -90,7 +90,8 @@ def with_cut(
     details = (*cut.details, where(first), *(detail for _, finding in of_module for detail in finding.details))
     named = replace(cut, details=details, module=first.module).because(cause_at(evidence, first))
     names = {cut.tensor, *(other.tensor for other in cut.others)}
-    others = (finding for _, finding in of_module if finding.tensor not in names)
+    wrong = (one for _, finding in of_module for one in (finding, *finding.others))
+    others = (one for one in wrong if one.tensor not in names)
     named = replace(named, others=(*cut.others, *others))
     return [named if one is cut else one for one in absent], remaining
 
