@@ -85,7 +85,7 @@ FLAT = {
 }
 USUAL = {"BEFORE": "pass", "AFTER": "pass", "AUTOCAST": "WORLD == 1", "OPTIMIZER": "torch.optim.AdamW"}
 SINGLE = DDP | {"AUTOCAST": "False"}
-MOVES = SINGLE | {"OPTIMIZER": "functools.partial(torch.optim.RMSprop, momentum=0.5)"}
+MOVES = SINGLE | {"OPTIMIZER": "functools.partial(torch.optim.RMSprop, momentum=0.5, alpha=0.5)"}
 SIZES = SINGLE | {"OPTIMIZER": "torch.optim.Rprop"}
 SIGNS = SINGLE | {"OPTIMIZER": "Lion"}
 OF_RANK = "[dist.all_reduce(part.grad.mul_(WORLD * (RANK == 0))) for part in model[1].parameters() if part.ndim == 1]"
@@ -117,7 +117,7 @@ def test_jobs_that_rounding_takes_apart_agree(tmp_path, changes):
 WRONG = {
     "rate": (DDP | {"BEFORE": "optimizer.param_groups[0]['lr'] = 2e-2 if step == 0 else 1e-2"}, 2, "another learning"),
     "rows": (FSDP | {"BEFORE": "batch = ids[step, :8 // WORLD] if step == 0 else batch"}, 2, "by other gradients"),
-    "part": (DDP | {"AFTER": OF_RANK}, 3, "by other gradients, or by another"),
+    "part": (DDP | {"AFTER": OF_RANK}, 3, "by other gradients, by another"),
     "moves": (
         MOVES | {"AFTER": "[part.grad.neg_() for part in model[1].parameters() if not step]"},
         2,
