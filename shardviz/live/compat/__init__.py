@@ -69,6 +69,7 @@ from shardviz.live.compat.modules import without_compiling as without_compiling
 from shardviz.live.compat.pipelines import asks_for_shapes as asks_for_shapes
 from shardviz.live.compat.pipelines import pipelines_alone as pipelines_alone
 from shardviz.live.compat.pipelines import stages_of as stages_of
+from shardviz.live.compat.tensors import at_end_of_backward as at_end_of_backward
 from shardviz.live.compat.tensors import has_storage as has_storage
 from shardviz.live.compat.tensors import id_without_memory as id_without_memory
 from shardviz.live.compat.tensors import in_backward as in_backward

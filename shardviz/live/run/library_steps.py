@@ -2,7 +2,8 @@
 
 DeepSpeed and Megatron-core reduce, unscale and clip gradients in a step of their own, let an inner optimizer step parts
 of flat buffers, one buffer at a time, and write the weights afterwards. What a parameter has in `.grad` before is not
-what its optimizer gets.
+what its optimizer gets. Hooks on gradients may step each parameter in backward by an optimizer of its own, and free the
+gradient: all of a backward pass are one step.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class LibraryStep:
     """A library's step while it is made.
 
     Attributes:
-        stepper: The library's engine or optimizer whose step it is.
+        stepper: The library's engine or optimizer whose step it is; None if hooks step parameters in backward.
         optimizers: The optimizers that have stepped in it, in order.
         gradients: Copies of this rank's part of the gradients that they stepped with.
         options: The numbers with which they step the model's parameters.
@@ -58,7 +59,13 @@ class LibraryStep:
         weights: dict[torch.Tensor, Local] = {
             param: locals_[name] for name, param in registry.named_parameters(model) if name in locals_
         }
-        for local in registry.gradients(weights, self.stepper, stepped_by(optimizer)):
+        stepped = stepped_by(optimizer)
+        if self.stepper is None:
+            # The gradients of others may not be there yet, or be those of an earlier micro-batch.
+            others = {local.name for param, local in weights.items() if id(param) not in stepped}
+            self.gradients |= {local.name: local for local in gradients_of(step, others)}
+            return
+        for local in registry.gradients(weights, self.stepper, stepped):
             if local.unknown:
                 self.unknown[local.name] = local.unknown
             else:

@@ -13,6 +13,7 @@ import os
 import sys
 from collections import defaultdict
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -25,6 +26,7 @@ from shardviz.dump.records.step import ClipRecord
 from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.compat import (
     asks_for_shapes,
+    at_end_of_backward,
     in_backward,
     is_making_states,
     parts_of_norm,
@@ -351,6 +353,9 @@ class Follower:
         """
         if os.getpid() != self._process or (self._is_over and self._later is None) or is_making_states():
             return None
+        if self._library_step is None and in_backward():  # a gradient's hook steps its parameter at once
+            self._library_step = LibraryStep(None)
+            at_end_of_backward(partial(quietly, WHAT, self.library_ends, None, None))
         if self._library_step is not None:
             self._add_to_library_step(optimizer, self._library_step)
             return None
