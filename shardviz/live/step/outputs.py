@@ -62,6 +62,7 @@ WHOLE_OUTPUT = (
     "the ranks' values are no parts of the unsharded model's, and whole_output() in the probe puts one tensor together"
 )
 NEVER_CALLED = "the sharded step never calls the model as a whole, and the unsharded step does"
+OF_OTHER_STAGES = "the last stage returns no tensor there, and what other stages return is not compared"
 UNREAD = "shardviz finds no tensors in an object of class"
 TOO_MANY = "the first of them are compared"
 
@@ -115,11 +116,16 @@ class Comparison:
         """The axes that split the batch."""
         return tuple(axis for axis in self.setting.axes if self.on.job.mesh.axis_size(axis) > 1)
 
+    @property
+    def _has_stages(self) -> bool:
+        return hasattr(self.on.probe, "STAGE_AXES")
+
     def outputs(self) -> Outputs:
         """Lay out every tensor that either model returns. Every rank calls this."""
         outputs, wants = Outputs(), wanted_outputs(self.reference)
         unsharded = named_calls(self.reference.step.returned, self.runs)
         calls, why = self._mine() if self.step.returned else ({}, "")
+        calls = self._of_stage(calls, wants) if self._has_stages else calls
         offers = {name: self._offer(values, wants.get(name)) for name, values in calls.items()}
         sent = enumerate(of_all_ranks((offers, why) if self.step.returned else None))
         of_all = {rank: own for rank, own in sent if own is not None}
@@ -144,7 +150,8 @@ class Comparison:
                 outputs.not_checked[name] = "the unsharded model returns nothing there"
             elif lacking := [rank for rank in of_all if rank not in of_ranks]:
                 who = f"on {named_ranks(lacking, MAX_LISTED)}" if of_ranks else "on any rank"
-                outputs.not_checked[name] = f"the sharded model returns no tensor there {who}"
+                why = f"the sharded model returns no tensor there {who}"
+                outputs.not_checked[name] = OF_OTHER_STAGES if self._has_stages and not of_ranks else why
             elif name not in wants or None in of_ranks.values():
                 outputs.not_checked[name] = UNREADABLE
             elif why := self._place(outputs, name, wants[name], present, calls.get(name, ())):
@@ -160,9 +167,30 @@ class Comparison:
         """Return this rank's tensors, each for every micro-batch, by name; or why they cannot be told apart."""
         calls, runs = self.step.returned, self.runs
         in_turn = len(calls) == runs or not runs
-        if not in_turn and not hasattr(self.on.probe, "STAGE_AXES") and not self._is_in_parts():
+        if not in_turn and not self._has_stages and not self._is_in_parts():
             return {}, f"the model ran {len(calls)} times per step, but the unsharded model ran {runs} times"
         return named_calls(calls, runs or 1), ""
+
+    def _of_stage(
+        self, calls: dict[str, list[torch.Tensor]], wants: Mapping[str, Wanted]
+    ) -> dict[str, list[torch.Tensor]]:
+        """Name a stage's tensors by their values: its list may be a part of the list that the whole model returns."""
+        names = {}
+        for name, values in calls.items():
+            parts = [numbers for value in values if (numbers := numbers_of(value)) is not None]
+            numbers = joined(parts, 0) if len(parts) == len(values) else None
+            equal = (
+                other
+                for other in dict.fromkeys([name, *wants])
+                if numbers is not None
+                and other in wants
+                and numbers.shape == wants[other].whole.shape
+                and is_near(numbers, wants[other].whole, wants[other].near(self.precision))
+            )
+            names[name] = next(equal, name)
+        return (
+            {names[name]: values for name, values in calls.items()} if len({*names.values()}) == len(names) else calls
+        )
 
     def _is_in_parts(self) -> bool:
         """Whether the calls made up this rank's part of the batch, one after the other."""
