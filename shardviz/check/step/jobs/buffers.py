@@ -17,6 +17,7 @@ import numpy as np
 
 from shardviz.check.step.jobs.assembly import are_whole
 from shardviz.check.step.jobs.starts import by_name
+from shardviz.check.step.update.reasons import factor_to
 from shardviz.explain.placement.values import UnsynchronizedBuffer
 from shardviz.explain.step.buffers import BufferOfParts, OwnBufferRead, RowsOfOneRank
 from shardviz.explain.step.modules import UnexplainedModule
@@ -41,6 +42,9 @@ SENDING = ("ddp", "unfrozen", "no_sync")
 
 LIKE = 0.25
 """The least cosine of what a rank has and what one process has, if that is made of the rank's rows, too."""
+
+SUMMED, AVERAGED = "sum over ranks of what each adds", "mean over ranks"
+"""What makes one process's buffer of those that ranks have."""
 
 
 def own_buffers(reference: WholeJob, job: WholeJob) -> Iterator[Finding]:
@@ -128,11 +132,75 @@ def written_buffers(reference: WholeJob, job: WholeJob) -> WrittenBuffers:
         if is_known and all(farthest(_array(copy), _array(wanted)) <= rounding for copy in copies):
             num_right += 1
             continue
-        shares = _shares_of(name, reference, job) if is_known and name in carried and _is_sent(job) else None
-        if shares is not None:
+        shares = _shares_of(name, reference, job) if is_known and name in carried else None
+        if shares is not None and _is_sent(job):
             findings.append(_lost_rows(name, *shares, written[name], job))
-        others += [] if shares is not None else [name]
+            continue
+        may_be_lost = is_known and name in carried and shares is None and not _is_sent(job)
+        if may_be_lost and (axes := _axes_of_rows(name, reference, job)):
+            findings.append(_own_copies(name, axes, reference, job))
+        else:
+            others.append(name)
     return WrittenBuffers(tuple(findings), num_right, tuple(others))
+
+
+def _axes_of_rows(name: str, reference: WholeJob, job: WholeJob) -> list[str]:
+    """Return the axes along which ranks have made different buffers of equal ones, each of its own rows."""
+    before, after = (by_name(job.job.ranks, "buffer", moment)[name] for moment in ("step", "updated"))
+    wanted, expected = (
+        next(iter(by_name(reference.job.ranks, "buffer", moment)[name].values())) for moment in ("step", "updated")
+    )
+    if not are_whole(wanted, *before.values()) or not _is_of_floats(wanted) or not _are_equal(wanted, before):
+        return []
+    values = {rank: _array(weight) for rank, weight in after.items()}
+    if not all(own.shape == wanted.shape and _is_like(own, _array(expected)) for own in values.values()):
+        return []
+    moved = max(farthest(own, _array(wanted)) for own in values.values())
+    axes = [axis for axis in job.mesh.long_axes if _differ_along(axis, values, job, UPDATE_OF_JOB * moved)]
+    return axes if all(_are_given_other_rows(axis, job.job.ranks, job) for axis in axes) else []
+
+
+def _own_copies(name: str, axes: list[str], reference: WholeJob, job: WholeJob) -> Finding:
+    """Return the finding of a buffer that each rank makes of its own rows, and that the next forward reads."""
+    written, along = _written(job), listed(axes)
+    sentence = (
+        f"each rank's forward writes this buffer from its own rows{_in_line(written[name])}, and the next forward "
+        f"reads it: ranks along {along} have different values after the step"
+    )
+    module = name.rpartition(".")[0]
+    siblings = {other: line for other, line in written.items() if other.rpartition(".")[0] == module}
+    by_op = {op: [other for other in siblings if _reduction(other, reference, job) == op] for op in (SUMMED, AVERAGED)}
+    for op, names in by_op.items():
+        if names:
+            lines = [f"{other}{_in_line(siblings[other])}" for other in names]
+            sentence += f". With the {op} it would be one process's: {listed(lines)}"
+    ranks = tuple(by_name(job.job.ranks, "buffer", "updated")[name])
+    return OwnBufferRead(along).finding(name, ranks, sentence, held=f"different values along {along}")
+
+
+def _in_line(line: str) -> str:
+    return f" ({line})" if line else ""
+
+
+def _reduction(name: str, reference: WholeJob, job: WholeJob) -> str:
+    """Return what over ranks gives one process's buffer; empty if nothing does.
+
+    The sum of what ranks add counts what a buffer keeps of its old value once for each of them: what is left is a
+    multiple of the old value.
+    """
+    before, after = (by_name(reference.job.ranks, "buffer", moment) for moment in ("step", "updated"))
+    held = by_name(job.job.ranks, "buffer", "updated").get(name)
+    if name not in before or name not in after or held is None:
+        return ""
+    old, expected = (next(iter(each[name].values())) for each in (before, after))
+    if not are_whole(old, expected, *held.values()) or not _is_of_floats(old):
+        return ""
+    parts, wanted = [_array(weight) for weight in held.values()], _array(expected)
+    if {part.shape for part in parts} != {wanted.shape} or all(np.array_equal(part, wanted) for part in parts):
+        return ""
+    if farthest(np.mean(parts, axis=0), wanted) <= UPDATE_OF_JOB * magnitude(wanted):
+        return AVERAGED
+    return SUMMED if factor_to(np.sum(parts, axis=0) - wanted, _array(old)) is not None else ""
 
 
 def _shares_of(

@@ -78,6 +78,9 @@ SCRATCH = "self.rows[: len(x)] = kept; y = keys * self.rows[: len(x)].clone()"
 LOGGED = "y = keys; self.rows[: len(x)] = kept"
 IN_EVALUATION = "y = keys if self.training else keys @ self.rows.T; self.rows[index] = kept"
 STATISTICS = "y = keys - self.mean.clone() * 0; self.mean.lerp_(kept.mean(0), 0.1)"
+CENTERED = "y = keys - self.mean.clone(); self.mean.lerp_(kept.mean(0), 0.1)"
+COUNTED = "y = keys - self.mean.clone(); self.mean.mul_(0.9).add_(kept.square().sum(0))"
+REDUCED = "y = keys - self.mean.clone(); self.mean.lerp_(gathered(kept).mean(0), 0.1)"
 
 
 def compare(tmp_path, forward, is_sent, *, is_synchronized=False):
@@ -115,3 +118,21 @@ def test_a_buffer_that_the_job_itself_synchronizes_behind_the_optimizers_step_is
     step, _ = compare(tmp_path, QUEUE, True, is_synchronized=True)
     assert step["departures"] == []
     assert "rows" not in step["unjudged_buffers"]
+
+
+@pytest.mark.parametrize(
+    ("forward", "is_sent", "words"),
+    at_night(
+        [
+            (CENTERED, False, "With the mean over ranks it would be one process's: mean"),
+            (COUNTED, False, "have different values after the step"),
+            (CENTERED, True, ""),
+            (REDUCED, False, ""),
+        ]
+    ),
+)
+def test_a_buffer_that_each_rank_makes_of_its_own_rows_and_reads_differs(tmp_path, forward, is_sent, words):
+    step, _ = compare(tmp_path, forward, is_sent)
+    found = [(departure["module"], departure["cause_id"]) for departure in step["departures"]]
+    assert found == [("mean", "own-buffer-read")] * bool(words), step
+    assert not words or words in step["departures"][0]["sentence"]
