@@ -203,7 +203,7 @@ def attempted(work: Callable[[], Done], phase: str) -> tuple[Done | None, Raised
 
 def in_a_line(error: BaseException) -> str:
     """Describe an error in one line, with the place in the user's own code."""
-    from shardviz.live.world.failures.stacks import Frame, user_frames
+    from shardviz.live.world.stacks import Frame, user_frames
 
     frames = [
         Frame(frame.filename, frame.lineno or 0, frame.name) for frame in traceback.extract_tb(error.__traceback__)

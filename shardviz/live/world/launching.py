@@ -15,8 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from shardviz.errors import ShardvizError
-from shardviz.live.world import starting
-from shardviz.live.world.failures import failure, hang, output
+from shardviz.live.world import failures, output, starting
 from shardviz.live.world.protocol import Died, Done, Failed, Job, Ready, Started
 from shardviz.live.world.starting import kill
 from shardviz.machine import free_memory
@@ -149,10 +148,10 @@ class Watch:
             self._listen(max(0.0, self._deadline() - time.monotonic()))
         outcomes = {member.rank: member.outcome for member in self._members if member.outcome is not None}
         if self._failed_at is not None:
-            waiting = hang.places_text(self._members, self._coords, self._job.folder)
-            raise failure.explain(outcomes, self._coords, self._job.folder, waiting)
+            waiting = failures.places_text(self._members, self._coords, self._job.folder)
+            raise failures.explain(outcomes, self._coords, self._job.folder, waiting)
         if self._running():
-            raise hang.explain(self._members, self._job.timeout, self._coords, self._job.folder)
+            raise failures.explain_hang(self._members, self._job.timeout, self._coords, self._job.folder)
         return [outcome.value for outcome in outcomes.values() if isinstance(outcome, Done)]
 
     def _running(self) -> list[Member]:
@@ -167,7 +166,7 @@ class Watch:
 
     def _cause_is_known(self) -> bool:
         bad = [member.outcome for member in self._members if isinstance(member.outcome, Failed | Died)]
-        return not all(failure.is_echo(outcome) for outcome in bad)
+        return not all(failures.is_echo(outcome) for outcome in bad)
 
     def _listen(self, seconds: float) -> None:
         running = self._running()

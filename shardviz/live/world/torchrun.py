@@ -9,8 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from shardviz.errors import ShardvizError
-from shardviz.live.world.failures.exceptions import describe
-from shardviz.live.world.failures.failure import RankFailedError, name_rank
+from shardviz.live.world.failures import RankFailedError, describe, name_rank
 from shardviz.live.world.protocol import load_task
 
 if TYPE_CHECKING:
