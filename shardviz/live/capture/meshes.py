@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup
 
-    from shardviz.live.claims.flat import FlatParam
+    from shardviz.live.claims.local import FlatParam
 
 _plain: WeakKeyDictionary[DeviceMesh, Mesh] = WeakKeyDictionary()
 """Meshes as shardviz's: a mesh of thousands of ranks is asked for once for every parameter."""

@@ -19,8 +19,7 @@ from torch import distributed
 from shardviz.dump.records.tensors import FlatRecord
 from shardviz.live.capture.meshes import of_flat_param
 from shardviz.live.capture.stamp import named_tensors
-from shardviz.live.claims.flat import FlatParam
-from shardviz.live.claims.local import Local, not_understood
+from shardviz.live.claims.local import FlatParam, Local, not_understood
 from shardviz.live.compat import clean_name
 
 if TYPE_CHECKING:

@@ -24,8 +24,7 @@ from shardviz.layout.mesh import Mesh
 from shardviz.layout.placements import Placement, Replicate, Shard, StridedShard
 from shardviz.live.capture.meshes import of_flat_param
 from shardviz.live.capture.stamp import named_tensors
-from shardviz.live.claims.flat import FlatParam
-from shardviz.live.claims.local import Local, not_understood, plain
+from shardviz.live.claims.local import FlatParam, Local, not_understood, plain
 from shardviz.live.compat import clean_name
 
 if TYPE_CHECKING:

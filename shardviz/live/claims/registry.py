@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shardviz.live.capture.stamp import named_tensors
-from shardviz.live.claims import deepspeed, dtensor, fsdp1, hooks, megatron, spmd, transformers, wrappers
+from shardviz.live.claims import deepspeed, hooks, megatron, pytorch, spmd, transformers, wrappers
 from shardviz.live.claims.local import Local, plain
 from shardviz.live.compat import clean_name
 
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
 SOURCES: tuple[ModuleType, ...] = (
     wrappers,
-    fsdp1,
-    dtensor,
+    pytorch,
     deepspeed,
     megatron,
     spmd,

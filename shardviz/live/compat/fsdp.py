@@ -13,7 +13,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from shardviz.groups import in_groups, the_only
-from shardviz.live.claims.flat import FlatParam
+from shardviz.live.claims.local import FlatParam
 from shardviz.live.compat.modules import clean_name, followed, replaced
 
 if TYPE_CHECKING:

@@ -24,9 +24,8 @@ from shardviz.live.capture.meshes import of_flat_param
 from shardviz.live.capture.stamp import bits_of_tensor, dtype_name
 from shardviz.live.claims import registry
 from shardviz.live.claims.deepspeed import MASTER
-from shardviz.live.claims.flat import FlatParam
 from shardviz.live.claims.hooks import Made
-from shardviz.live.claims.local import Local
+from shardviz.live.claims.local import FlatParam, Local
 from shardviz.reference.lookup import MIN_WINDOW, UNPLACED, WINDOW, LineTable, locate, only_place
 from shardviz.relate.values import is_alike
 
