@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from shardviz.live.capture.locals import Local
-    from shardviz.live.run.averages import Averages
+    from shardviz.live.run.outside import Averages
     from shardviz.live.run.step_files import Step, Written
     from shardviz.live.step.optimizer_settings import Options
 

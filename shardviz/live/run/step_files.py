@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from shardviz.dump.records.step import ClipRecord, GivenRecord
     from shardviz.live.lines.job_lines import JobLines
-    from shardviz.live.run.averages import Averages
+    from shardviz.live.run.outside import Averages
     from shardviz.live.run.outside import Outside
     from shardviz.live.run.read_buffers import ReadBuffers
     from shardviz.live.run.tracing import JobTrace

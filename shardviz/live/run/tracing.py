@@ -31,12 +31,11 @@ from shardviz.live.compat import (
 )
 from shardviz.live.lines.job_lines import JobLines
 from shardviz.live.randomness import random_states
-from shardviz.live.run.averages import Averages
 from shardviz.live.run.hooks.arming import arm, disarm
 from shardviz.live.run.hooks.observing import nested, quietly, report
 from shardviz.live.run.later_steps import LaterSteps
 from shardviz.live.run.library_steps import LibraryStep
-from shardviz.live.run.outside import apart_from, outside
+from shardviz.live.run.outside import Averages, apart_from, outside
 from shardviz.live.run.read_buffers import ReadBuffers
 from shardviz.live.run.references.values import contains, outermost
 from shardviz.live.run.step_files import WHAT, Step, most_of, sampled, weights_of

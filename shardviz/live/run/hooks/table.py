@@ -56,6 +56,10 @@ def _shards(name: str, index: int = 0, called: str = "module") -> Hook:
     return Hook(name, before, after, _always)
 
 
+def _clips(seen: Observer, call: Call, norm: Any) -> None:
+    seen.clipped(norm, argument(call, 1, "max_norm"))
+
+
 def _is_to_meta(call: Call) -> bool:
     target = argument(call, 1, "device")
     return str(getattr(target, "type", target)) == "meta" and _in_a_job(call)
@@ -107,11 +111,7 @@ HOOKS: dict[str, tuple[Hook, ...]] = {
     "torch.distributed._composable.fsdp.fully_shard": (replace(_shards("fully_shard"), is_optional=True),),
     "torch.distributed.fsdp.fully_sharded_data_parallel": (
         _shards("FullyShardedDataParallel.__init__", 1),
-        Hook(
-            "FullyShardedDataParallel.clip_grad_norm_",
-            None,
-            lambda seen, call, result: seen.clipped(result, argument(call, 1, "max_norm")),
-        ),
+        Hook("FullyShardedDataParallel.clip_grad_norm_", None, _clips),
     ),
     "torch.distributed.tensor.parallel.api": (_shards("parallelize_module"),),
     "torch.distributed.tensor._api": (
@@ -138,14 +138,7 @@ HOOKS: dict[str, tuple[Hook, ...]] = {
             "PipelineEngine.train_batch", lambda seen, call: seen.scheduled_by_deepspeed(call[0][0].module), hides=False
         ),
     ),
-    "deepspeed.runtime.utils": (
-        Hook(
-            "clip_grad_norm_",
-            None,
-            lambda seen, call, result: seen.clipped(result, argument(call, 1, "max_norm")),
-            hides=False,
-        ),
-    ),
+    "deepspeed.runtime.utils": (Hook("clip_grad_norm_", None, _clips, hides=False),),
     "megatron.core.pipeline_parallel.schedules": tuple(
         Hook(
             f"forward_backward_pipelining_{how}_interleaving",
