@@ -58,7 +58,6 @@ LAZY = (
     "the first step also compares and broadcasts the parameters, not counted: in it replicate() makes a "
     "DistributedDataParallel"
 )
-NO_GPU = ": a plan has no GPU"
 NO_GRADIENTS = "the step leaves no gradients, so there is no optimizer state: call loss.backward() in step()"
 ON_CPU = "what save_on_cpu() keeps in the CPU's memory is counted as activations, as if it stayed on the GPU"
 STATIC = (
@@ -143,7 +142,7 @@ def _failed(built: Built, error: BaseException) -> PlannedStep:
         reads = f"the step reads a value, and a plan has none{where(error)}"
         unused = f"a step {how} cannot run in DistributedDataParallel with {UNUSED}"
         return PlannedStep(unused if looks_for_unused(built.model) else reads, reads_values=True)
-    why = NO_GPU if "cuda" in str(error).lower() else ""
+    why = ": a plan has no GPU" if "cuda" in str(error).lower() else ""
     fails: StepFails = "no" if why else "yes" if built.means == "values" else "perhaps"
     return PlannedStep(f"a step run {how} raised {one_line(error)}{why}", fails=fails)
 
@@ -178,7 +177,7 @@ def _run_step(job: PlanJob, probe: ModuleType, built: Built, device_mesh: Device
         else:
             torch.autograd.backward(loss_of(probe, model, batch))
     leaves_none = _leaves_none(model)
-    clears = leaves_none and watched.log.has_backward
+    clears = leaves_none and any(made.in_backward for made, _ in filter(None, watched.log.events))
     notes = [EVENLY.format(call) for call in getattr(choices, "read", ())]
     notes += [ON_CPU] if saved_on_cpu else []
     notes += [STATIC.format(once)] if (once := only_in_first_step(model)) else []

@@ -200,11 +200,6 @@ class Log:
                 now[event[0].module] += event[1]
         return most
 
-    @property
-    def has_backward(self) -> bool:
-        """Whether anything was made in a backward."""
-        return any(made.in_backward for made, _ in filter(None, self.events))
-
 
 class Watched(UnwrappedMode):
     """Follows storages while a model runs, records collectives, and works out choices.
