@@ -145,8 +145,13 @@ def wanted(args: argparse.Namespace, joined: World | None = None) -> tuple[Probe
     mesh = mesh_for(probe, args.mesh, joined.num_ranks if joined else None)
     if joined is None or joined.rank == 0:
         _say_names(args, probe, mesh)
+    return probe, mesh, args.output or default_folder(probe, mesh)
+
+
+def default_folder(probe: Probe, mesh: Mesh, ending: str = "") -> Path:
+    """Return the folder of a probe's dump on a mesh, or of its plan, if nobody names one."""
     stem = probe.name.rpartition("/")[2] if probe.module else probe.path.stem
-    return probe, mesh, args.output or Path(f"{stem}-{'x'.join(map(str, mesh.shape))}{SUFFIX}")
+    return Path(f"{stem}-{'x'.join(map(str, mesh.shape))}{ending}{SUFFIX}")
 
 
 def _may_replace(args: argparse.Namespace, probe: Probe, mesh: Mesh, folder: Path) -> bool:
@@ -245,8 +250,8 @@ def mesh_for(probe: Probe, text: str | None, num_ranks: int | None = None) -> Me
 
 def _job(args: argparse.Namespace, probe: Probe, mesh: Mesh, folder: Path, notes: Path | None = None) -> ProbeJob:
     command = ("shardviz", *sys.argv[1:])
-    job = ProbeJob.of(probe, mesh, folder, command, args.values, Followed.parse(args.trace))
-    return replace(job, notes=notes, question=QUESTION)
+    followed = Followed.parse(args.trace)
+    return ProbeJob(probe, mesh, folder.resolve(), command, args.values, followed, notes=notes, question=QUESTION)
 
 
 def _show_prints(rank: int, text: str) -> None:

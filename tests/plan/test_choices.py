@@ -90,7 +90,7 @@ def test_tokens_that_go_round_evenly_send_what_a_plan_says(mesh: str, tmp_path: 
     prepare_folder(tmp_path / "plan")
     write_run(tmp_path / "plan", run)
     write_plan(tmp_path / "plan", record)
-    ProbeJob.of(probe, mesh_for(probe, mesh), prepare_folder(tmp_path / "real")).launch()
+    ProbeJob(probe, mesh_for(probe, mesh), prepare_folder(tmp_path / "real")).launch()
     real = read_files(tmp_path / "real")
     assert sum(one.op == "all_to_all" for one in real.ranks[0].collectives) == 2  # forward and backward
     assert list(differences(real, read_files(tmp_path / "plan"), with_step=True)) == []

@@ -103,7 +103,7 @@ def test_a_plan_sends_what_hooks_and_lists_of_parameters_send(name: str, text: s
     path.write_text(LAYERS + text)
     probe = probe_files.find(str(path))
     mesh = mesh_for(probe, None)
-    ProbeJob.of(probe, mesh, prepare_folder(tmp_path / "real")).launch()
+    ProbeJob(probe, mesh, prepare_folder(tmp_path / "real")).launch()
     run, record = plan(PlanJob(probe, mesh, double=True))
     write_run(prepare_folder(tmp_path / "plan"), run)
     write_plan(tmp_path / "plan", record)

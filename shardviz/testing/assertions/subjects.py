@@ -189,7 +189,7 @@ def gather(
     sent = of_all_ranks((msgspec.json.encode(capture.record()), save(capture.dense) if capture.dense else b""))
     records = map(partial(msgspec.json.decode, type=RankRecord), (record for record, _ in sent))
     arrays = {at: load(dense) for at, (_, dense) in enumerate(sent) if dense}
-    run = run_record(_job_mesh(mesh), stamps, None, reference=reference)
+    run = run_record(num_ranks, _job_mesh(mesh), reference=reference, stamps=stamps.stamps if stamps else ())
     return dump_of(GatheredDump(Path("this job"), run, dict(enumerate(records)), arrays=arrays))
 
 

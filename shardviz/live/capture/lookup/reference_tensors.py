@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
@@ -18,7 +18,7 @@ from shardviz.reference.files import open_reference
 from shardviz.reference.names import matched, refuse_strangers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     import numpy as np
@@ -77,10 +77,6 @@ class Known:
     entries: Mapping[str, Entry]
     not_checked: tuple[tuple[str, str], ...] = ()
     is_stamped: bool = False
-
-    def without_notes_on(self, names: Collection[str]) -> Known:
-        """Drop notes on some tensors: on buffers that every rank computes, copies are compared."""
-        return replace(self, not_checked=tuple(pair for pair in self.not_checked if pair[0] not in names))
 
 
 @dataclass(frozen=True)
