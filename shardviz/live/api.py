@@ -28,7 +28,7 @@ from shardviz.live.capture.pipeline_parts import PipelinePart, agree
 from shardviz.live.capture.rounded_copies import rounded_copies
 from shardviz.live.capture.stamp import plan, tied_names, under_names
 from shardviz.live.claims import registry
-from shardviz.live.compat import computed_buffers
+from shardviz.live.compat.modules import computed_buffers
 from shardviz.live.dumping import dump_of_job
 from shardviz.live.randomness import kept_random_states
 from shardviz.text import did_you_mean

@@ -13,7 +13,8 @@ from shardviz.cli import main
 from shardviz.commands.probe import mesh_for
 from shardviz.dump.read import read_files
 from shardviz.dump.write import prepare_folder, write_plan, write_run
-from shardviz.live.compat import fake_mode, fake_world
+from shardviz.live.compat.fakes import fake_mode
+from shardviz.live.compat.worlds import fake_world
 from shardviz.live.job import ProbeJob
 from shardviz.live.plan.choices import Choices, received
 from shardviz.live.plan.forks import ask

@@ -15,7 +15,8 @@ from shardviz import probe_files
 from shardviz.commands.probe import mesh_for
 from shardviz.dump.read import read_files
 from shardviz.dump.write import prepare_folder, write_plan, write_run
-from shardviz.live.compat import fake_world, parameters_are_held
+from shardviz.live.compat.fsdp import parameters_are_held
+from shardviz.live.compat.worlds import fake_world
 from shardviz.live.job import ProbeJob
 from shardviz.live.plan.forks import ask
 from shardviz.live.plan.planning import PlanJob, plan

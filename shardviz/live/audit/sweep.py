@@ -29,9 +29,9 @@ from torch.nn import functional
 from shardviz.errors import RankError
 from shardviz.groups import in_groups
 from shardviz.layout.placements import Partial, Placement, Shard
-from shardviz.live import compat
 from shardviz.live import world as worlds
 from shardviz.live.audit.cases import Case, all_cases
+from shardviz.live.compat.meshes import flatten_mesh, quiet_redistribution, torch_placement, whole_of
 from shardviz.relate.tolerance import EXACT
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ def perform(case: Case, meshes: Meshes) -> torch.Tensor:
         case: What to do.
         meshes: Device meshes made so far, by the mesh they are of: process groups are dear.
     """
-    with torch.no_grad(), compat.quiet_redistribution():
+    with torch.no_grad(), quiet_redistribution():
         result: torch.Tensor = _OPERATIONS[case.operation](case, _mesh_of(case, meshes))
         return result
 
@@ -190,7 +190,7 @@ def _mesh_of(case: Case, meshes: Meshes) -> DeviceMesh:
         grid = torch.tensor(case.mesh.ranks).reshape(case.mesh.shape)
         meshes[key] = DeviceMesh("cpu", grid, mesh_dim_names=case.mesh.axes)
         if case.flattened:
-            compat.flatten_mesh(meshes[key])
+            flatten_mesh(meshes[key])
     return meshes[key]
 
 
@@ -211,7 +211,7 @@ def sharded(case: Case, mesh: DeviceMesh, placements: Sequence[Placement], value
 
 
 def _as_torch(placements: Sequence[Placement]) -> list[Any]:
-    return [compat.torch_placement(placement) for placement in placements]
+    return [torch_placement(placement) for placement in placements]
 
 
 def _fsdp_tp(case: Case, mesh: DeviceMesh) -> Any:
@@ -291,7 +291,7 @@ def _results(
         if isinstance(made, DTensor):
             back = distribute_tensor(upstream, made.device_mesh, [Replicate()] * made.device_mesh.ndim)
         (gradient,) = torch.autograd.grad(made, given, back)
-    return compat.whole_of(made).detach(), upstream, compat.whole_of(gradient).detach()
+    return whole_of(made).detach(), upstream, whole_of(gradient).detach()
 
 
 def _is_equal(tensor: torch.Tensor, wanted: torch.Tensor) -> bool:

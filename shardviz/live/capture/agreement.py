@@ -14,7 +14,8 @@ from torch import distributed, nn
 from torch.distributed.distributed_c10d import PrefixStore
 
 from shardviz.errors import ProbeError, ShardvizError
-from shardviz.live.compat import clean_name, default_store, have_come
+from shardviz.live.compat.modules import clean_name
+from shardviz.live.compat.worlds import default_store, have_come
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

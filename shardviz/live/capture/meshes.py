@@ -13,7 +13,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shardviz.layout.mesh import Mesh
 from shardviz.layout.placements import Placement, Replicate, Shard
-from shardviz.live.compat import real_tensors, root_mesh
+from shardviz.live.compat.meshes import root_mesh
+from shardviz.live.compat.tensors import real_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

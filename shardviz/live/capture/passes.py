@@ -23,7 +23,8 @@ from shardviz.live.capture.lookup.by_reference import add_by_reference
 from shardviz.live.capture.lookup.reference_tensors import Known
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.stamp import Digits, Stamped, exact_bits, inexact, named_tensors, stamp
-from shardviz.live.compat import clean_name, placement_of, whole_of
+from shardviz.live.compat.meshes import placement_of, whole_of
+from shardviz.live.compat.modules import clean_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -20,7 +20,7 @@ from shardviz.dump.records.tensors import FlatRecord
 from shardviz.live.capture.meshes import of_flat_param
 from shardviz.live.capture.stamp import named_tensors
 from shardviz.live.claims.local import FlatParam, Local, not_understood
-from shardviz.live.compat import clean_name
+from shardviz.live.compat.modules import clean_name
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping

@@ -25,7 +25,7 @@ from shardviz.layout.placements import Placement, Replicate, Shard, StridedShard
 from shardviz.live.capture.meshes import of_flat_param
 from shardviz.live.capture.stamp import named_tensors
 from shardviz.live.claims.local import FlatParam, Local, not_understood, plain
-from shardviz.live.compat import clean_name
+from shardviz.live.compat.modules import clean_name
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence

@@ -18,7 +18,9 @@ from shardviz.dump.records.tensors import FlatRecord
 from shardviz.live.capture.meshes import Claim, of_flat_param, on_root, own_axes
 from shardviz.live.capture.stamp import named_tensors
 from shardviz.live.claims.local import Local, not_understood
-from shardviz.live.compat import flat_params, has_storage, placement_of, root_mesh
+from shardviz.live.compat.fsdp import flat_params
+from shardviz.live.compat.meshes import placement_of, root_mesh
+from shardviz.live.compat.tensors import has_storage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

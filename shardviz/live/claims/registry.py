@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from shardviz.live.capture.stamp import named_tensors
 from shardviz.live.claims import deepspeed, hooks, megatron, pytorch, spmd, transformers, wrappers
 from shardviz.live.claims.local import Local, plain
-from shardviz.live.compat import clean_name
+from shardviz.live.compat.modules import clean_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping

@@ -13,21 +13,13 @@ import torch
 from shardviz.dump.records.files import PeakRecord, SavedRecord
 from shardviz.errors import ProbeError, ShardvizError
 from shardviz.live.capture.locals import unwrapped
-from shardviz.live.compat import (
-    ddp_alone,
-    fake_mode,
-    flat_params_without_memory,
-    followed,
-    futures_answered,
-    held_back,
-    is_made_in_first_step,
-    looks_for_unused,
-    only_in_first_step,
-    pipelines_alone,
-    quiet_redistribution,
-    real_tensors,
-    without_pinned_memory,
-)
+from shardviz.live.compat.ddp import ddp_alone, is_made_in_first_step, looks_for_unused, only_in_first_step
+from shardviz.live.compat.fakes import fake_mode, futures_answered
+from shardviz.live.compat.fsdp import flat_params_without_memory, held_back, without_pinned_memory
+from shardviz.live.compat.meshes import quiet_redistribution
+from shardviz.live.compat.modules import followed
+from shardviz.live.compat.pipelines import pipelines_alone
+from shardviz.live.compat.tensors import real_tensors
 from shardviz.live.plan.choices import OF_VALUES, Choices
 from shardviz.live.plan.forks import one_line, where
 from shardviz.live.plan.memory import Watched

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from shardviz.errors import RankError, ShardvizError
-from shardviz.live.compat import know_fakes, new_fakes
+from shardviz.live.compat.fakes import know_fakes, new_fakes
 from shardviz.live.world.failures import is_of_shardviz
 from shardviz.machine import cores, free_memory
 from shardviz.text import named_ranks

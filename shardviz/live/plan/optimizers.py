@@ -16,7 +16,9 @@ from torch.distributed.tensor import DTensor
 
 from shardviz.errors import ShardvizError
 from shardviz.live.capture.locals import Local, of_tensor, unwrapped
-from shardviz.live.compat import clean_name, inner_tensors, local_of, quiet_redistribution
+from shardviz.live.compat.meshes import local_of, quiet_redistribution
+from shardviz.live.compat.modules import clean_name
+from shardviz.live.compat.tensors import inner_tensors
 from shardviz.live.plan.forks import one_line
 from shardviz.live.plan.reads import Answers
 from shardviz.live.step.observe import optimizer_states, tied_again

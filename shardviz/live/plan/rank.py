@@ -25,22 +25,12 @@ from shardviz.errors import ProbeError, ShardvizError
 from shardviz.live.capture.capture import Capture
 from shardviz.live.capture.locals import Local, local_tensors, unwrapped
 from shardviz.live.capture.pipeline_parts import PipelinePart
-from shardviz.live.compat import (
-    clean_name,
-    ddp_buckets,
-    fake_mode,
-    fake_world,
-    fakes_converted,
-    followed,
-    fsdp_units,
-    has_ddp,
-    is_compiled,
-    meshes_joined_once,
-    parameters_are_held,
-    replaced,
-    split_alike,
-    without_compiling,
-)
+from shardviz.live.compat.ddp import ddp_buckets, has_ddp
+from shardviz.live.compat.fakes import fake_mode, fakes_converted
+from shardviz.live.compat.fsdp import fsdp_units, parameters_are_held
+from shardviz.live.compat.meshes import meshes_joined_once
+from shardviz.live.compat.modules import clean_name, followed, is_compiled, replaced, without_compiling
+from shardviz.live.compat.worlds import fake_world, split_alike
 from shardviz.live.plan.dry_step import planned_step
 from shardviz.live.plan.forks import is_own, one_line
 from shardviz.live.plan.optimizers import states, taken_apart

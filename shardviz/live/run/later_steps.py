@@ -15,7 +15,7 @@ from msgspec import structs
 
 from shardviz.dump.records.step import GivenRecord
 from shardviz.live.capture.locals import local_tensors, unwrapped
-from shardviz.live.compat import clean_name
+from shardviz.live.compat.modules import clean_name
 from shardviz.live.run.hooks.observing import quietly
 from shardviz.live.run.references.values import living_modules, living_optimizers, outermost
 from shardviz.live.run.step_files import WHAT, weights_of

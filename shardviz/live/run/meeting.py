@@ -21,7 +21,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from shardviz.errors import ShardvizError
 from shardviz.live.capture.agreement import in_a_line
-from shardviz.live.compat import default_store, have_come
+from shardviz.live.compat.worlds import default_store, have_come
 from shardviz.live.run.hooks.observing import is_inside, quietly
 from shardviz.live.run.references.writing import rank_here
 from shardviz.text import counted

@@ -13,7 +13,7 @@ from torch import distributed, nn
 from shardviz.dump.write import TRACE_FOLDER
 from shardviz.live.capture.locals import name_of
 from shardviz.live.claims import deepspeed, megatron, registry
-from shardviz.live.compat import stages_of
+from shardviz.live.compat.pipelines import stages_of
 from shardviz.live.run.hooks.arming import arm, disarm
 from shardviz.live.run.hooks.observing import nested, quietly
 from shardviz.live.run.meeting import end_stamped, watch_steps

@@ -15,7 +15,7 @@ import torch
 
 from shardviz.live.capture.locals import Local, local_tensors, of_tensor, unwrapped
 from shardviz.live.claims.wrappers import reducing
-from shardviz.live.compat import clean_name
+from shardviz.live.compat.modules import clean_name
 from shardviz.live.run.references.values import living_collections, living_modules, outermost
 from shardviz.live.run.step_files import sampled
 from shardviz.live.step.steppers import identities, stepped_by

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from shardviz.live.capture.locals import local_tensors, unwrapped
-from shardviz.live.compat import clean_name, name_in
+from shardviz.live.compat.modules import clean_name, name_in
 from shardviz.live.randomness import random_states
 from shardviz.live.run.step_files import sampled
 

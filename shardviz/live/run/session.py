@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import distributed, nn
 
-from shardviz.live.compat import clean_name
+from shardviz.live.compat.modules import clean_name
 from shardviz.live.run.options import Note, leave
 from shardviz.live.run.references.sources import (
     MOST,

@@ -17,7 +17,8 @@ from shardviz.layout.mesh import AXIS_NAME
 from shardviz.live.capture.capture import Capture, run_record
 from shardviz.live.capture.locals import Local, held_back_names, local_tensors, unwrapped
 from shardviz.live.claims.wrappers import approximated_by, reduced_in, reducing, rounded_to
-from shardviz.live.compat import default_store, groups_here, is_compiled
+from shardviz.live.compat.modules import is_compiled
+from shardviz.live.compat.worlds import default_store, groups_here
 from shardviz.live.run.hooks.observing import quietly
 from shardviz.live.run.references.writing import is_first_here, rank_here
 from shardviz.live.step.observe import optimizer_states

@@ -31,7 +31,7 @@ from shardviz.live.capture.locals import local_tensors, of_tensor, unwrapped
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.pipeline_parts import agree
 from shardviz.live.capture.stamp import Stamped, under_names
-from shardviz.live.compat import root_mesh
+from shardviz.live.compat.meshes import root_mesh
 from shardviz.live.step.step import gradients
 from shardviz.live.step.steppers import parameters_of
 from shardviz.testing.assertions import current_test

@@ -24,7 +24,7 @@ from shardviz.errors import DumpError
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.lookup.by_reference import cast_bits, is_as_claimed, stored_slice
 from shardviz.live.capture.stamp import bits_of_tensor
-from shardviz.live.compat import tensor_behind
+from shardviz.live.compat.tensors import tensor_behind
 from shardviz.live.run.references.changes import all_rounded, notes_on_rounding, rounded_files
 from shardviz.live.run.references.misfits import is_given, is_mixed_up, lost, misfits, notes_on, notes_on_mixtures
 from shardviz.live.run.references.sources import Loaded

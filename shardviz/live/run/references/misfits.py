@@ -23,7 +23,7 @@ from shardviz.errors import DumpError, ShardvizError
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.lookup.by_reference import cast_bits, claimed_slice, is_as_claimed
 from shardviz.live.capture.stamp import bits_of_tensor, from_bits
-from shardviz.live.compat import local_of
+from shardviz.live.compat.meshes import local_of
 from shardviz.live.run.references.changes import Rounded, difference_text
 from shardviz.live.run.references.sources import STATE_DICT
 from shardviz.live.run.references.values import living_modules

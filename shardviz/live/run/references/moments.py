@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from shardviz.checkpoint.optimizer import moment_of
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.stamp import bits_of_tensor
-from shardviz.live.compat import clean_name
+from shardviz.live.compat.modules import clean_name
 from shardviz.live.run.references.choosing import Candidate, Chosen, fitting
 from shardviz.live.run.references.sources import Loaded, Opened
 from shardviz.live.run.references.values import living_optimizers

@@ -19,7 +19,8 @@ from shardviz.errors import ShardvizError
 from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.capture.stamp import named_tensors
 from shardviz.live.claims.hooks import read_by
-from shardviz.live.compat import clean_name, local_of
+from shardviz.live.compat.meshes import local_of
+from shardviz.live.compat.modules import clean_name
 from shardviz.live.randomness import kept_random_states
 from shardviz.live.run.hooks.observing import report
 from shardviz.live.run.references.values import contains

@@ -14,7 +14,7 @@ from torch import distributed, nn
 
 from shardviz.checkpoint.formats.headers import DTYPES
 from shardviz.live.capture.stamp import dtype_name
-from shardviz.live.compat import default_store, have_come
+from shardviz.live.compat.worlds import default_store, have_come
 from shardviz.live.run.hooks.observing import rank_of_environment, report
 from shardviz.reference.files import open_reference
 

@@ -19,7 +19,8 @@ from torch import distributed, nn
 
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.stamp import dtype_name, from_bits
-from shardviz.live.compat import default_store, local_of
+from shardviz.live.compat.meshes import local_of
+from shardviz.live.compat.worlds import default_store
 from shardviz.live.run.hooks.observing import report
 from shardviz.live.run.options import Note, leave
 from shardviz.live.run.references.choosing import Candidate, fitting
