@@ -24,19 +24,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardviz import probe_files
-from shardviz.commands.common.parser import count
+from shardviz.commands.common.parser import Parser, count
 from shardviz.commands.common.streams import progress, talk
 from shardviz.commands.probe import default_folder, ending_at_signals, mesh_for
 from shardviz.dump.plan import PlannedRanks
 from shardviz.dump.write import check_folder, is_earlier_run, replacing_folder, write_plan, write_run
 from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, ShardvizError
-from shardviz.layout.mesh import MAX_RANKS
+from shardviz.layout.mesh import MAX_RANKS, Mesh
 
 if TYPE_CHECKING:
     import argparse
 
-    from shardviz.commands.common.parser import Parser
-    from shardviz.layout.mesh import Mesh
     from shardviz.live.plan.planning import PlanJob
     from shardviz.plan.alternatives import Row
 

@@ -22,10 +22,10 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from shardviz import probe_files
-from shardviz.commands.common.parser import count, seconds
+from shardviz.commands.common.parser import Parser, count, seconds
 from shardviz.commands.common.streams import progress
 from shardviz.dump.write import RANK_FILE, SUFFIX, check_folder, is_earlier_run, replacing_folder
 from shardviz.errors import EXIT_CLEAN, EXIT_USAGE, MeshError, ShardvizError
@@ -33,19 +33,16 @@ from shardviz.layout.mesh import Mesh, parse_mesh
 from shardviz.layout.notation import write
 from shardviz.live.job import JOINED_TIMEOUT, TASK, TIMEOUT, VALUES_LIMIT, ProbeJob
 from shardviz.live.trace_modules import Followed
-from shardviz.probe_files import is_shipped
+from shardviz.probe_files import Probe, is_shipped
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
-    from typing import NoReturn
 
-    from shardviz.commands.common.parser import Parser
     from shardviz.commands.common.watching import WatchedFiles
     from shardviz.dump.dump import Dump, Tensor
     from shardviz.dump.records.base import Moment
     from shardviz.live.world import World
-    from shardviz.probe_files import Probe
 
 LOG_LINE = re.compile(r"\[rank\d+\]:[IWE]\d{4} |$")
 """How a line of torch's log begins; or an empty one."""

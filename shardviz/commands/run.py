@@ -52,22 +52,19 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardviz.commands.common.parser import count, seconds
+from shardviz.commands.common.parser import Parser, count, seconds
 from shardviz.commands.common.streams import talk
 from shardviz.dump.gather import write_around
 from shardviz.dump.write import SUFFIX, TRACE_FOLDER, check_folder, is_earlier_job, prepare_folder
 from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, EXIT_RANK_FAILED, EXIT_USAGE, DumpError, ShardvizError
 from shardviz.layout.mesh import ranks_by
-from shardviz.live.run.options import PATIENCE, Options, ranks_on, read, session_beside
+from shardviz.live.run.options import PATIENCE, Note, Options, ranks_on, read, session_beside
 from shardviz.live.trace_modules import Followed
 from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator, Sequence
-
-    from shardviz.commands.common.parser import Parser
-    from shardviz.live.run.options import Note
 
 
 STAMPS = (

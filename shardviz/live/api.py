@@ -6,7 +6,7 @@ split them, and of logged numbers over all ranks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.passes import Sharding, add_ids, capture_passes
 from shardviz.live.capture.pipeline_parts import PipelinePart, agree
 from shardviz.live.capture.rounded_copies import rounded_copies
-from shardviz.live.capture.stamp import plan, tied_names, under_names
+from shardviz.live.capture.stamp import Stamped, plan, tied_names, under_names
 from shardviz.live.claims import registry
 from shardviz.live.compat.modules import computed_buffers
 from shardviz.live.dumping import dump_of_job
@@ -34,14 +34,11 @@ from shardviz.live.randomness import kept_random_states
 from shardviz.text import did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
-
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
     from shardviz.layout.mesh import Mesh
     from shardviz.live.capture.capture import Capture
-    from shardviz.live.capture.stamp import Stamped
 
 CAST = "cast the model before shardviz.stamp, which fills it with what its dtype can hold, not afterwards"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
@@ -23,7 +23,6 @@ from shardviz.live.capture.capture import Capture, run_record
 from shardviz.live.capture.meshes import plain_mesh
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from torch.distributed.device_mesh import DeviceMesh

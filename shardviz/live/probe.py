@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardviz.dump.records.step import FROM_ONE_RANK
@@ -18,14 +18,14 @@ from shardviz.errors import ProbeError
 from shardviz.live.capture.agreement import agreed_run_id
 from shardviz.live.capture.capture import Capture, run_record
 from shardviz.live.capture.idle_axes import idle_axes, notes_on
-from shardviz.live.capture.locals import local_tensors, unwrapped
+from shardviz.live.capture.locals import Local, local_tensors, unwrapped
 from shardviz.live.capture.passes import Sharding, capture_passes
 from shardviz.live.capture.pipeline_parts import PipelinePart
 from shardviz.live.capture.rounded_copies import rounded_copies
 from shardviz.live.claims.wrappers import reducing
 from shardviz.live.dumping import check_axes, check_intended, made_folder
 from shardviz.live.lines.frames import user_line
-from shardviz.live.lines.rerun import modules_asked_for
+from shardviz.live.lines.rerun import Again, modules_asked_for
 from shardviz.live.noting import load_file, noting
 from shardviz.live.step.comms import collective_name
 from shardviz.live.step.probe_step import ProbeStep
@@ -40,12 +40,9 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from torch import nn
-    from torch.distributed.device_mesh import DeviceMesh
 
-    from shardviz.live.capture.locals import Local
     from shardviz.live.capture.stamp import Stamped
     from shardviz.live.job import ProbeJob
-    from shardviz.live.lines.rerun import Again
     from shardviz.live.world import World
 
 

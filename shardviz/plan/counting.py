@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from shardviz.dump.costs import groups_text, owner_of, received_bytes
-from shardviz.dump.plan import sizes
-from shardviz.dump.records.files import PeakRecord
+from shardviz.dump.plan import PlannedPart, PlannedRanks, sizes
+from shardviz.dump.records.files import PeakRecord, PlanPart
 from shardviz.groups import in_groups
 from shardviz.layout.dtypes import itemsize
 from shardviz.text import Fold, cut_at_number, fold
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.dump.plan import PlannedPart, PlannedRanks
-    from shardviz.dump.records.files import PlanPart
     from shardviz.dump.records.tensors import Body
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh

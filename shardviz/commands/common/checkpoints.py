@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from shardviz.checkpoint.live_job.job import Job
-from shardviz.checkpoint.records import Checkpoint
+from shardviz.checkpoint.records import Checkpoint, StoredTensor
 from shardviz.commands.common.dumps import refuse_several, terminal_for, write_answer, write_json, write_report
 from shardviz.commands.common.streams import Count, progress, talk
 from shardviz.dump.find import find_names
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from shardviz.checkpoint.comparing.outcome import Comparison, Outcome
     from shardviz.checkpoint.comparing.pairs import Side
     from shardviz.checkpoint.maps.language import Rule
-    from shardviz.checkpoint.records import StoredTensor
 
 
 def report_checkpoint(path: Path, style: str, color: str, *, strict: bool = False) -> int:

@@ -8,10 +8,10 @@ import os
 import shlex
 import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from shardviz.commands.common.streams import Count, progress, reader_may_leave, talk
-from shardviz.dump.dump import dump_of
+from shardviz.dump.dump import Dump, dump_of
 from shardviz.dump.gather import read_parts
 from shardviz.dump.read import is_dump, ranks_here, read_run
 from shardviz.errors import DumpError, NoDumpError, ShardvizError
@@ -20,12 +20,10 @@ from shardviz.text import bytes_text, counted, listed, named_ranks, printable
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
-    from typing import NoReturn
 
     from rich.text import Text
 
     from shardviz.check.report import Report
-    from shardviz.dump.dump import Dump
     from shardviz.picture.text.terminal import Terminal
 
 MOST_WARNINGS = 8

@@ -10,7 +10,7 @@ import socket
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from torch import distributed
+from torch import distributed, nn
 from torch.distributed.tensor import DTensor
 
 from shardviz.dump.records.base import SCHEMA, Moment
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
     from numpy.typing import NDArray
-    from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
     from shardviz.dump.records.step import (

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from shardviz.dump.arrays import ID_NONE, hash_of
-from shardviz.layout.region import region_of
+from shardviz.layout.region import Ranges, region_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.dump.records.tensors import IdRun, Stamp
-    from shardviz.layout.region import Ranges
 
 MAX_RANGES = 4096
 MAX_RUNS = 4096

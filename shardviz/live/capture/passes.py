@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import distributed
+from torch import distributed, nn
 from torch.distributed.tensor import DTensor
 
 from shardviz.dump.arrays import ID_NONE
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
-    from torch import nn
 
     from shardviz.layout.mesh import Mesh
     from shardviz.live.capture.capture import Capture

@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from torch import distributed
+from torch import distributed, nn
 
 from shardviz.dump.records.tensors import FlatRecord
 from shardviz.live.capture.meshes import of_flat_param
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
     import torch
-    from torch import nn
 
     from shardviz.dump.records.base import Role
     from shardviz.layout.mesh import Mesh

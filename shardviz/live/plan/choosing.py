@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from shardviz.dump.plan import PlannedPart, has_equal_parts, without_ranks
-from shardviz.dump.records.files import PeakRecord
+from shardviz.dump.records.files import PeakRecord, PlanPart, RankRecord, StepFails
 from shardviz.dump.validate import layout_of, mesh_of
 from shardviz.errors import ShardvizError
 from shardviz.text import bytes_text
@@ -28,7 +28,6 @@ from shardviz.text import bytes_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-    from shardviz.dump.records.files import PlanPart, RankRecord, StepFails
     from shardviz.layout.mesh import Mesh
     from shardviz.live.plan.rank import Reply
 

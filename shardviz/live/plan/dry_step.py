@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shardviz.dump.records.files import PeakRecord, SavedRecord
+from shardviz.dump.records.files import PeakRecord, SavedRecord, StepFails
 from shardviz.errors import ProbeError, ShardvizError
 from shardviz.live.capture.locals import unwrapped
 from shardviz.live.compat.ddp import ddp_alone, is_made_in_first_step, looks_for_unused, only_in_first_step
@@ -24,8 +24,8 @@ from shardviz.live.plan.choices import OF_VALUES, Choices
 from shardviz.live.plan.forks import one_line, where
 from shardviz.live.plan.memory import Watched
 from shardviz.live.plan.optimizers import dtype_of
-from shardviz.live.plan.reads import NoOperator, Refusal
-from shardviz.live.step.batch import as_written, batch_axes, own_batch, whole_batch, whole_parts
+from shardviz.live.plan.reads import Answers, NoOperator, Refusal
+from shardviz.live.step.batch import Batch, as_written, batch_axes, own_batch, whole_batch, whole_parts
 from shardviz.live.step.observe import observed
 from shardviz.live.step.running import tensors_in
 from shardviz.live.step.step import loss_of, stages_of
@@ -37,12 +37,9 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from shardviz.dump.records.files import StepFails
     from shardviz.dump.records.step import StageRecord
     from shardviz.live.plan.planning import PlanJob
     from shardviz.live.plan.rank import Built
-    from shardviz.live.plan.reads import Answers
-    from shardviz.live.step.batch import Batch
     from shardviz.live.step.comms import Comms
 
 EVENLY = "the step reads what {} chose: the plan counts every choice equally often, on every rank"

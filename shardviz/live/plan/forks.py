@@ -19,7 +19,7 @@ import sysconfig
 import traceback
 from itertools import takewhile
 from multiprocessing import Pipe
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -33,7 +33,6 @@ from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from multiprocessing.connection import Connection
     from types import FrameType
 
 Answer = TypeVar("Answer")

@@ -16,7 +16,7 @@ from msgspec import structs
 
 from shardviz.dump.plan import PlannedRanks
 from shardviz.dump.records.base import SCHEMA
-from shardviz.dump.records.files import PlanRecord
+from shardviz.dump.records.files import PlanRecord, RunRecord
 from shardviz.errors import ProbeError, ShardvizError
 from shardviz.live.capture.capture import run_record
 from shardviz.live.dumping import check_intended
@@ -24,7 +24,7 @@ from shardviz.live.noting import is_library
 from shardviz.live.plan.choosing import choose, rank_along
 from shardviz.live.plan.forks import answers, ask, is_own, one_line
 from shardviz.live.plan.optimizers import Optimizer, dtype_of
-from shardviz.live.plan.rank import answer, early_model, without_groups
+from shardviz.live.plan.rank import Reply, answer, early_model, without_groups
 from shardviz.live.plan.reads import variables_read
 from shardviz.live.probe import load_probe
 from shardviz.live.world.torchrun import environment_of, variables
@@ -39,9 +39,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from shardviz.dump.records.files import RunRecord
     from shardviz.layout.mesh import Mesh
-    from shardviz.live.plan.rank import Reply
     from shardviz.probe_files import Probe
 
     Again = Callable[[], tuple[ModuleType, tuple[str, ...]]]

@@ -20,7 +20,7 @@ from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shardviz.dump.records.files import BucketRecord, PlanPart, UnitRecord
+from shardviz.dump.records.files import BucketRecord, PlanPart, StepFails, UnitRecord
 from shardviz.errors import ProbeError, ShardvizError
 from shardviz.live.capture.capture import Capture
 from shardviz.live.capture.locals import Local, local_tensors, unwrapped
@@ -31,7 +31,7 @@ from shardviz.live.compat.fsdp import fsdp_units, parameters_are_held
 from shardviz.live.compat.meshes import meshes_joined_once
 from shardviz.live.compat.modules import clean_name, followed, is_compiled, replaced, without_compiling
 from shardviz.live.compat.worlds import fake_world, split_alike
-from shardviz.live.plan.dry_step import planned_step
+from shardviz.live.plan.dry_step import PlannedStep, planned_step
 from shardviz.live.plan.forks import is_own, one_line
 from shardviz.live.plan.optimizers import states, taken_apart
 from shardviz.live.plan.reads import TRIED, Answers, places_read, variables_read
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from types import ModuleType
 
-    from shardviz.dump.records.files import StepFails
-    from shardviz.live.plan.dry_step import PlannedStep
     from shardviz.live.plan.planning import Loaded, PlanJob
 
 

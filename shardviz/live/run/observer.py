@@ -17,7 +17,7 @@ from shardviz.live.compat.pipelines import stages_of
 from shardviz.live.run.hooks.arming import arm, disarm
 from shardviz.live.run.hooks.observing import nested, quietly
 from shardviz.live.run.meeting import end_stamped, watch_steps
-from shardviz.live.run.options import Note, leave
+from shardviz.live.run.options import Note, Options, leave
 from shardviz.live.run.references.values import contains, num_modules
 from shardviz.live.run.references.writing import is_first_here, rank_here
 from shardviz.live.run.session import Session
@@ -27,7 +27,6 @@ from shardviz.live.step.steppers import parameters_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from shardviz.live.run.options import Options
     from shardviz.live.run.tracing import Follower
 
 MAX_DUMPS = 8

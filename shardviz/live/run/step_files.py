@@ -22,6 +22,7 @@ from shardviz.live.compat.worlds import default_store, groups_here
 from shardviz.live.run.hooks.observing import quietly
 from shardviz.live.run.references.writing import is_first_here, rank_here
 from shardviz.live.step.observe import optimizer_states
+from shardviz.live.step.optimizer_settings import Options as Settings
 from shardviz.live.step.optimizer_settings import options_records
 from shardviz.live.step.trace.recorder import MAX_ELEMENTS, add_points
 
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from shardviz.live.run.outside import Averages, Outside
     from shardviz.live.run.read_buffers import ReadBuffers
     from shardviz.live.run.tracing import JobTrace
-    from shardviz.live.step.optimizer_settings import Options as Settings
 
     Written = Callable[[Iterable[Local], Iterable[Local], Iterable[GivenRecord]], None]
 

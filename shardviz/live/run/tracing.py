@@ -37,10 +37,11 @@ from shardviz.live.run.outside import Averages, apart_from, outside
 from shardviz.live.run.read_buffers import ReadBuffers
 from shardviz.live.run.references.values import contains, outermost
 from shardviz.live.run.step_files import WHAT, Step, most_of, sampled, weights_of
+from shardviz.live.step.optimizer_settings import Options as Settings
 from shardviz.live.step.optimizer_settings import options_of, states_of
 from shardviz.live.step.running import tensors_in
 from shardviz.live.step.steppers import identities, parameters_of, stepped_by, steps
-from shardviz.live.step.trace.recorder import Trace
+from shardviz.live.step.trace.recorder import Seen, Trace
 from shardviz.live.trace_modules import Followed
 
 if TYPE_CHECKING:
@@ -49,11 +50,9 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from shardviz.live.run.options import Options
-    from shardviz.live.run.step_files import Written
-    from shardviz.live.step.optimizer_settings import Options as Settings
-    from shardviz.live.step.trace.recorder import Seen
 
     Shapes = tuple[tuple[int, ...], ...]
+    from shardviz.live.run.step_files import Written
 
 SIDES = 4
 """Inputs, outputs and the gradients of both; many are the same tensors."""

@@ -15,19 +15,17 @@ import time
 import traceback
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 from shardviz.errors import RankError, ShardvizError
 from shardviz.groups import in_groups
 from shardviz.live.world import output, stacks
-from shardviz.live.world.protocol import WHERE, Died, Done, Failed
+from shardviz.live.world.protocol import WHERE, Died, Done, Failed, Outcome
 from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-    from typing import TypeGuard
 
-    from shardviz.live.world.protocol import Outcome
     from shardviz.live.world.starting import Member
 
 MAX_LINES = 20

@@ -8,23 +8,17 @@ from __future__ import annotations
 import os
 import pickle
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shardviz.errors import ShardvizError
 from shardviz.live.world import failures, output, starting
-from shardviz.live.world.protocol import Died, Done, Failed, Job, Ready, Started
-from shardviz.live.world.starting import kill
+from shardviz.live.world.protocol import Died, Done, Failed, Job, Message, Outcome, Ready, Started
+from shardviz.live.world.starting import Member, Method, kill
 from shardviz.machine import free_memory
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from shardviz.live.world.protocol import Message, Outcome
-    from shardviz.live.world.starting import Member, Method
 
 GIB = 1 << 30
 RANK_MEMORY = 40 << 20

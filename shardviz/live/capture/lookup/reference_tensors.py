@@ -10,11 +10,11 @@ import torch
 
 from shardviz.checkpoint.maps.families import numbers_beside
 from shardviz.checkpoint.maps.language import names_in, rules_of
-from shardviz.checkpoint.maps.matching import apply, named_tensors, turn_rules
+from shardviz.checkpoint.maps.matching import MapResult, apply, named_tensors, turn_rules
 from shardviz.dump.records.tensors import Stamp
 from shardviz.errors import DumpError
 from shardviz.live.capture.agreement import of_all_ranks, raise_together
-from shardviz.reference.files import open_reference
+from shardviz.reference.files import Entry, Reference, open_reference
 from shardviz.reference.names import matched, refuse_strangers
 
 if TYPE_CHECKING:
@@ -24,10 +24,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from shardviz.checkpoint.maps.matching import MapResult
     from shardviz.dump.records.base import Role
     from shardviz.live.capture.locals import Local
-    from shardviz.reference.files import Entry, Reference
 
 Sift: TypeAlias = "Callable[[Mapping[str, NDArray[np.int64] | None]], Mapping[str, str]]"
 """Given this rank's tensors by name, without empty shards, each with its ids or None if all is as claimed, says

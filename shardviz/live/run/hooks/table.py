@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardviz.live.run.hooks import wrapping
 from shardviz.live.run.hooks.observing import quietly
-from shardviz.live.run.hooks.wrapping import Hook, argument
+from shardviz.live.run.hooks.wrapping import Around, Call, Hook, argument
 from shardviz.live.run.options import Options
 from shardviz.live.run.stamp_mode.table import STAMPED
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
-    from shardviz.live.run.hooks.wrapping import Around, Call
     from shardviz.live.run.observer import Observer
 
 
