@@ -16,16 +16,22 @@ import torch
 from shardviz.errors import ShardvizError
 from shardviz.layout.placements import Replicate
 from shardviz.live.capture.agreement import refuse_without_group
+from shardviz.live.capture.describe import rounded_copies
 from shardviz.live.capture.idle_axes import found_mesh, idle_axes, notes_on
 from shardviz.live.capture.locals import Local, local_tensors, of_tensor, unwrapped
-from shardviz.live.capture.lookup.by_reference import add_by_reference, as_copies
+from shardviz.live.capture.lookup.by_reference import (
+    ComparedWith,
+    add_by_reference,
+    as_copies,
+    known_in,
+    opened,
+    wanted_of,
+)
 from shardviz.live.capture.lookup.masters import add_masters
 from shardviz.live.capture.lookup.merges import with_merged
-from shardviz.live.capture.lookup.reference_tensors import ComparedWith, known_in, opened, wanted_of
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.passes import Sharding, add_ids, capture_passes
 from shardviz.live.capture.pipeline_parts import PipelinePart, agree
-from shardviz.live.capture.rounded_copies import rounded_copies
 from shardviz.live.capture.stamp import Stamped, plan, tied_names, under_names
 from shardviz.live.claims import registry
 from shardviz.live.compat.modules import computed_buffers

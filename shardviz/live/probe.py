@@ -17,11 +17,11 @@ from shardviz.dump.write import write_rank, write_run
 from shardviz.errors import ProbeError
 from shardviz.live.capture.agreement import agreed_run_id
 from shardviz.live.capture.capture import Capture, run_record
+from shardviz.live.capture.describe import rounded_copies
 from shardviz.live.capture.idle_axes import idle_axes, notes_on
 from shardviz.live.capture.locals import Local, local_tensors, unwrapped
 from shardviz.live.capture.passes import Sharding, capture_passes
 from shardviz.live.capture.pipeline_parts import PipelinePart
-from shardviz.live.capture.rounded_copies import rounded_copies
 from shardviz.live.claims.wrappers import reducing
 from shardviz.live.dumping import check_axes, check_intended, made_folder
 from shardviz.live.lines.frames import user_line

@@ -19,8 +19,7 @@ from shardviz.layout.layout import Layout
 from shardviz.live.capture import describe
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.locals import Local, local_tensors, unwrapped
-from shardviz.live.capture.lookup.by_reference import add_by_reference
-from shardviz.live.capture.lookup.reference_tensors import Known
+from shardviz.live.capture.lookup.by_reference import Known, add_by_reference
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.stamp import Digits, Stamped, exact_bits, inexact, named_tensors, stamp
 from shardviz.live.compat.meshes import placement_of, whole_of

@@ -18,8 +18,7 @@ from torch import distributed, nn
 from shardviz.dump.records.tensors import FlatRecord, FragmentRecord, Stamp
 from shardviz.layout.region import Region
 from shardviz.live.capture.agreement import of_all_ranks
-from shardviz.live.capture.lookup.by_reference import ALIKE, place_of
-from shardviz.live.capture.lookup.reference_tensors import Known
+from shardviz.live.capture.lookup.by_reference import ALIKE, Known, place_of
 from shardviz.live.capture.meshes import of_flat_param
 from shardviz.live.capture.stamp import bits_of_tensor, dtype_name
 from shardviz.live.claims import registry
