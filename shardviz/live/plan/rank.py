@@ -29,7 +29,7 @@ from shardviz.live.compat.ddp import ddp_buckets, has_ddp
 from shardviz.live.compat.fakes import fake_mode, fakes_converted
 from shardviz.live.compat.fsdp import fsdp_units, parameters_are_held
 from shardviz.live.compat.meshes import meshes_joined_once
-from shardviz.live.compat.modules import clean_name, followed, is_compiled, replaced, without_compiling
+from shardviz.live.compat.modules import clean_name, followed, is_compiled, replaced
 from shardviz.live.compat.worlds import fake_world, split_alike
 from shardviz.live.plan.dry_step import PlannedStep, planned_step
 from shardviz.live.plan.forks import is_own, one_line
@@ -215,7 +215,7 @@ def answer(job: PlanJob, loaded: Loaded, rank: int) -> Reply:
         contextlib.redirect_stdout(sys.stderr),
         environment_of(rank, job.mesh.size, job.per_node),
         fake_world(rank, job.mesh.size),
-        without_compiling(),
+        torch.compiler.set_stance("force_eager"),  # without values nothing compiles
         meshes_joined_once(),
     ):
         with places_read(job.mesh) as reads:

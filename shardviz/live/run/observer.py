@@ -65,10 +65,6 @@ class Observer:
             self._is_noted_at_exit = True
             atexit.register(self._note_finish)
 
-    def rank_died(self, rank: int, code: int) -> None:
-        """Note how a rank ended that this process has started."""
-        self.session.leave("died", str(code), rank)
-
     def _note_finish(self) -> None:
         """Note that the script finished; what then happens to the process is not its doing."""
         if not hasattr(sys, "last_value"):  # Python's main program has printed an error otherwise

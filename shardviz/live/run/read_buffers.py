@@ -171,15 +171,8 @@ class _Uses(ast.NodeVisitor):
             self.visit(statement)
         self._code, self._before, self._aliases = outer
 
-    def visit_If(self, node: ast.If) -> None:
+    def visit_If(self, node: ast.If | ast.IfExp) -> None:
         """Visit what runs in training."""
-        self._branch(node)
-
-    def visit_IfExp(self, node: ast.IfExp) -> None:
-        """Visit what runs in training."""
-        self._branch(node)
-
-    def _branch(self, node: ast.If | ast.IfExp) -> None:
         test, is_not = node.test, False
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
             test, is_not = test.operand, True
@@ -190,6 +183,8 @@ class _Uses(ast.NodeVisitor):
         for branch in branches:
             for child in branch if isinstance(branch, list) else [branch]:
                 self.visit(child)
+
+    visit_IfExp = visit_If  # noqa: N815
 
     def visit_Assign(self, node: ast.Assign) -> None:
         """Visit the value before the targets; another name of a buffer stands for it."""

@@ -102,7 +102,7 @@ PARALLEL = frozenset({"tp_plan", "tp_size", "device_mesh", "distributed_config",
 def _children_failed(observer: Observer, call: Call) -> None:
     """Note which ranks torchrun's agent saw fail, and how: it only exits with 1 itself."""
     for rank, failure in dict(argument(call, 2, "failures")).items():
-        observer.rank_died(int(rank), int(failure.exitcode))
+        observer.session.leave("died", str(int(failure.exitcode)), int(rank))
 
 
 HOOKS: dict[str, tuple[Hook, ...]] = {
@@ -194,8 +194,8 @@ HOOKS: dict[str, tuple[Hook, ...]] = {
     "torch.multiprocessing.spawn": (
         Hook(
             "ProcessExitedException.__init__",
-            lambda seen, call: seen.rank_died(
-                int(argument(call, 2, "error_index")), int(argument(call, 4, "exit_code"))
+            lambda seen, call: seen.session.leave(
+                "died", str(int(argument(call, 4, "exit_code"))), int(argument(call, 2, "error_index"))
             ),
             None,
             _always,
