@@ -15,7 +15,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 import shardviz
 from shardviz.layout.mesh import Mesh
-from shardviz.live.compat import flatten_mesh  # mesh._flatten(): torch has no public name for it
+from shardviz.live.compat.meshes import flatten_mesh  # mesh._flatten(): torch has no public name for it
 from shardviz.probes._experts import FEATURES, MixtureOfExperts
 from shardviz.probes._refusals import refuse_empty
 

@@ -14,7 +14,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from shardviz.live.compat import flatten_mesh  # mesh._flatten(): torch has no public name for it
+from shardviz.live.compat.meshes import flatten_mesh  # mesh._flatten(): torch has no public name for it
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

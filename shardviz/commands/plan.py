@@ -24,19 +24,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardviz import probe_files
-from shardviz.commands.common.parser import count
-from shardviz.commands.common.streams import progress
-from shardviz.commands.probe import ending_at_signals, mesh_for
+from shardviz.commands.common.parser import Parser, count
+from shardviz.commands.common.streams import progress, talk
+from shardviz.commands.probe import default_folder, ending_at_signals, mesh_for
 from shardviz.dump.plan import PlannedRanks
-from shardviz.dump.write import SUFFIX, check_folder, is_earlier_run, replacing_folder, write_plan, write_run
+from shardviz.dump.write import check_folder, is_earlier_run, replacing_folder, write_plan, write_run
 from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, ShardvizError
-from shardviz.layout.mesh import MAX_RANKS
+from shardviz.layout.mesh import MAX_RANKS, Mesh
 
 if TYPE_CHECKING:
     import argparse
 
-    from shardviz.commands.common.parser import Parser
-    from shardviz.layout.mesh import Mesh
     from shardviz.live.plan.planning import PlanJob
     from shardviz.plan.alternatives import Row
 
@@ -91,7 +89,7 @@ def _plan(args: argparse.Namespace) -> int:
     job = _job(args)
     from shardviz.live.plan.planning import plan
 
-    folder = args.output or _folder(job)
+    folder = args.output or default_folder(job.probe, job.mesh, "-plan")
     force = args.force or (args.output is None and is_earlier_run(folder, job.probe.name, job.mesh))
     if args.lock is None:
         check_folder(folder, force=force)
@@ -122,7 +120,6 @@ def _choose(args: argparse.Namespace) -> int:
         0; 1 if none fits, or the step fails on all that would.
     """
     from shardviz.commands.common.dumps import terminal_for, write_answer
-    from shardviz.commands.common.streams import talk
     from shardviz.picture.text.plans import choice_lines
     from shardviz.plan.alternatives import bytes_of, fitting_meshes
 
@@ -152,7 +149,6 @@ def _choose(args: argparse.Namespace) -> int:
 
 def _meshes_to_plan(job: PlanJob, gpus: int) -> list[Mesh]:
     """Return the meshes of a number of ranks that are planned, and say if there are more."""
-    from shardviz.commands.common.streams import talk
     from shardviz.plan.alternatives import MOST_MESHES, meshes
 
     candidates = meshes(job.mesh.axes, gpus, job.node)
@@ -212,7 +208,6 @@ def _check_lock(path: Path, *, force: bool) -> None:
 def _lock(path: Path, ranks: PlannedRanks, *, force: bool, with_step: bool) -> int:
     """Write a lockfile, or print what a plan has changed beside one that is there."""
     from shardviz.commands.common.dumps import terminal_for, write_answer, write_markup
-    from shardviz.commands.common.streams import talk
     from shardviz.picture.text.terminal import line
     from shardviz.plan.lock import lock_changes, lock_text, same_text
     from shardviz.text import printable
@@ -231,11 +226,6 @@ def _lock(path: Path, ranks: PlannedRanks, *, force: bool, with_step: bool) -> i
     if differences:
         talk(f"{path} differs; give --force to overwrite it")
     return EXIT_FINDINGS if differences else EXIT_CLEAN
-
-
-def _folder(job: PlanJob) -> Path:
-    stem = job.probe.name.rpartition("/")[2] if job.probe.module else job.probe.path.stem
-    return Path(f"{stem}-{'x'.join(map(str, job.mesh.shape))}-plan{SUFFIX}")
 
 
 def _job(args: argparse.Namespace) -> PlanJob:

@@ -22,10 +22,10 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from shardviz import probe_files
-from shardviz.commands.common.parser import count, seconds
+from shardviz.commands.common.parser import Parser, count, seconds
 from shardviz.commands.common.streams import progress
 from shardviz.dump.write import RANK_FILE, SUFFIX, check_folder, is_earlier_run, replacing_folder
 from shardviz.errors import EXIT_CLEAN, EXIT_USAGE, MeshError, ShardvizError
@@ -33,19 +33,16 @@ from shardviz.layout.mesh import Mesh, parse_mesh
 from shardviz.layout.notation import write
 from shardviz.live.job import JOINED_TIMEOUT, TASK, TIMEOUT, VALUES_LIMIT, ProbeJob
 from shardviz.live.trace_modules import Followed
-from shardviz.probe_files import is_shipped
+from shardviz.probe_files import Probe, is_shipped
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
-    from typing import NoReturn
 
-    from shardviz.commands.common.parser import Parser
     from shardviz.commands.common.watching import WatchedFiles
     from shardviz.dump.dump import Dump, Tensor
     from shardviz.dump.records.base import Moment
     from shardviz.live.world import World
-    from shardviz.probe_files import Probe
 
 LOG_LINE = re.compile(r"\[rank\d+\]:[IWE]\d{4} |$")
 """How a line of torch's log begins; or an empty one."""
@@ -145,8 +142,13 @@ def wanted(args: argparse.Namespace, joined: World | None = None) -> tuple[Probe
     mesh = mesh_for(probe, args.mesh, joined.num_ranks if joined else None)
     if joined is None or joined.rank == 0:
         _say_names(args, probe, mesh)
+    return probe, mesh, args.output or default_folder(probe, mesh)
+
+
+def default_folder(probe: Probe, mesh: Mesh, ending: str = "") -> Path:
+    """Return the folder of a probe's dump on a mesh, or of its plan, if nobody names one."""
     stem = probe.name.rpartition("/")[2] if probe.module else probe.path.stem
-    return probe, mesh, args.output or Path(f"{stem}-{'x'.join(map(str, mesh.shape))}{SUFFIX}")
+    return Path(f"{stem}-{'x'.join(map(str, mesh.shape))}{ending}{SUFFIX}")
 
 
 def _may_replace(args: argparse.Namespace, probe: Probe, mesh: Mesh, folder: Path) -> bool:
@@ -245,8 +247,8 @@ def mesh_for(probe: Probe, text: str | None, num_ranks: int | None = None) -> Me
 
 def _job(args: argparse.Namespace, probe: Probe, mesh: Mesh, folder: Path, notes: Path | None = None) -> ProbeJob:
     command = ("shardviz", *sys.argv[1:])
-    job = ProbeJob.of(probe, mesh, folder, command, args.values, Followed.parse(args.trace))
-    return replace(job, notes=notes, question=QUESTION)
+    followed = Followed.parse(args.trace)
+    return ProbeJob(probe, mesh, folder.resolve(), command, args.values, followed, notes=notes, question=QUESTION)
 
 
 def _show_prints(rank: int, text: str) -> None:

@@ -8,7 +8,6 @@ examples:
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 from dataclasses import asdict, dataclass
@@ -45,14 +44,12 @@ def run(args: argparse.Namespace) -> int:
     """Print the probes, or run those of the bugs and print how each was named."""
     if args.bugs:
         return _run_bugs(args)
-    from shardviz.commands.common.dumps import terminal_for, write_answer, write_markup
+    from shardviz.commands.common.dumps import terminal_for, write_answer, write_json
 
     others, broken = probe_files.installed()
     probes = [*probe_files.shipped(), *others]
     if args.format == "json":
-        write_markup(
-            json.dumps([_as_json(probe, package_version("shardviz")) for probe in probes], indent=1) + "\n", None
-        )
+        write_json([_as_json(probe, package_version("shardviz")) for probe in probes])
     else:
         terminal = terminal_for(args.color)
         write_answer(_lines(probes, terminal), terminal)
@@ -147,7 +144,7 @@ def _run_bugs(args: argparse.Namespace) -> int:
     """
     from rich.text import Text
 
-    from shardviz.commands.common.dumps import terminal_for, write_answer, write_markup
+    from shardviz.commands.common.dumps import terminal_for, write_answer, write_json
     from shardviz.commands.common.streams import progress
 
     terminal = terminal_for(args.color)
@@ -158,7 +155,7 @@ def _run_bugs(args: argparse.Namespace) -> int:
     with progress(lambda: f"ran {len(scores)} of {len(wanted)} probes"):
         scores += map(_score, wanted)
     if args.format == "json":
-        write_markup(json.dumps(as_json(scores, too_new), indent=1) + "\n", None)
+        write_json(as_json(scores, too_new))
     else:
         write_answer([*_table(scores, terminal), *map(Text, too_new.values())], terminal)
     return EXIT_CLEAN if all(score.is_right for score in scores) else EXIT_FINDINGS
@@ -181,7 +178,7 @@ def _score(probe: Probe) -> ProbeScore:
 
     with tempfile.TemporaryDirectory(prefix="shardviz-bugs-") as folder:
         dump = prepare_folder(Path(folder) / "dump")
-        ProbeJob.of(probe, Mesh(probe.axes, probe.mesh), dump).launch()
+        ProbeJob(probe, Mesh(probe.axes, probe.mesh), dump).launch()
         given = frozenset(finding.kind for finding in check_dump(dump).findings)
     return ProbeScore(probe.name, frozenset(probe.kinds), given)
 

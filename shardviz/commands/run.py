@@ -52,22 +52,19 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardviz.commands.common.parser import count, seconds
+from shardviz.commands.common.parser import Parser, count, seconds
 from shardviz.commands.common.streams import talk
 from shardviz.dump.gather import write_around
 from shardviz.dump.write import SUFFIX, TRACE_FOLDER, check_folder, is_earlier_job, prepare_folder
 from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, EXIT_RANK_FAILED, EXIT_USAGE, DumpError, ShardvizError
 from shardviz.layout.mesh import ranks_by
-from shardviz.live.run.options import PATIENCE, Options, ranks_on, read, session_beside
+from shardviz.live.run.options import PATIENCE, Note, Options, ranks_on, read, session_beside
 from shardviz.live.trace_modules import Followed
 from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator, Sequence
-
-    from shardviz.commands.common.parser import Parser
-    from shardviz.live.run.options import Note
 
 
 STAMPS = (
@@ -393,25 +390,19 @@ def _is_aborted_at_exit(job: Sequence[str], notes: Sequence[Note], code: int) ->
 def _report(args: argparse.Namespace, dump: Path, number: int) -> int:
     """Report a dump: the only one if `number` is 0, else one of several, under its title."""
     from shardviz.commands import check
-    from shardviz.commands.common.dumps import says_it_is_a_part
+    from shardviz.commands.common.dumps import says_it_is_a_part, terminal_for, write_answer
+    from shardviz.picture.text.terminal import line
 
     if says_it_is_a_part(dump):
         return EXIT_USAGE
     shown = Path(os.path.relpath(dump))
     if number and args.format == "text":
-        _write([*([""] if number > 1 else []), f"{shown}:"], args.color)
+        write_answer(map(line, [*([""] if number > 1 else []), f"{shown}:"]), terminal_for(args.color))
     code = check.report([shown], args.format, args.color, strict=args.strict)
     if code == EXIT_USAGE and not args.reference:
         talk("Hint: if the job loads a checkpoint, name it with --reference CKPT")
     talk(f"wrote {shown}; look at it with: shardviz view {shlex.quote(str(shown))}")
     return code
-
-
-def _write(texts: Sequence[str], color: str) -> None:
-    from shardviz.commands.common.dumps import terminal_for, write_answer
-    from shardviz.picture.text.terminal import line
-
-    write_answer(map(line, texts), terminal_for(color))
 
 
 def _is_ended(args: argparse.Namespace, notes: Sequence[Note]) -> bool:

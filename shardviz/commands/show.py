@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardviz.errors import EXIT_CLEAN, ShardvizError
-from shardviz.text import counted, did_you_mean, listed, printable
+from shardviz.text import counted, did_you_mean, printable
 
 if TYPE_CHECKING:
     import argparse
@@ -202,7 +202,7 @@ def _refuse_checkpoint(path: Path) -> None:
 
 def _show_svg(folder: Path, pattern: str | None, output: Path | None) -> None:
     """Write one tensor as SVG: the named one, that of the only finding, or the only one."""
-    from shardviz.commands.common.dumps import checked, read_dump, write_markup
+    from shardviz.commands.common.dumps import checked, read_dump, refuse_several, write_markup
     from shardviz.dump.find import find_tensors
     from shardviz.picture.model.subject import of_tensor
     from shardviz.picture.svg.page import svg
@@ -216,10 +216,7 @@ def _show_svg(folder: Path, pattern: str | None, output: Path | None) -> None:
         candidates = [(name, tensor) for name, tensor in candidates if name in wrong]
         what = f"{len(wrong)} tensors have findings"
     if len(candidates) > 1:
-        names = listed((name for name, _ in candidates), 4)
-        raise ShardvizError(
-            f"an SVG shows one tensor, and {what}", f"name one of {names}; or use --format html for all"
-        )
+        refuse_several(what, [name for name, _ in candidates])
     ((name, tensor),) = candidates
     write_markup(svg(of_tensor(dump, tensor, name, report)), output)
 

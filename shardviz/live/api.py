@@ -1,38 +1,50 @@
-"""The functions for users' jobs: capture every rank's tensors, or run a file as a probe."""
+"""The functions for users' jobs: capture every rank's tensors, and what a job's own training step gave.
+
+There is no unsharded model beside such a step, so that only copies can be compared: of gradients along axes that do not
+split them, and of logged numbers over all ranks.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from shardviz.errors import ShardvizError
+from shardviz.layout.placements import Replicate
 from shardviz.live.capture.agreement import refuse_without_group
+from shardviz.live.capture.describe import rounded_copies
 from shardviz.live.capture.idle_axes import found_mesh, idle_axes, notes_on
-from shardviz.live.capture.locals import local_tensors, unwrapped
-from shardviz.live.capture.lookup.by_reference import add_by_reference, as_copies
+from shardviz.live.capture.locals import Local, local_tensors, of_tensor, unwrapped
+from shardviz.live.capture.lookup.by_reference import (
+    ComparedWith,
+    add_by_reference,
+    as_copies,
+    known_in,
+    opened,
+    wanted_of,
+)
 from shardviz.live.capture.lookup.masters import add_masters
 from shardviz.live.capture.lookup.merges import with_merged
-from shardviz.live.capture.lookup.reference_tensors import ComparedWith, known_in, opened, wanted_of
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.passes import Sharding, add_ids, capture_passes
 from shardviz.live.capture.pipeline_parts import PipelinePart, agree
-from shardviz.live.capture.rounded_copies import rounded_copies
-from shardviz.live.capture.stamp import plan, tied_names, under_names
-from shardviz.live.capture.step_results import add_step, check_step
+from shardviz.live.capture.stamp import Stamped, plan, tied_names, under_names
 from shardviz.live.claims import registry
-from shardviz.live.compat import computed_buffers
+from shardviz.live.compat.modules import computed_buffers
 from shardviz.live.dumping import dump_of_job
 from shardviz.live.randomness import kept_random_states
+from shardviz.text import did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
-
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
+    from shardviz.layout.mesh import Mesh
     from shardviz.live.capture.capture import Capture
-    from shardviz.live.capture.stamp import Stamped
 
 CAST = "cast the model before shardviz.stamp, which fills it with what its dtype can hold, not afterwards"
 
@@ -169,7 +181,9 @@ def capture_by_reference(
     merged = registry.checkpoint(unwrapped(model), reference)
     found_in = known_in(merged, lookups, names, strangers=reference.is_stamped)
     empty = {prefix + name for name in source.unwritten}
-    found_in = found_in.without_notes_on({prefix + name for name in computed_buffers(unwrapped(model))} | empty)
+    without_notes = empty | {prefix + name for name in computed_buffers(unwrapped(model))}  # copies are compared
+    notes = tuple(pair for pair in found_in.not_checked if pair[0] not in without_notes)
+    found_in = replace(found_in, not_checked=notes)
     whole = as_copies(whole, plain_mesh(mesh), pipeline_part.axes)
     if reference.is_stamped:
         found_in = with_merged(replace(found_in, is_stamped=True), merged, lookups, whole)
@@ -287,3 +301,57 @@ def add_model(
         if stamps is not None
         else 0
     )
+
+
+KEYS = ("loss", "output", "log")
+
+
+def check_step(step: object) -> None:
+    """Make sure that a step is what `capture` takes, before any rank writes.
+
+    Raises:
+        ShardvizError: It is not a dictionary, has another key, or holds something that is not a number.
+    """
+    hint = 'write step={"loss": loss, "output": output, "log": {"grad_norm": norm}}'
+    if not isinstance(step, Mapping):
+        raise ShardvizError(f"step is a {type(step).__name__}, not a dictionary", hint)
+    for key in step:
+        if key not in KEYS:
+            raise ShardvizError(f"step has {key!r}", did_you_mean(str(key), KEYS) or f"its keys are {', '.join(KEYS)}")
+    logged = step.get("log", {})
+    if not isinstance(logged, Mapping):
+        raise ShardvizError(f'step["log"] is a {type(logged).__name__}, not a dictionary of numbers by name', hint)
+    numbers = {f"log {name!r}": value for name, value in logged.items()} | {"loss": step.get("loss", 0.0)}
+    for what, value in numbers.items():
+        if not isinstance(value, int | float | torch.Tensor) or (torch.is_tensor(value) and value.numel() != 1):
+            returned = list(value.shape) if torch.is_tensor(value) else type(value).__name__
+            raise ShardvizError(f"the step's {what} is {returned}, not one number", hint)
+    if "output" in step and not torch.is_tensor(step["output"]):
+        raise ShardvizError(f"the step's output is a {type(step['output']).__name__}, not a tensor", hint)
+
+
+def add_step(capture: Capture, locals_: Sequence[Local], step: Mapping[str, Any], mesh: Mesh) -> None:
+    """Record a step's results.
+
+    Args:
+        capture: The capture of this rank.
+        locals_: The model's tensors, with their gradients.
+        step: What the job gave of its step.
+        mesh: The job's mesh, on which all ranks log the same numbers.
+    """
+    for local in locals_:
+        if local.grad is not None:
+            claim = local.grad_claim or local.claim
+            capture.add_values(replace(local, role="grad", values=local.grad, claim=claim, grad=None), "step")
+    everywhere = mesh, (Replicate(),) * mesh.ndim
+    for name, value in step.get("log", {}).items():
+        capture.add_values(Local(name, "scalar", (), _number(value), everywhere), "step")
+    if "loss" in step and "loss" not in step.get("log", {}):
+        capture.add_values(Local("loss", "scalar", (), _number(step["loss"])), "step")
+    if "output" in step:
+        capture.add_values(replace(of_tensor("output", "output", step["output"].detach()), grad=None), "step")
+
+
+def _number(value: Any) -> torch.Tensor:
+    """Return a value as a training loop would print it; for a pending sum, this rank's term."""
+    return torch.tensor(float(value.detach()) if torch.is_tensor(value) else float(value), dtype=torch.float64)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
@@ -21,10 +21,8 @@ from shardviz.layout.notation import parse_intended
 from shardviz.live.capture.agreement import agreed_run_id, of_all_ranks, raise_together, together
 from shardviz.live.capture.capture import Capture, run_record
 from shardviz.live.capture.meshes import plain_mesh
-from shardviz.live.capture.stamp import Stamped
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from torch.distributed.device_mesh import DeviceMesh
@@ -66,12 +64,13 @@ def dump_of_job(
             capture.add_mesh(mesh)
             yield capture
             record = run_record(
+                capture.num_ranks,
                 plain_mesh(mesh),
-                Stamped(tuple(capture.stamps.values())),
-                intended,
-                command=command or tuple(sys.argv),
+                command or tuple(sys.argv),
                 run_id=capture.run_id,
                 reference=reference,
+                stamps=tuple(capture.stamps.values()),
+                intended=intended,
             )
             raise_together(_unwritten(folder, record if is_maker else None, capture))
         except BaseException:

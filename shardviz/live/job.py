@@ -33,14 +33,11 @@ class ProbeJob:
     """One probe to run.
 
     Attributes:
-        name: The probe's name.
-        path: Its file.
-        build: The function in it that builds the model.
+        probe: The probe.
         mesh: The mesh to run on.
-        folder: The folder of the dump.
+        folder: The folder of the dump, by its whole path.
         command: The command line, for the record.
         values_limit: Local tensors of at most this many elements are written out value by value.
-        module: The name by which the probe is imported; empty if it is a file that no package contains.
         followed: Which modules of its step are followed.
         notes: Where rank 0 notes the files of the modules that are imported; None if nobody watches them.
         keeps_evidence: Whether the raw values of the step are written beside the dump, for a later judge.
@@ -49,33 +46,16 @@ class ProbeJob:
             empty if they look nowhere.
     """
 
-    name: str
-    path: Path
-    build: str
+    probe: Probe
     mesh: Mesh
     folder: Path
-    command: tuple[str, ...]
-    values_limit: int
-    module: str = ""
+    command: tuple[str, ...] = ()
+    values_limit: int = VALUES_LIMIT
     followed: Followed = ALL
     notes: Path | None = None
     keeps_evidence: bool = False
     question: str = ""
     force: bool | None = None
-
-    @classmethod
-    def of(
-        cls,
-        probe: Probe,
-        mesh: Mesh,
-        folder: Path,
-        command: tuple[str, ...] = (),
-        values_limit: int = VALUES_LIMIT,
-        followed: Followed = ALL,
-    ) -> ProbeJob:
-        """Return the job that runs a probe on a mesh and writes to a folder."""
-        where = folder.resolve()
-        return cls(probe.name, probe.path, probe.build, mesh, where, command, values_limit, probe.module, followed)
 
     def launch(
         self,

@@ -14,13 +14,12 @@ import sys
 import sysconfig
 from contextlib import contextmanager, suppress
 from importlib.abc import MetaPathFinder
-from importlib.machinery import SourceFileLoader
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from importlib.machinery import ModuleSpec
     from types import CodeType, ModuleType
 
 Stamp = tuple[int, int, int] | None

@@ -5,39 +5,44 @@ from __future__ import annotations
 import importlib
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from shardviz.dump.records.step import FROM_ONE_RANK
+from shardviz.dump.records.tensors import SentRecord
 from shardviz.dump.write import write_rank, write_run
 from shardviz.errors import ProbeError
 from shardviz.live.capture.agreement import agreed_run_id
 from shardviz.live.capture.capture import Capture, run_record
+from shardviz.live.capture.describe import rounded_copies
 from shardviz.live.capture.idle_axes import idle_axes, notes_on
-from shardviz.live.capture.locals import local_tensors, unwrapped
+from shardviz.live.capture.locals import Local, local_tensors, unwrapped
 from shardviz.live.capture.passes import Sharding, capture_passes
 from shardviz.live.capture.pipeline_parts import PipelinePart
-from shardviz.live.capture.rounded_copies import rounded_copies
-from shardviz.live.capture.sends import Sends
 from shardviz.live.claims.wrappers import reducing
 from shardviz.live.dumping import check_axes, check_intended, made_folder
-from shardviz.live.lines.rerun import modules_asked_for
+from shardviz.live.lines.frames import user_line
+from shardviz.live.lines.rerun import Again, modules_asked_for
 from shardviz.live.noting import load_file, noting
+from shardviz.live.step.comms import collective_name
 from shardviz.live.step.probe_step import ProbeStep
+from shardviz.live.step.running import tensors_in
 from shardviz.live.step.sequence import add_sequence, sequence_dims
+from shardviz.live.step.unread import memory_of
 from shardviz.live.step.unsharded.late_weights import as_built, repeating
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
     from types import ModuleType
 
     from torch import nn
-    from torch.distributed.device_mesh import DeviceMesh
 
     from shardviz.live.capture.stamp import Stamped
     from shardviz.live.job import ProbeJob
-    from shardviz.live.lines.rerun import Again
     from shardviz.live.world import World
 
 
@@ -58,7 +63,7 @@ def run_probe(world: World, job: ProbeJob) -> bool:
 
 
 def _run(world: World, job: ProbeJob) -> bool:
-    probe = load_probe(job.path, job.build, job.module)
+    probe = load_probe(job.probe.path, job.probe.build, job.probe.module)
     if hasattr(probe, "check_mesh"):
         probe.check_mesh(job.mesh)
     expect = getattr(probe, "expect", {})
@@ -76,13 +81,14 @@ def _run(world: World, job: ProbeJob) -> bool:
         ProbeStep(run).capture_step()
     if writes_run:
         record = run_record(
+            world.num_ranks,
             job.mesh,
-            stamped,
-            expect,
-            command=job.command,
-            probe=job.name,
+            job.command,
+            run_id=run_id,
+            probe=job.probe.name,
+            stamps=stamped.stamps,
+            intended=expect,
             sequence=sequence_dims(probe, stamped),
-            run_id=capture.run_id,
         )
         write_run(job.folder, record)
     write_rank(job.folder, capture.record(), capture.dense)
@@ -118,6 +124,23 @@ def load_probe(path: Path, build: str = "build", module: str = "") -> ModuleType
         if not callable(getattr(probe, needed, None)):
             raise ProbeError(f"probe {path} has no {needed}()", "a probe defines build() and parallelize(model, mesh)")
     return probe
+
+
+def built_model(probe: ModuleType, build: str) -> nn.Module:
+    """Build a probe's model, with the same values every time.
+
+    Raises:
+        ProbeError: It is not a module.
+    """
+    torch.manual_seed(0)
+    return as_module(getattr(probe, build)(), f"{build}()", "return a torch.nn.Module")
+
+
+def as_module(value: object, call: str, hint: str) -> nn.Module:
+    """Return what a call of a probe's function returned, or raise a `ProbeError` if that is not a module."""
+    if not isinstance(value, torch.nn.Module):
+        raise ProbeError(f"{call} returned {type(value).__name__}", hint)
+    return value
 
 
 @dataclass
@@ -176,12 +199,7 @@ class ProbeOnRank:
 
     def built(self) -> nn.Module:
         """Build the probe's model, with the same values every time."""
-        torch.manual_seed(0)
-        model = getattr(self.probe, self.job.build)()
-        if not isinstance(model, torch.nn.Module):
-            kind = type(model).__name__
-            raise ProbeError(f"probe {self.job.name}: {self.job.build}() returned {kind}", "return a torch.nn.Module")
-        return model
+        return built_model(self.probe, self.job.probe.build)
 
     def parallelized(self, model: nn.Module, mesh: DeviceMesh | None = None) -> nn.Module:
         """Shard a model as the probe does, on the probe's mesh or on another one, once it is on the mesh's device."""
@@ -195,3 +213,41 @@ class ProbeOnRank:
         if hasattr(self.probe, "initialize"):
             self.probe.initialize(model, mesh or self.device_mesh)
         return model
+
+
+class Sends(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Follows what is broadcast or scattered while a model is sharded, and into which memory it is copied."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._sent: dict[int, tuple[str, str]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        returned = func(*args, **(kwargs or {}))
+        op = collective_name(func)
+        if op in FROM_ONE_RANK:
+            line = user_line()
+            place = f"{line.file}:{line.line}" if line is not None else ""
+            self._sent |= dict.fromkeys(map(memory_of, tensors_in(args[:1])), (op, place))
+        elif not op and self._sent:
+            self._follow(str(func), list(tensors_in(args)), returned)
+        return returned
+
+    def _follow(self, name: str, given: list[torch.Tensor], returned: Any) -> None:
+        """Note that a copy has what was sent, and that memory that is new or written over has not."""
+        if "copy_" in name and len(given) > 1:
+            source, target = self._sent.get(memory_of(given[1])), memory_of(given[0])
+            self._sent.pop(target, None)
+            if source is not None:
+                self._sent[target] = source
+        elif isinstance(returned, torch.Tensor):
+            is_written = name.rpartition(".")[0].endswith("_")
+            if is_written or memory_of(returned) not in map(memory_of, given):
+                self._sent.pop(memory_of(returned), None)
+
+    def records(self, locals_: Iterable[Local]) -> Iterator[SentRecord]:
+        """Yield the tensors that hold what was sent."""
+        for local in locals_:
+            op, place = self._sent.get(memory_of(local.values), ("", ""))
+            if place:
+                yield SentRecord(local.name, op, place)

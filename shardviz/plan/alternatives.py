@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from shardviz.dump.read import DumpFiles
     from shardviz.dump.records.files import StepFails
 
-    Plans = tuple[PlannedRanks, PlannedRanks]
-
 
 NO_STEP = "no step was planned: the probe has no batch(), and no --batch is given"
 
@@ -67,7 +65,7 @@ def row_of(ranks: PlannedRanks) -> Row:
         mesh=ranks.mesh,
         bytes=int(amounts.on_gpu.max()),
         offloaded=int(amounts.offloaded.max()),
-        crossing=crossing_bytes(plan, ranks.mesh) if plan.node else None,
+        crossing=crossing_bytes(ranks) if plan.node else None,
         without_step="" if has_step else plan.without_step or NO_STEP,
         step_fails=plan.step_fails,
         notes=plan.how[1:],
@@ -202,7 +200,7 @@ def sizes_beside(before: DumpFiles, after: DumpFiles) -> PlanSizes:
     return PlanSizes((*_held_sizes(plans, lasting), *_received(plans)), why)
 
 
-def _held_sizes(plans: Plans, compared: tuple[str, ...]) -> Iterator[Size]:
+def _held_sizes(plans: tuple[PlannedRanks, PlannedRanks], compared: tuple[str, ...]) -> Iterator[Size]:
     """Yield one rank's bytes in each plan by role, and the sum of the compared roles."""
     by_role = [PlanBytes(ranks).by_role for ranks in plans]
     before, after = (np.stack([sizes[role] for role in compared]) for sizes in by_role)
@@ -225,14 +223,14 @@ def _ranks_to_show(before: NDArray[np.int64], after: NDArray[np.int64]) -> tuple
     return "bytes of the fullest rank", fullest
 
 
-def _received(plans: Plans) -> Iterator[Size]:
+def _received(plans: tuple[PlannedRanks, PlannedRanks]) -> Iterator[Size]:
     title = "received in a step, at most"
-    along = [received_along(ranks.plan, ranks.mesh) for ranks in plans]
+    along = [received_along(ranks) for ranks in plans]
     for name in dict.fromkeys([*along[0], *along[1]]):
         first, second = (_size_if_known(ranks, sizes.get(name, 0)) for ranks, sizes in zip(plans, along, strict=True))
         yield Size(name, first, second, title)
     for node in sorted({ranks.plan.node for ranks in plans if ranks.plan.node} if any(along) else ()):
-        first, second = (_size_if_known(ranks, crossing_bytes(ranks.plan, ranks.mesh), node) for ranks in plans)
+        first, second = (_size_if_known(ranks, crossing_bytes(ranks), node) for ranks in plans)
         yield Size(f"crossing nodes of {node}", first, second, title)
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from shardviz.dump.costs import groups_text, owner_of, received_bytes
-from shardviz.dump.plan import sizes
-from shardviz.dump.records.files import PeakRecord
+from shardviz.dump.plan import PlannedPart, PlannedRanks, sizes
+from shardviz.dump.records.files import PeakRecord, PlanPart
 from shardviz.groups import in_groups
 from shardviz.layout.dtypes import itemsize
 from shardviz.text import Fold, cut_at_number, fold
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.dump.plan import PlannedPart, PlannedRanks
-    from shardviz.dump.records.files import PlanPart, PlanRecord
     from shardviz.dump.records.tensors import Body
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh
@@ -138,16 +136,6 @@ class PlanBytes:
             total[np.array(plan_part.ranks)] += sum(map(size, held))
         return total
 
-    @property
-    def fullest(self) -> int:
-        """The rank with most bytes on its GPU."""
-        return int(self.on_gpu.argmax())
-
-    @property
-    def emptiest(self) -> int:
-        """The rank with fewest bytes on its GPU."""
-        return int(self.on_gpu.argmin())
-
 
 def gathered_bytes(plan_part: PlanPart) -> int:
     """Return the most bytes that FSDP gathers: units that stay, the largest other and its next."""
@@ -258,9 +246,6 @@ def _copied(parameter: HeldTensor, held: tuple[HeldTensor, ...], used: set[str])
             yield ReplicatedParameter(parameter, axis, size, size_of_all * (size - 1) // size)
 
 
-Axes = tuple[str, ...]
-
-
 @dataclass(frozen=True, slots=True)
 class CollectiveTraffic:
     """Collectives of one kind along some axes in one pass, on the busiest recorded rank.
@@ -278,7 +263,7 @@ class CollectiveTraffic:
         within: The axes along which ranks of a group differ, if it runs along none of them from end to end.
     """
 
-    axes: Axes
+    axes: tuple[str, ...]
     op: str
     when: str
     count: int
@@ -287,61 +272,63 @@ class CollectiveTraffic:
     size: int
     nodes: int
     modules: tuple[str, ...]
-    within: Axes = ()
+    within: tuple[str, ...] = ()
 
 
-def sent_collectives(plan: PlanRecord, mesh: Mesh) -> list[CollectiveTraffic]:
+def sent_collectives(ranks: PlannedRanks) -> list[CollectiveTraffic]:
     """Return what a step sends, along the innermost axes first."""
     busiest: dict[object, CollectiveTraffic] = {}
-    for kind, sending in (item for part in plan.parts for item in _of_part(part, mesh, plan.node).items()):
+    for kind, sending in (traffic for of_part in _of_parts(ranks) for traffic in of_part.items()):
         # By bytes, too: who sends receives nothing.
         busiest[kind] = max(busiest.get(kind, sending), sending, key=lambda one: (one.received, one.bytes))
     return sorted(busiest.values(), key=lambda one: (one.nodes, one.axes, -one.received))
 
 
-def received_along(plan: PlanRecord, mesh: Mesh) -> dict[str, int]:
+def received_along(ranks: PlannedRanks) -> dict[str, int]:
     """Return the bytes that the busiest rank receives along each axis, or axes, of a mesh."""
     most: Counter[str] = Counter()
-    for plan_part in plan.parts:
+    for of_part in _of_parts(ranks):
         along: Counter[str] = Counter()
-        for sending in _of_part(plan_part, mesh, plan.node).values():
+        for sending in of_part.values():
             along[where_text(sending)] += sending.received
         most |= along
     return most
 
 
-def crossing_bytes(plan: PlanRecord, mesh: Mesh) -> int:
+def crossing_bytes(ranks: PlannedRanks) -> int:
     """Return the bytes that the busiest rank receives in groups that span more than one node."""
-    of_parts = (_of_part(part, mesh, plan.node).values() for part in plan.parts)
-    return max((sum(one.received for one in sent_ if one.nodes > 1) for sent_ in of_parts), default=0)
+    of_parts = (of_part.values() for of_part in _of_parts(ranks))
+    return max((sum(sending.received for sending in sent if sending.nodes > 1) for sent in of_parts), default=0)
 
 
-def _of_part(plan_part: PlanPart, mesh: Mesh, node: int) -> dict[object, CollectiveTraffic]:
-    """Return what a rank sends, by axes, operation, pass and ranks of a group."""
-    by_kind = in_groups(
-        ((record.axes, mesh.axes_within(record.ranks), record.op, record.when, record.size), record)
-        for record in plan_part.record.collectives
-    )
-    return {
-        (axes, within, op, when, size): CollectiveTraffic(
-            axes=axes,
-            op=op,
-            when=when,
-            count=sum(record.count for record in records),
-            bytes=sum(record.bytes for record in records),
-            received=sum(map(received_bytes, records)),
-            size=size,
-            nodes=max(
-                len({rank // node for rank in record.ranks})
-                if node and record.ranks
-                else nodes_of(mesh, record.axes, node)
-                for record in records
-            ),
-            modules=tuple(dict.fromkeys(kind_of(record.module) for record in records)),
-            within=within,
+def _of_parts(ranks: PlannedRanks) -> Iterator[dict[object, CollectiveTraffic]]:
+    """Yield what a rank of each part sends, by axes, operation, pass and ranks of a group."""
+    mesh, node = ranks.mesh, ranks.plan.node
+    for plan_part in ranks.plan.parts:
+        by_kind = in_groups(
+            ((record.axes, mesh.axes_within(record.ranks), record.op, record.when, record.size), record)
+            for record in plan_part.record.collectives
         )
-        for (axes, within, op, when, size), records in by_kind.items()
-    }
+        yield {
+            (axes, within, op, when, size): CollectiveTraffic(
+                axes=axes,
+                op=op,
+                when=when,
+                count=sum(record.count for record in records),
+                bytes=sum(record.bytes for record in records),
+                received=sum(map(received_bytes, records)),
+                size=size,
+                nodes=max(
+                    len({rank // node for rank in record.ranks})
+                    if node and record.ranks
+                    else nodes_of(mesh, record.axes, node)
+                    for record in records
+                ),
+                modules=tuple(dict.fromkeys(kind_of(record.module) for record in records)),
+                within=within,
+            )
+            for (axes, within, op, when, size), records in by_kind.items()
+        }
 
 
 def where_text(one: CollectiveTraffic) -> str:
@@ -350,7 +337,7 @@ def where_text(one: CollectiveTraffic) -> str:
 
 
 @lru_cache(maxsize=256)
-def nodes_of(mesh: Mesh, axes: Axes, node: int) -> int:
+def nodes_of(mesh: Mesh, axes: tuple[str, ...], node: int) -> int:
     """Return how many nodes a group along some axes spans at most; ranks fill nodes in order."""
     if not node or not axes:
         return 0

@@ -79,8 +79,9 @@ def lock_lines(ranks: PlannedRanks) -> list[LockLine]:
 
 def _of_step(ranks: PlannedRanks) -> Iterator[LockLine]:
     """Yield what a step sends; groups of several sizes within one axis share a line."""
-    sent = sent_collectives(ranks.plan, ranks.mesh)
-    by_name = in_groups((f"sent {sending.op} {where_text(sending)}, {sending.when}", sending) for sending in sent)
+    by_name = in_groups(
+        (f"sent {sending.op} {where_text(sending)}, {sending.when}", sending) for sending in sent_collectives(ranks)
+    )
     for name, same in by_name.items():
         sizes = " and ".join(map(str, sorted({one.size for one in same}, reverse=True)))
         received = sum(one.received for one in same)

@@ -14,7 +14,7 @@ from shardviz.layout.layout import Layout
 from shardviz.layout.notation import parse, write
 from shardviz.layout.placements import Placement, Replicate, Shard, StridedShard
 from shardviz.live.capture.meshes import plain_mesh
-from shardviz.live.compat import placement_of
+from shardviz.live.compat.meshes import placement_of
 from shardviz.testing import spmd
 from tests.lanes import at_night, nightly
 from tests.layout.spelling import in_torch

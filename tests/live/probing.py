@@ -55,7 +55,7 @@ def run_probe(
     except ProbeError as error:
         pytest.skip(error.message)
     mesh = parse_mesh(mesh_text, found.axes)
-    job = ProbeJob.of(found, mesh, prepare_folder(folder), values_limit=values_limit)
+    job = ProbeJob(found, mesh, prepare_folder(folder), values_limit=values_limit)
     job = replace(job, keeps_evidence=recording.is_on(), question=question)
     job.launch() if alone else standing.run(job)
     return dump_of(read_files(folder))

@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from shardviz.layout.notation import parse
-from shardviz.live.compat import torch_placement
+from shardviz.live.compat.meshes import torch_placement
 from shardviz.live.step.comms import Comms
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.errors import DumpError, MeshError, NotationError, ShardvizError
 from shardviz.layout.notation import write
-from shardviz.live.capture.step_results import check_step
+from shardviz.live.api import check_step
 from shardviz.testing import spmd
 
 PP_FSDP = {"pp": 2, "fsdp": 2}

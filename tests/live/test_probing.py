@@ -39,7 +39,7 @@ def test_probes_import_torch_by_its_public_names():
     private = re.compile(r"(from|import) (shardviz\.live|torch.*[. ]_)")
     lines = [line for path in PROBES.rglob("*.py") for line in path.read_text(encoding="utf-8").splitlines()]
     assert {line for line in lines if private.match(line)} == {
-        "from shardviz.live.compat import flatten_mesh  # mesh._flatten(): torch has no public name for it",
+        "from shardviz.live.compat.meshes import flatten_mesh  # mesh._flatten(): torch has no public name for it",
         "from torch.distributed.tensor.placement_types import _StridedShard  # torch has no public name for it",
     }
 

@@ -6,7 +6,7 @@ import pytest
 from torch import UntypedStorage, distributed
 from torch.distributed.tensor import DTensor, Shard
 
-from shardviz.live.compat import replaced
+from shardviz.live.compat.modules import replaced
 
 
 class Own:

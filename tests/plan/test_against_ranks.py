@@ -51,7 +51,7 @@ def planned(name: str, mesh_text: str | None, folder: Path) -> DumpFiles:
 def ran(name: str, mesh_text: str | None, folder: Path) -> DumpFiles:
     """Return what real ranks wrote."""
     probe = probe_files.find(name)
-    standing.run(ProbeJob.of(probe, mesh_for(probe, mesh_text), prepare_folder(folder)))
+    standing.run(ProbeJob(probe, mesh_for(probe, mesh_text), prepare_folder(folder)))
     return read_files(folder)
 
 

@@ -13,7 +13,8 @@ from shardviz.cli import main
 from shardviz.commands.probe import mesh_for
 from shardviz.dump.read import read_files
 from shardviz.dump.write import prepare_folder, write_plan, write_run
-from shardviz.live.compat import fake_mode, fake_world
+from shardviz.live.compat.fakes import fake_mode
+from shardviz.live.compat.worlds import fake_world
 from shardviz.live.job import ProbeJob
 from shardviz.live.plan.choices import Choices, received
 from shardviz.live.plan.forks import ask
@@ -90,7 +91,7 @@ def test_tokens_that_go_round_evenly_send_what_a_plan_says(mesh: str, tmp_path: 
     prepare_folder(tmp_path / "plan")
     write_run(tmp_path / "plan", run)
     write_plan(tmp_path / "plan", record)
-    ProbeJob.of(probe, mesh_for(probe, mesh), prepare_folder(tmp_path / "real")).launch()
+    ProbeJob(probe, mesh_for(probe, mesh), prepare_folder(tmp_path / "real")).launch()
     real = read_files(tmp_path / "real")
     assert sum(one.op == "all_to_all" for one in real.ranks[0].collectives) == 2  # forward and backward
     assert list(differences(real, read_files(tmp_path / "plan"), with_step=True)) == []

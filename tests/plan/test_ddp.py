@@ -10,7 +10,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from shardviz.cli import main
-from shardviz.live.compat import ddp_alone, ddp_buckets, fake_mode, fake_world
+from shardviz.live.compat.ddp import ddp_alone, ddp_buckets
+from shardviz.live.compat.fakes import fake_mode
+from shardviz.live.compat.worlds import fake_world
 from shardviz.live.plan.forks import ask
 from shardviz.live.plan.memory import Watched
 from shardviz.live.step.observe import observed

@@ -15,7 +15,8 @@ from shardviz import probe_files
 from shardviz.commands.probe import mesh_for
 from shardviz.dump.read import read_files
 from shardviz.dump.write import prepare_folder, write_plan, write_run
-from shardviz.live.compat import fake_world, parameters_are_held
+from shardviz.live.compat.fsdp import parameters_are_held
+from shardviz.live.compat.worlds import fake_world
 from shardviz.live.job import ProbeJob
 from shardviz.live.plan.forks import ask
 from shardviz.live.plan.planning import PlanJob, plan
@@ -103,7 +104,7 @@ def test_a_plan_sends_what_hooks_and_lists_of_parameters_send(name: str, text: s
     path.write_text(LAYERS + text)
     probe = probe_files.find(str(path))
     mesh = mesh_for(probe, None)
-    ProbeJob.of(probe, mesh, prepare_folder(tmp_path / "real")).launch()
+    ProbeJob(probe, mesh, prepare_folder(tmp_path / "real")).launch()
     run, record = plan(PlanJob(probe, mesh, double=True))
     write_run(prepare_folder(tmp_path / "plan"), run)
     write_plan(tmp_path / "plan", record)

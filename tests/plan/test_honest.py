@@ -10,6 +10,7 @@ from shardviz.check.run import report_on
 from shardviz.check.verdicts import verdict_on
 from shardviz.cli import main
 from shardviz.dump.dump import dump_of
+from shardviz.dump.plan import PlannedRanks
 from shardviz.dump.read import read_files
 from shardviz.dump.records.files import PlanPart, PlanRecord, RankRecord
 from shardviz.dump.records.step import CollectiveRecord
@@ -151,7 +152,7 @@ def test_what_is_not_as_it_seems_is_said(
 def test_of_what_is_sent_the_rank_that_sends_most_counts() -> None:
     sends = [CollectiveRecord("send", ("pp",), 3, bytes=size) for size in (8, 16, 4)]
     parts = [PlanPart(RankRecord(1, rank, 3, "", collectives=(one,))) for rank, one in enumerate(sends)]
-    (found,) = sent_collectives(PlanRecord(1, tuple(parts)), Mesh(("pp",), (3,)))
+    (found,) = sent_collectives(PlannedRanks(PlanRecord(1, tuple(parts)), Mesh(("pp",), (3,))))
     assert (found.bytes, found.received) == (16, 0)
 
 

@@ -15,7 +15,7 @@ from shardviz import probe_files
 from shardviz.commands.probe import mesh_for
 from shardviz.dump.plan import PlannedRanks
 from shardviz.layout.mesh import Mesh
-from shardviz.live.compat import fake_world
+from shardviz.live.compat.worlds import fake_world
 from shardviz.live.plan import choosing, forks
 from shardviz.live.plan.forks import is_own
 from shardviz.live.plan.planning import PlanJob, plan

@@ -205,7 +205,7 @@ def test_a_plan_agrees_with_real_ranks(name: str, text: str, tmp_path: Path) -> 
     path.write_text(text)
     probe = probe_files.find(str(path))
     mesh = mesh_for(probe, None)
-    ProbeJob.of(probe, mesh, prepare_folder(tmp_path / "real")).launch()
+    ProbeJob(probe, mesh, prepare_folder(tmp_path / "real")).launch()
     run, record = plan(PlanJob(probe, mesh, double=True))
     assert record.without_step == ""
     write_run(prepare_folder(tmp_path / "plan"), run)
@@ -245,7 +245,7 @@ def test_real_ranks_raise_at_that_second_backward_too(tmp_path: Path) -> None:
     path = tmp_path / "twice.py"
     path.write_text(LAYERS + BY_FSDP + TWICE)
     probe = probe_files.find(str(path))
-    ProbeJob.of(probe, mesh_for(probe, None), prepare_folder(tmp_path / "real")).launch()
+    ProbeJob(probe, mesh_for(probe, None), prepare_folder(tmp_path / "real")).launch()
     for one in read_files(tmp_path / "real").ranks.values():
         assert "out of bounds for storage of size 0" in one.raised[0].error
 

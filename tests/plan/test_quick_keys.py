@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from shardviz.live.compat import fake_mode, know_fakes, new_fakes
+from shardviz.live.compat.fakes import fake_mode, know_fakes, new_fakes
 from tests.lanes import at_night
 
 if TYPE_CHECKING:

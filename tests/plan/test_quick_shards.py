@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from shardviz.live.compat import fake_mode, fake_world, split_alike
+from shardviz.live.compat.fakes import fake_mode
+from shardviz.live.compat.worlds import fake_world, split_alike
 from shardviz.live.plan.forks import ask
 from tests.lanes import at_night
 

@@ -10,7 +10,8 @@ from torch import nn
 
 from shardviz import probe_files
 from shardviz.commands.probe import mesh_for
-from shardviz.live.compat import fake_mode, fake_world
+from shardviz.live.compat.fakes import fake_mode
+from shardviz.live.compat.worlds import fake_world
 from shardviz.live.plan.forks import ask
 from shardviz.live.plan.memory import OF_ONE_DTYPE, Watched
 from shardviz.live.plan.planning import PlanJob, plan

@@ -6,12 +6,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from shardviz.checkpoint.live_job.job import Job
-from shardviz.checkpoint.records import Checkpoint
-from shardviz.commands.common.dumps import terminal_for, write_answer, write_json, write_report
+from shardviz.checkpoint.records import Checkpoint, StoredTensor
+from shardviz.commands.common.dumps import refuse_several, terminal_for, write_answer, write_json, write_report
 from shardviz.commands.common.streams import Count, progress, talk
 from shardviz.dump.find import find_names
 from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, EXIT_USAGE, ShardvizError
-from shardviz.text import counted, listed, nearest, printable
+from shardviz.text import counted, nearest, printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from shardviz.checkpoint.comparing.outcome import Comparison, Outcome
     from shardviz.checkpoint.comparing.pairs import Side
     from shardviz.checkpoint.maps.language import Rule
-    from shardviz.checkpoint.records import StoredTensor
 
 
 def report_checkpoint(path: Path, style: str, color: str, *, strict: bool = False) -> int:
@@ -93,11 +92,7 @@ def draw_checkpoint(path: Path, pattern: str | None, style: str, output: Path | 
     checkpoint = open_checkpoint(path)
     named = _tensors_by_name(checkpoint, "*" if pattern is None else pattern)
     if len(named) > 1:
-        some = listed((printable(one.name) for one in named), 4)
-        raise ShardvizError(
-            f"an SVG shows one tensor, and {counted(len(named), 'tensor')} of the checkpoint match",
-            f"name one of {some}; or use --format html for all",
-        )
+        refuse_several(f"{counted(len(named), 'tensor')} of the checkpoint match", [tensor.name for tensor in named])
     write_markup(stored_svg(checkpoint_subject(named[0], number_files(checkpoint))), output)
 
 
@@ -301,11 +296,7 @@ def _chosen_outcome(comparison: Comparison, pattern: str | None) -> Outcome:
         close = nearest(pattern or "", [outcome.name for outcome in outcomes])
         hint = f"did you mean {printable(close)}?" if close else "`shardviz diff` without a name lists them"
         raise ShardvizError(f"neither has a tensor {printable(pattern or '')}", hint)
-    some = listed((printable(outcome.name) for outcome in chosen), 4)
     which = (
         f"end in {printable(pattern)}" if pattern is not None else "differ" if len(chosen) < len(outcomes) else "fit"
     )
-    raise ShardvizError(
-        f"an SVG shows one tensor, and {counted(len(chosen), 'tensor')} {which}",
-        f"name one of {some}, or use html for all",
-    )
+    refuse_several(f"{counted(len(chosen), 'tensor')} {which}", [outcome.name for outcome in chosen])

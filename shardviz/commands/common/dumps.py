@@ -8,14 +8,14 @@ import os
 import shlex
 import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from shardviz.commands.common.streams import Count, progress, reader_may_leave, talk
-from shardviz.dump.dump import dump_of
+from shardviz.dump.dump import Dump, dump_of
 from shardviz.dump.gather import read_parts
 from shardviz.dump.read import is_dump, ranks_here, read_run
 from shardviz.errors import DumpError, NoDumpError, ShardvizError
-from shardviz.text import bytes_text, counted, named_ranks, printable
+from shardviz.text import bytes_text, counted, listed, named_ranks, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from shardviz.check.report import Report
-    from shardviz.dump.dump import Dump
     from shardviz.picture.text.terminal import Terminal
 
 MOST_WARNINGS = 8
@@ -125,6 +124,16 @@ def refuse_other_files(output: Path | None) -> None:
             f"{output} exists, and shardviz writes no {output.suffix} files",
             f"name a file that ends in .txt, .svg, .html or .json: -o {output.with_suffix('.txt')}",
         )
+
+
+def refuse_several(what: str, names: Iterable[str]) -> NoReturn:
+    """Raise for an SVG of several tensors, with what they are.
+
+    Raises:
+        ShardvizError: Always.
+    """
+    hint = f"name one of {listed(map(printable, names), 4)}; or use --format html for all"
+    raise ShardvizError(f"an SVG shows one tensor, and {what}", hint)
 
 
 def write_answer(lines: Iterable[Text], terminal: Terminal, output: Path | None = None) -> None:

@@ -9,11 +9,10 @@ import threading
 import time
 from contextlib import contextmanager
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from typing import TextIO
 
     from shardviz.errors import ShardvizError
 

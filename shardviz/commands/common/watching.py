@@ -19,18 +19,16 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from shardviz.commands.common.streams import say_error, talk
 from shardviz.errors import DumpError, ShardvizError
-from shardviz.live.noting import read_notes, stamp_of
+from shardviz.live.noting import Stamp, read_notes, stamp_of
 from shardviz.text import counted, listed, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from typing import IO, NoReturn
 
-    from shardviz.live.noting import Stamp
     from shardviz.tui.viewer import Viewer
 
 

@@ -2,6 +2,9 @@
 
 Where torch gets sizes wrong, gloo aborts the whole process. So each rank notes which case it is in before it begins;
 when a world dies the case it died in is a finding, and the next world goes on after it.
+
+Whatever the placements are, a function of a DTensor returns what it returns of the whole tensor, and so does its
+backward. Functions that torch refuses, because it has no rule for them, are none of the audit's business.
 """
 
 from __future__ import annotations
@@ -19,16 +22,17 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn import functional
 
 from shardviz.errors import RankError
 from shardviz.groups import in_groups
 from shardviz.layout.placements import Partial, Placement, Shard
-from shardviz.live import compat
 from shardviz.live import world as worlds
 from shardviz.live.audit.cases import Case, all_cases
-from shardviz.live.audit.functions import difference
+from shardviz.live.compat.meshes import flatten_mesh, quiet_redistribution, torch_placement, whole_of
+from shardviz.relate.tolerance import EXACT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -132,8 +136,6 @@ def _read_log(folder: str, rank: int) -> tuple[Seen, int]:
 
 def run_cases(world: World, mesh: Mesh, max_size: int, start: int, folder: str) -> None:
     """Try the cases from `start` on, on this rank, and log them."""
-    from shardviz.live.audit.sweep import perform
-
     meshes: Meshes = {}
     with (Path(folder) / f"{world.rank}.log").open("w", buffering=1) as log:
         for index, case in enumerate(all_cases(mesh, max_size)[start:], start):
@@ -177,7 +179,7 @@ def perform(case: Case, meshes: Meshes) -> torch.Tensor:
         case: What to do.
         meshes: Device meshes made so far, by the mesh they are of: process groups are dear.
     """
-    with torch.no_grad(), compat.quiet_redistribution():
+    with torch.no_grad(), quiet_redistribution():
         result: torch.Tensor = _OPERATIONS[case.operation](case, _mesh_of(case, meshes))
         return result
 
@@ -188,7 +190,7 @@ def _mesh_of(case: Case, meshes: Meshes) -> DeviceMesh:
         grid = torch.tensor(case.mesh.ranks).reshape(case.mesh.shape)
         meshes[key] = DeviceMesh("cpu", grid, mesh_dim_names=case.mesh.axes)
         if case.flattened:
-            compat.flatten_mesh(meshes[key])
+            flatten_mesh(meshes[key])
     return meshes[key]
 
 
@@ -209,7 +211,7 @@ def sharded(case: Case, mesh: DeviceMesh, placements: Sequence[Placement], value
 
 
 def _as_torch(placements: Sequence[Placement]) -> list[Any]:
-    return [compat.torch_placement(placement) for placement in placements]
+    return [torch_placement(placement) for placement in placements]
 
 
 def _fsdp_tp(case: Case, mesh: DeviceMesh) -> Any:
@@ -250,3 +252,47 @@ _OPERATIONS: dict[str, Callable[[Case, DeviceMesh], Any]] = {
     "fsdp_tp": _fsdp_tp,
     "checkpoint": _checkpoint,
 }
+
+
+def difference(case: Case, mesh: DeviceMesh, placements: Sequence[Any]) -> str:
+    """Return how a function's result or gradient differs from that of the whole; empty if neither does."""
+    whole = tensor_of(case.shape)
+    wanted, upstream, wanted_gradient = _results(case.function, whole, None)
+    sharded = distribute_tensor(whole, mesh, placements)
+    try:
+        result, _, gradient = _results(case.function, sharded, upstream)
+    except (RuntimeError, NotImplementedError, AssertionError):
+        return ""
+    if not _is_equal(result, wanted):
+        return "its result is not that of the whole tensor"
+    if _is_equal(gradient, wanted_gradient):
+        return ""
+    is_alike = gradient.shape == wanted_gradient.shape
+    times = (gradient.abs().max() / wanted_gradient.abs().max()).item() if is_alike else 0.0
+    is_multiple = bool(times) and _is_equal(gradient, times * wanted_gradient)
+    return f"its gradient is {f'{times:.5g} times' if is_multiple else 'not'} that of the whole tensor"
+
+
+def tensor_of(shape: Sequence[int]) -> torch.Tensor:
+    """Return the tensor that functions are tried on: numbers between 0 and 1, no two of them equal."""
+    return torch.rand(tuple(shape), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+def _results(
+    function: str, tensor: torch.Tensor, upstream: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return a function's result, the gradient that it is given, and that which comes back."""
+    with torch.enable_grad():
+        given = tensor.detach().requires_grad_()
+        made = eval(function, {"torch": torch, "F": functional}, {"x": given})
+        if upstream is None:
+            upstream = tensor_of(made.shape)
+        back = upstream
+        if isinstance(made, DTensor):
+            back = distribute_tensor(upstream, made.device_mesh, [Replicate()] * made.device_mesh.ndim)
+        (gradient,) = torch.autograd.grad(made, given, back)
+    return whole_of(made).detach(), upstream, whole_of(gradient).detach()
+
+
+def _is_equal(tensor: torch.Tensor, wanted: torch.Tensor) -> bool:
+    return tensor.shape == wanted.shape and torch.allclose(tensor, wanted, rtol=EXACT, atol=EXACT)

@@ -14,7 +14,8 @@ from torch import distributed, nn
 from torch.distributed.distributed_c10d import PrefixStore
 
 from shardviz.errors import ProbeError, ShardvizError
-from shardviz.live.compat import clean_name, default_store, have_come
+from shardviz.live.compat.modules import clean_name
+from shardviz.live.compat.worlds import default_store, have_come
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -203,7 +204,7 @@ def attempted(work: Callable[[], Done], phase: str) -> tuple[Done | None, Raised
 
 def in_a_line(error: BaseException) -> str:
     """Describe an error in one line, with the place in the user's own code."""
-    from shardviz.live.world.failures.stacks import Frame, user_frames
+    from shardviz.live.world.stacks import Frame, user_frames
 
     frames = [
         Frame(frame.filename, frame.lineno or 0, frame.name) for frame in traceback.extract_tb(error.__traceback__)

@@ -10,7 +10,7 @@ import socket
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from torch import distributed
+from torch import distributed, nn
 from torch.distributed.tensor import DTensor
 
 from shardviz.dump.records.base import SCHEMA, Moment
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
     from numpy.typing import NDArray
-    from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
     from shardviz.dump.records.step import (
@@ -54,25 +53,10 @@ if TYPE_CHECKING:
     from shardviz.dump.records.trace import KeptRecord, LinesRecord, PointRecord, SketchRecord
     from shardviz.layout.region import Region
     from shardviz.live.capture.locals import Local
-    from shardviz.live.capture.stamp import Stamped
 
 
 GATHER = "full_tensor"
 """The function of torch by which a whole tensor is gathered."""
-
-LISTS = (
-    *("collectives", "schedule", "calls", "raised", "held_back", "masks", "fragments", "noise", "trace", "sketches"),
-    *("kept", "lines", "not_stepped", "not_saved", "read_buffers", "other_settings", "as_built", "unwritten"),
-    *("skipped_keys", "rounded", "other_options", "reductions", "casts", "unread", "moves", "sent", "filled", "stages"),
-    "not_due",
-    "options",
-    "clips",
-    "given",
-    "written_gathered",
-    "written_buffers",
-    "replaced",
-)
-"""Fields of a rank's record that are what was collected under their names."""
 
 
 @dataclass
@@ -234,34 +218,32 @@ class Capture:
         """Return everything captured as this rank's record."""
         digests: dict[tuple[str, int], str] = {(name, body): digest for name, body, digest in self._tensors}
         folded = fold((name, body) for name, body, _ in self._tensors)
-        lists: dict[str, Any] = {name: tuple(getattr(self, name)) for name in LISTS}
-        return RankRecord(
-            schema=SCHEMA,
-            rank=self.rank,
-            num_ranks=self.num_ranks,
-            hostname=socket.gethostname(),
-            meshes=tuple(self._meshes),
-            positions=tuple(self._positions.values()),
-            layouts=tuple(self._layouts),
-            bodies=tuple(self._body_list),
-            tensors=tuple(
+        collected = {name: getattr(self, name) for name in RankRecord.__struct_fields__ if hasattr(self, name)}
+        fields: dict[str, Any] = {
+            "schema": SCHEMA,
+            "hostname": socket.gethostname(),
+            "meshes": tuple(self._meshes),
+            "positions": tuple(self._positions.values()),
+            "layouts": tuple(self._layouts),
+            "bodies": tuple(self._body_list),
+            "tensors": tuple(
                 TensorRecord(f.prefix, body, f.numbers, f.suffix, "".join(digests[name, body] for name in f.names()))
                 for f, body in folded
             ),
-            tied=tuple(sorted(self._tied)),
-            gathered=tuple(self._gathered),
-            not_checked=tuple(dict.fromkeys(self.not_checked)),
-            without_ids=tuple(dict.fromkeys(self.without_ids)),
-            narrowed_to=tuple(sorted(map(dtype_name, self.narrowed_to))),
-            narrow_sums=tuple(sorted(map(dtype_name, self.narrow_sums))),
-            not_applied=tuple(dict.fromkeys(self.not_applied)),
-            run_id=self.run_id,
-            runs=self.runs,
-            is_own_step=self.is_own_step,
-            steps_before=self.steps_before,
-            wrappers=None if self.wrappers is None else tuple(self.wrappers),
-            **lists,
-        )
+            "tied": tuple(sorted(self._tied)),
+            "gathered": tuple(self._gathered),
+            "not_checked": tuple(dict.fromkeys(self.not_checked)),
+            "without_ids": tuple(dict.fromkeys(self.without_ids)),
+            "narrowed_to": tuple(sorted(map(dtype_name, self.narrowed_to))),
+            "narrow_sums": tuple(sorted(map(dtype_name, self.narrow_sums))),
+            "not_applied": tuple(dict.fromkeys(self.not_applied)),
+        }
+        fields |= {
+            name: tuple(kept) if isinstance(kept, list) else kept
+            for name, kept in collected.items()
+            if name not in fields
+        }
+        return RankRecord(**fields)
 
     def _add(self, name: str, body: Body, digest: str) -> None:
         key = repr(body)
@@ -298,28 +280,29 @@ class Capture:
 
 
 def run_record(
-    mesh: Mesh,
-    stamped: Stamped | None,
-    intended: Mapping[str, str] | None,
-    *,
+    num_ranks: int,
+    mesh: Mesh | None,
     command: tuple[str, ...] = (),
-    probe: str = "",
-    sequence: Mapping[str, int] | None = None,
+    *,
     run_id: str = "",
+    probe: str = "",
     reference: str = "",
+    stamps: tuple[Stamp, ...] = (),
+    intended: Mapping[str, str] | None = None,
+    sequence: Mapping[str, int] | None = None,
 ) -> RunRecord:
     """Return the facts about the whole run, for `run.json`."""
     return RunRecord(
         schema=SCHEMA,
         shardviz=package_version("shardviz"),
         torch=package_version("torch"),
-        num_ranks=distributed.get_world_size(),
+        num_ranks=num_ranks,
         command=command,
+        mesh=None if mesh is None else MeshRecord(mesh.axes, mesh.shape, mesh.ranks),
+        run_id=run_id,
         probe=probe,
-        mesh=MeshRecord(mesh.axes, mesh.shape, mesh.ranks),
-        stamps=stamped.stamps if stamped else (),
+        reference=reference,
+        stamps=stamps,
         intended=dict(intended or {}),
         sequence=dict(sequence or {}),
-        run_id=run_id,
-        reference=reference,
     )

@@ -11,7 +11,7 @@ import math
 import re
 from typing import TYPE_CHECKING
 
-from torch import distributed
+from torch import distributed, nn
 from torch.distributed.tensor import DTensor
 
 from shardviz.errors import MeshError
@@ -25,7 +25,6 @@ from shardviz.text import listed
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
     from shardviz.layout.mesh import Mesh

@@ -11,7 +11,8 @@ from shardviz.live.capture.stamp import named_tensors
 from shardviz.live.claims import registry
 from shardviz.live.claims.local import Local
 from shardviz.live.claims.registry import of_tensor, unwrapped
-from shardviz.live.compat import clean_name, held_back, unit_of
+from shardviz.live.compat.fsdp import held_back
+from shardviz.live.compat.modules import clean_name, unit_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

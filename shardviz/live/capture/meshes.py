@@ -13,14 +13,15 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shardviz.layout.mesh import Mesh
 from shardviz.layout.placements import Placement, Replicate, Shard
-from shardviz.live.compat import real_tensors, root_mesh
+from shardviz.live.compat.meshes import root_mesh
+from shardviz.live.compat.tensors import real_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from torch.distributed import ProcessGroup
 
-    from shardviz.live.claims.flat import FlatParam
+    from shardviz.live.claims.local import FlatParam
 
 _plain: WeakKeyDictionary[DeviceMesh, Mesh] = WeakKeyDictionary()
 """Meshes as shardviz's: a mesh of thousands of ranks is asked for once for every parameter."""

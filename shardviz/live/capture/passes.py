@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import distributed
+from torch import distributed, nn
 from torch.distributed.tensor import DTensor
 
 from shardviz.dump.arrays import ID_NONE
@@ -19,17 +19,16 @@ from shardviz.layout.layout import Layout
 from shardviz.live.capture import describe
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.locals import Local, local_tensors, unwrapped
-from shardviz.live.capture.lookup.by_reference import add_by_reference
-from shardviz.live.capture.lookup.reference_tensors import Known
+from shardviz.live.capture.lookup.by_reference import Known, add_by_reference
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.stamp import Digits, Stamped, exact_bits, inexact, named_tensors, stamp
-from shardviz.live.compat import clean_name, placement_of, whole_of
+from shardviz.live.compat.meshes import placement_of, whole_of
+from shardviz.live.compat.modules import clean_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
-    from torch import nn
 
     from shardviz.layout.mesh import Mesh
     from shardviz.live.capture.capture import Capture

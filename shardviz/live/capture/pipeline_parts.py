@@ -19,7 +19,7 @@ from torch import distributed
 
 from shardviz.errors import ShardvizError
 from shardviz.live.capture.agreement import of_all_ranks
-from shardviz.live.capture.meshes import without_axes
+from shardviz.live.capture.meshes import Claim, without_axes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from shardviz.dump.records.tensors import Stamp
     from shardviz.layout.mesh import Coord, Mesh
     from shardviz.live.capture.locals import Local
-    from shardviz.live.capture.meshes import Claim
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ from torch.distributed.tensor import DTensor
 from shardviz.dump.records.tensors import Stamp
 from shardviz.errors import ShardvizError
 from shardviz.live.claims.wrappers import adapted_layers, without_adapter
-from shardviz.live.compat import clean_name, has_storage, id_without_memory
+from shardviz.live.compat.modules import clean_name
+from shardviz.live.compat.tensors import has_storage, id_without_memory
 from shardviz.reference.lookup import bits_of
 from shardviz.reference.names import matched
 from shardviz.stamping.fill import Fill, can_fill

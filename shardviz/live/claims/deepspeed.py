@@ -14,20 +14,18 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from torch import distributed
+from torch import distributed, nn
 
 from shardviz.dump.records.tensors import FlatRecord
 from shardviz.live.capture.meshes import of_flat_param
 from shardviz.live.capture.stamp import named_tensors
-from shardviz.live.claims.flat import FlatParam
-from shardviz.live.claims.local import Local, not_understood
-from shardviz.live.compat import clean_name
+from shardviz.live.claims.local import FlatParam, Local, not_understood
+from shardviz.live.compat.modules import clean_name
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
     import torch
-    from torch import nn
 
     from shardviz.dump.records.base import Role
     from shardviz.layout.mesh import Mesh

@@ -14,7 +14,7 @@ import torch
 
 from shardviz.live.capture.agreement import in_a_line
 from shardviz.live.capture.stamp import bits_of_tensor, dtype_name, from_bits
-from shardviz.live.compat import clean_name, load_hooks
+from shardviz.live.compat.modules import clean_name, load_hooks
 from shardviz.relate.values import part_of
 
 if TYPE_CHECKING:

@@ -22,17 +22,15 @@ from torch import distributed, nn
 from shardviz.dump.records.tensors import FlatRecord
 from shardviz.layout.mesh import Mesh
 from shardviz.layout.placements import Placement, Replicate, Shard, StridedShard
-from shardviz.live.capture.meshes import of_flat_param
+from shardviz.live.capture.meshes import Claim, of_flat_param
 from shardviz.live.capture.stamp import named_tensors
-from shardviz.live.claims.flat import FlatParam
-from shardviz.live.claims.local import Local, not_understood, plain
-from shardviz.live.compat import clean_name
+from shardviz.live.claims.local import FlatParam, Local, not_understood, plain
+from shardviz.live.compat.modules import clean_name
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from shardviz.dump.records.base import Role
-    from shardviz.live.capture.meshes import Claim
 
 
 AXES = {

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shardviz.live.capture.stamp import named_tensors
-from shardviz.live.claims import deepspeed, dtensor, fsdp1, hooks, megatron, spmd, transformers, wrappers
+from shardviz.live.claims import deepspeed, hooks, megatron, pytorch, spmd, transformers, wrappers
 from shardviz.live.claims.local import Local, plain
-from shardviz.live.compat import clean_name
+from shardviz.live.compat.modules import clean_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
 SOURCES: tuple[ModuleType, ...] = (
     wrappers,
-    fsdp1,
-    dtensor,
+    pytorch,
     deepspeed,
     megatron,
     spmd,

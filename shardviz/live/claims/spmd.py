@@ -12,7 +12,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import distributed
+from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardviz.layout.mesh import Mesh
@@ -23,7 +23,6 @@ from shardviz.live.claims.local import Local, not_understood, plain
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
 
     from shardviz.dump.records.base import Role
 

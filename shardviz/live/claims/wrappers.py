@@ -9,23 +9,14 @@ import torch
 from torch import distributed, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from shardviz.dump.records.step import WrapperRecord
-from shardviz.live.compat import (
-    averages_flat_gradients,
-    clean_name,
-    comm_hooks,
-    flat_params,
-    lacks_parameters,
-    params_of_ddp,
-    params_of_fsdp,
-    ran_without_sync,
-    reduce_dtypes,
-)
+from shardviz.dump.records.step import Wrapper, WrapperRecord
+from shardviz.live.compat.ddp import comm_hooks, lacks_parameters, params_of_ddp, ran_without_sync
+from shardviz.live.compat.fsdp import averages_flat_gradients, flat_params, params_of_fsdp, reduce_dtypes
+from shardviz.live.compat.modules import clean_name
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
-    from shardviz.dump.records.step import Wrapper
 
 ENGINES = {
     "deepspeed.runtime.engine": ("DeepSpeedEngine", "module"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,12 +13,11 @@ from torch.autograd.graph import get_gradient_edge
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from shardviz.groups import in_groups, the_only
-from shardviz.live.claims.flat import FlatParam
+from shardviz.live.claims.local import FlatParam
 from shardviz.live.compat.modules import clean_name, followed, replaced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
 
 
 def give_cpu_streams_events() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import sys
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +18,6 @@ from shardviz.live.compat.modules import followed, replaced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
 
 
 ORDERS = {"sum": 1.0, "max": math.inf}

@@ -154,11 +154,6 @@ def follow_modules_by(mode: CommDebugMode, tracker: Any) -> None:
     mode.advanced_module_tracker = tracker
 
 
-def without_compiling() -> Any:
-    """Return a context that runs compiled code eagerly: without values nothing compiles."""
-    return torch.compiler.set_stance("force_eager")
-
-
 def unit_of(name: str) -> str | None:
     """Return the module whose flat parameter has this name; else None.
 

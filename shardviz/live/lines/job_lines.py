@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardviz.dump.records.trace import STEP
 from shardviz.live.capture.locals import name_of, unwrapped
-from shardviz.live.compat import clean_name, innermost_modes
+from shardviz.live.compat.modules import clean_name, innermost_modes
 from shardviz.live.lines.recorder import recording
 from shardviz.live.lines.rerun import add_values, record_of, with_own_lines
 from shardviz.live.lines.step_recorder import StepRecorder

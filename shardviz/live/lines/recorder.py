@@ -17,17 +17,9 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardviz.live.capture.locals import of_tensor, unwrapped
-from shardviz.live.compat import (
-    class_name,
-    clean_name,
-    collective_called,
-    compiled_calls_wrapped,
-    in_backward,
-    is_compiled,
-    ranks_of_operator,
-    replaced,
-    version_of,
-)
+from shardviz.live.compat.modules import class_name, clean_name, compiled_calls_wrapped, is_compiled, replaced
+from shardviz.live.compat.tensors import in_backward, version_of
+from shardviz.live.compat.worlds import collective_called, ranks_of_operator
 from shardviz.live.lines.events import SENT_BACK, Before, Event, Value
 from shardviz.live.lines.frames import frames_of
 from shardviz.live.lines.tensors import has_memory, real_of, storage_of, tensors_kept

@@ -18,7 +18,9 @@ from torch.distributed.tensor import DTensor
 
 from shardviz.dump.records.trace import TO_LOCAL
 from shardviz.live.capture.locals import of_tensor, unwrapped
-from shardviz.live.compat import class_name, clean_name, is_compiled, ranks_of_operator, replaced, version_of
+from shardviz.live.compat.modules import class_name, clean_name, is_compiled, replaced
+from shardviz.live.compat.tensors import version_of
+from shardviz.live.compat.worlds import ranks_of_operator
 from shardviz.live.lines.events import Event, Value
 from shardviz.live.lines.frames import frames_of
 from shardviz.live.lines.recorder import Recorder, collecting, recorded

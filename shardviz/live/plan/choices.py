@@ -14,7 +14,8 @@ import torch
 from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
-from shardviz.live.compat import ranks_of_operator, real_tensors
+from shardviz.live.compat.tensors import real_tensors
+from shardviz.live.compat.worlds import ranks_of_operator
 from shardviz.live.plan.forks import own_line
 from shardviz.live.step.running import tensors_in
 

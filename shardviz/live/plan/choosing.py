@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from shardviz.dump.plan import PlannedPart, has_equal_parts, without_ranks
-from shardviz.dump.records.files import PeakRecord
+from shardviz.dump.records.files import PeakRecord, PlanPart, RankRecord, StepFails
 from shardviz.dump.validate import layout_of, mesh_of
 from shardviz.errors import ShardvizError
 from shardviz.text import bytes_text
@@ -28,7 +28,6 @@ from shardviz.text import bytes_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-    from shardviz.dump.records.files import PlanPart, RankRecord, StepFails
     from shardviz.layout.mesh import Mesh
     from shardviz.live.plan.rank import Reply
 
@@ -165,7 +164,7 @@ def choose(
     if needs_step and replies.step_fails != "no":
         return replies
     replies.ask([mesh.ranks[-1]])
-    replies.ask(_corners(mesh, _uneven_axes(replies.first.plan_part.record)))
+    replies.ask(_corners(mesh, replies.first.plan_part.record))
     replies.ask(_ranks_by_reads(replies))
     if all(map(replies.is_explained, replies.by_rank)):
         return replies
@@ -192,12 +191,6 @@ def _ask_along(replies: Replies, axes: tuple[str, ...]) -> Sequence[Part]:
     return _merge([(replies.by_rank[rank], at) for rank, at in positions_by_rank.items()], replies.mesh)
 
 
-def _uneven_axes(record: RankRecord) -> set[str]:
-    """Return the axes with uneven splits, on which torch and the oracle may disagree."""
-    layouts = (layout_of(layout_record, mesh_of(record.meshes[layout_record.mesh])) for layout_record in record.layouts)
-    return {axis for layout in layouts if not has_equal_parts(layout) for axis in layout.split_axes}
-
-
 def _ranks_by_reads(replies: Replies) -> list[int]:
     """Return a rank for each position along the axes that user code reads; the last if too many."""
     mesh, reads = replies.mesh, replies.reads
@@ -211,9 +204,14 @@ def _ranks_by_reads(replies: Replies) -> list[int]:
     return [rank for rank, position in zip(ranks, replies.positions(ranks), strict=True) if position not in answered]
 
 
-def _corners(mesh: Mesh, axes: Collection[str]) -> list[int]:
-    """Return the ranks first or last along some axes, first along the rest, up to a limit."""
-    ends = (sorted({0, mesh.axis_size(axis) - 1}) if axis in axes else [0] for axis in mesh.axes)
+def _corners(mesh: Mesh, record: RankRecord) -> list[int]:
+    """Return the ranks first or last along axes with uneven splits, first along the rest, up to a limit.
+
+    On uneven splits torch and the oracle may disagree.
+    """
+    layouts = (layout_of(layout_record, mesh_of(record.meshes[layout_record.mesh])) for layout_record in record.layouts)
+    uneven = {axis for layout in layouts if not has_equal_parts(layout) for axis in layout.split_axes}
+    ends = (sorted({0, mesh.axis_size(axis) - 1}) if axis in uneven else [0] for axis in mesh.axes)
     return [mesh.rank_at(coord) for coord in islice(product(*ends), MAX_CORNERS)]
 
 

@@ -10,30 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shardviz.dump.records.files import PeakRecord, SavedRecord
+from shardviz.dump.records.files import PeakRecord, SavedRecord, StepFails
 from shardviz.errors import ProbeError, ShardvizError
 from shardviz.live.capture.locals import unwrapped
-from shardviz.live.compat import (
-    ddp_alone,
-    fake_mode,
-    flat_params_without_memory,
-    followed,
-    futures_answered,
-    held_back,
-    is_made_in_first_step,
-    looks_for_unused,
-    only_in_first_step,
-    pipelines_alone,
-    quiet_redistribution,
-    real_tensors,
-    without_pinned_memory,
-)
+from shardviz.live.compat.ddp import ddp_alone, is_made_in_first_step, looks_for_unused, only_in_first_step
+from shardviz.live.compat.fakes import fake_mode, futures_answered
+from shardviz.live.compat.fsdp import flat_params_without_memory, held_back, without_pinned_memory
+from shardviz.live.compat.meshes import quiet_redistribution
+from shardviz.live.compat.modules import followed
+from shardviz.live.compat.pipelines import pipelines_alone
+from shardviz.live.compat.tensors import real_tensors
 from shardviz.live.plan.choices import OF_VALUES, Choices
 from shardviz.live.plan.forks import one_line, where
 from shardviz.live.plan.memory import Watched
 from shardviz.live.plan.optimizers import dtype_of
-from shardviz.live.plan.reads import NoOperator, Refusal
-from shardviz.live.step.batch import as_written, batch_axes, own_batch, whole_batch, whole_parts
+from shardviz.live.plan.reads import Answers, NoOperator, Refusal
+from shardviz.live.step.batch import Batch, as_written, batch_axes, own_batch, whole_batch, whole_parts
 from shardviz.live.step.observe import observed
 from shardviz.live.step.running import tensors_in
 from shardviz.live.step.step import loss_of, stages_of
@@ -45,12 +37,9 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from shardviz.dump.records.files import StepFails
     from shardviz.dump.records.step import StageRecord
     from shardviz.live.plan.planning import PlanJob
     from shardviz.live.plan.rank import Built
-    from shardviz.live.plan.reads import Answers
-    from shardviz.live.step.batch import Batch
     from shardviz.live.step.comms import Comms
 
 EVENLY = "the step reads what {} chose: the plan counts every choice equally often, on every rank"
@@ -58,7 +47,6 @@ LAZY = (
     "the first step also compares and broadcasts the parameters, not counted: in it replicate() makes a "
     "DistributedDataParallel"
 )
-NO_GPU = ": a plan has no GPU"
 NO_GRADIENTS = "the step leaves no gradients, so there is no optimizer state: call loss.backward() in step()"
 ON_CPU = "what save_on_cpu() keeps in the CPU's memory is counted as activations, as if it stayed on the GPU"
 STATIC = (
@@ -143,7 +131,7 @@ def _failed(built: Built, error: BaseException) -> PlannedStep:
         reads = f"the step reads a value, and a plan has none{where(error)}"
         unused = f"a step {how} cannot run in DistributedDataParallel with {UNUSED}"
         return PlannedStep(unused if looks_for_unused(built.model) else reads, reads_values=True)
-    why = NO_GPU if "cuda" in str(error).lower() else ""
+    why = ": a plan has no GPU" if "cuda" in str(error).lower() else ""
     fails: StepFails = "no" if why else "yes" if built.means == "values" else "perhaps"
     return PlannedStep(f"a step run {how} raised {one_line(error)}{why}", fails=fails)
 
@@ -178,7 +166,7 @@ def _run_step(job: PlanJob, probe: ModuleType, built: Built, device_mesh: Device
         else:
             torch.autograd.backward(loss_of(probe, model, batch))
     leaves_none = _leaves_none(model)
-    clears = leaves_none and watched.log.has_backward
+    clears = leaves_none and any(made.in_backward for made, _ in filter(None, watched.log.events))
     notes = [EVENLY.format(call) for call in getattr(choices, "read", ())]
     notes += [ON_CPU] if saved_on_cpu else []
     notes += [STATIC.format(once)] if (once := only_in_first_step(model)) else []

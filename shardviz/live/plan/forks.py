@@ -17,22 +17,22 @@ import signal
 import sys
 import sysconfig
 import traceback
+from itertools import takewhile
 from multiprocessing import Pipe
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from shardviz.errors import RankError, ShardvizError
-from shardviz.live.compat import know_fakes, new_fakes
-from shardviz.live.world.failures.exceptions import is_of_shardviz
+from shardviz.live.compat.fakes import know_fakes, new_fakes
+from shardviz.live.world.failures import is_of_shardviz
 from shardviz.machine import cores, free_memory
 from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from multiprocessing.connection import Connection
     from types import FrameType
 
 Answer = TypeVar("Answer")
@@ -211,22 +211,19 @@ def one_line(error: BaseException) -> str:
 
 def where(error: BaseException) -> str:
     """Return the user's line that raised an exception, in parentheses; empty if none did."""
-    user_frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_own(frame.filename)]
-    return _line(user_frames[-1].filename, user_frames[-1].lineno or 0) if user_frames else ""
+    return _first_own_line(reversed([*traceback.walk_tb(error.__traceback__)]))
 
 
 def own_line() -> str:
     """Return the line of the user's code that runs, in parentheses; empty if none of it does."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code is not _run.__code__:
-        if is_own(frame.f_code.co_filename):
-            return _line(frame.f_code.co_filename, frame.f_lineno)
-        frame = frame.f_back
-    return ""
+    frames = traceback.walk_stack(sys._getframe(1))
+    return _first_own_line(takewhile(lambda frame: frame[0].f_code is not _run.__code__, frames))
 
 
-def _line(file: str, number: int) -> str:
-    return f" ({Path(file).name}, line {number}: {linecache.getline(file, number).strip()})"
+def _first_own_line(frames: Iterable[tuple[FrameType, int]]) -> str:
+    lines = ((frame.f_code.co_filename, number) for frame, number in frames)
+    file, number = next((line for line in lines if is_own(line[0])), ("", 0))
+    return f" ({Path(file).name}, line {number}: {linecache.getline(file, number).strip()})" if file else ""
 
 
 def is_own(file: str) -> bool:

@@ -24,17 +24,11 @@ from torch.overrides import TorchFunctionMode
 
 from shardviz.dump.records.files import PeakRecord
 from shardviz.errors import ProbeError
-from shardviz.live.compat import (
-    UnwrappedMode,
-    answered_alone,
-    flat_gradients_reduced,
-    id_without_memory,
-    in_backward,
-    plain_tensors,
-    replaced,
-    storages_resized,
-    working_out_shapes,
-)
+from shardviz.live.compat.fakes import UnwrappedMode, answered_alone
+from shardviz.live.compat.fsdp import flat_gradients_reduced
+from shardviz.live.compat.meshes import working_out_shapes
+from shardviz.live.compat.modules import replaced
+from shardviz.live.compat.tensors import id_without_memory, in_backward, plain_tensors, storages_resized
 from shardviz.live.step.running import tensors_in
 
 if TYPE_CHECKING:
@@ -199,11 +193,6 @@ class Log:
             elif not (event[0].is_state or event[0].of_fsdp):
                 now[event[0].module] += event[1]
         return most
-
-    @property
-    def has_backward(self) -> bool:
-        """Whether anything was made in a backward."""
-        return any(made.in_backward for made, _ in filter(None, self.events))
 
 
 class Watched(UnwrappedMode):

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.tensor import DTensor
 
 from shardviz.errors import ShardvizError
 from shardviz.live.capture.locals import Local, of_tensor, unwrapped
-from shardviz.live.compat import clean_name, inner_tensors, local_of, quiet_redistribution
+from shardviz.live.compat.meshes import local_of, quiet_redistribution
+from shardviz.live.compat.modules import clean_name
+from shardviz.live.compat.tensors import inner_tensors
 from shardviz.live.plan.forks import one_line
 from shardviz.live.plan.reads import Answers
 from shardviz.live.step.observe import optimizer_states, tied_again
@@ -34,24 +36,12 @@ if TYPE_CHECKING:
     from shardviz.live.plan.rank import Built
 
 
-class Kind(NamedTuple):
-    """A kind of optimizer.
-
-    Attributes:
-        name: What it is called.
-        states: What it keeps in the shape of a parameter.
-    """
-
-    name: str
-    states: tuple[str, ...]
-
-
 KINDS = {
-    "adam": Kind("Adam", ("exp_avg", "exp_avg_sq")),
-    "momentum": Kind("SGD with momentum", ("momentum_buffer",)),
-    "none": Kind("", ()),
+    "adam": ("Adam", ("exp_avg", "exp_avg_sq")),
+    "momentum": ("SGD with momentum", ("momentum_buffer",)),
+    "none": ("", ()),
 }
-"""Every kind by the word that options have for it."""
+"""By the word of --optimizer: its name, and what it keeps in the shape of a parameter."""
 
 
 @dataclass(frozen=True)
@@ -100,8 +90,9 @@ def states(
         if state_locals is not None:
             return state_locals
     trained = {grad.name for grad in grads} - tied_again(unwrapped(built.model))
-    by_rule = _states_by_rule(optimizer, [param for param in params if param.role == "param" and param.name in trained])
-    return list(by_rule), KINDS[optimizer.kind or "adam"].name
+    optimizer_name, kinds = KINDS[optimizer.kind or "adam"]
+    trained_params = (param for param in params if param.role == "param" and param.name in trained)
+    return [state for param in trained_params for state in _states_by_rule(optimizer, kinds, param)], optimizer_name
 
 
 def _state_of_probe(
@@ -171,15 +162,14 @@ def _parts(optimizer: Any) -> list[Any]:
     return parts
 
 
-def _states_by_rule(optimizer: Optimizer, trained: Sequence[Local]) -> Iterator[Local]:
-    for local in trained:
-        dtype = dtype_of(optimizer.dtype) if optimizer.dtype else local.values.dtype
-        dtypes = dict.fromkeys(KINDS[optimizer.kind or "adam"].states, dtype)
-        if optimizer.master and local.values.dtype.itemsize < torch.float32.itemsize:
-            dtypes["master"] = torch.float32
-        for kind, dtype in dtypes.items():
-            values = torch.empty(local.values.shape, dtype=dtype, device="meta")
-            yield replace(local, name=f"{local.name}.{kind}", role="optim", values=values, grad=None)
+def _states_by_rule(optimizer: Optimizer, kinds: Iterable[str], param: Local) -> Iterator[Local]:
+    dtype = dtype_of(optimizer.dtype) if optimizer.dtype else param.values.dtype
+    dtypes = dict.fromkeys(kinds, dtype)
+    if optimizer.master and param.values.dtype.itemsize < torch.float32.itemsize:
+        dtypes["master"] = torch.float32
+    for kind, dtype in dtypes.items():
+        values = torch.empty(param.values.shape, dtype=dtype, device="meta")
+        yield replace(param, name=f"{param.name}.{kind}", role="optim", values=values, grad=None)
 
 
 def taken_apart(locals_: Iterable[Local], tensors: Mapping[str, torch.Tensor]) -> Iterator[Local]:

@@ -17,14 +17,14 @@ from msgspec import structs
 from shardviz.dump.plan import PlannedRanks
 from shardviz.dump.records.base import SCHEMA
 from shardviz.dump.records.files import PlanRecord, RunRecord
-from shardviz.dump.records.tensors import MeshRecord
 from shardviz.errors import ProbeError, ShardvizError
+from shardviz.live.capture.capture import run_record
 from shardviz.live.dumping import check_intended
 from shardviz.live.noting import is_library
 from shardviz.live.plan.choosing import choose, rank_along
 from shardviz.live.plan.forks import answers, ask, is_own, one_line
 from shardviz.live.plan.optimizers import Optimizer, dtype_of
-from shardviz.live.plan.rank import answer, early_model, unsharded, without_groups
+from shardviz.live.plan.rank import Reply, answer, early_model, without_groups
 from shardviz.live.plan.reads import variables_read
 from shardviz.live.probe import load_probe
 from shardviz.live.world.torchrun import environment_of, variables
@@ -32,7 +32,6 @@ from shardviz.machine import cores
 from shardviz.plan.alternatives import Row, row_of
 from shardviz.plan.counting import PlanBytes
 from shardviz.text import counted
-from shardviz.versions import package_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from shardviz.layout.mesh import Mesh
-    from shardviz.live.plan.rank import Reply
     from shardviz.probe_files import Probe
 
     Again = Callable[[], tuple[ModuleType, tuple[str, ...]]]
@@ -117,7 +115,7 @@ def load(job: PlanJob) -> Loaded:
         of_ranks = [variables(rank, size, job.per_node) for rank in (0, min(1, size - 1), size - 1)]
         if any(len({values[name] for values in of_ranks}) > 1 for name in read):
             return Loaded(module, again=_importer(job, module, set(sys.modules) - modules))
-        return Loaded(module, early_model(lambda: unsharded(module, job.probe.build, double=job.double)))
+        return Loaded(module, early_model(job, module))
 
 
 def _importer(job: PlanJob, module: ModuleType, names: set[str]) -> Again:
@@ -157,10 +155,6 @@ def _import(probe: Probe) -> ModuleType:
         raise ProbeError(raised, f"python {probe.path} shows where") from error
 
 
-NO_STEP = "--no-step was given"
-IDLE = "stages of {} would have no parameters"
-
-
 def plan(job: PlanJob) -> tuple[RunRecord, PlanRecord]:
     """Plan a job, and return the two files of its dump.
 
@@ -169,28 +163,20 @@ def plan(job: PlanJob) -> tuple[RunRecord, PlanRecord]:
     """
     loaded = load(job)
     record = _planned(job, loaded)
-    run = RunRecord(
-        schema=SCHEMA,
-        shardviz=package_version("shardviz"),
-        torch=package_version("torch"),
-        num_ranks=job.mesh.size,
-        command=job.command,
-        probe=job.probe.name,
-        mesh=MeshRecord(job.mesh.axes, job.mesh.shape, job.mesh.ranks),
-        intended=dict(getattr(loaded.module, "expect", {})),
-        run_id=record.run_id,
-    )
+    name, intended = job.probe.name, getattr(loaded.module, "expect", {})
+    run = run_record(job.mesh.size, job.mesh, job.command, run_id=record.run_id, probe=name, intended=intended)
     return run, record
 
 
 def _planned(job: PlanJob, loaded: Loaded, most: int = 0, *, needs_step: bool = False) -> PlanRecord:
     """Ask ranks, as many at a time as is said, and return the plan."""
-    _check_mesh(job, loaded)
+    if hasattr(loaded.module, "check_mesh"):
+        loaded.module.check_mesh(job.mesh)
 
     def ask_ranks(ranks: Sequence[int], stepped: Collection[int]) -> dict[int, Reply]:
         return ask(ranks, lambda rank: answer(replace(job, with_step=rank in stepped), loaded, rank), most)
 
-    why = "" if job.with_step else NO_STEP
+    why = "" if job.with_step else "--no-step was given"
     replies = choose(job.mesh, ask_ranks, loaded.stage_axes, without_step=why, needs_step=needs_step)
     run_id = secrets.token_hex(8)
     parts = tuple(
@@ -205,12 +191,6 @@ def _planned(job: PlanJob, loaded: Loaded, most: int = 0, *, needs_step: bool = 
     optimizer = next((reply.optimizer for reply, _ in replies.parts if reply.optimizer), "")
     how = (stands + apart, *notes)
     return PlanRecord(SCHEMA, parts, run_id, job.node, optimizer, how, replies.failed, replies.step_fails)
-
-
-def _check_mesh(job: PlanJob, loaded: Loaded) -> None:
-    """Let the probe refuse a mesh."""
-    if hasattr(loaded.module, "check_mesh"):
-        loaded.module.check_mesh(job.mesh)
 
 
 def rows(job: PlanJob, tried: Sequence[Mesh], memory: int, ended: Callable[[], None] = lambda: None) -> Iterator[Row]:
@@ -262,11 +242,12 @@ def _row(job: PlanJob, loaded: Loaded, memory: int, most: int, *, needs_step: bo
     # The last but one of each axis: its stage is empty if any stage is.
     stages = {axis: rank_along(job.mesh, axis, -2) for axis in loaded.stage_axes if job.mesh.axis_size(axis) > 2}
     rank_samples = [*stages.values(), *(job.mesh.ranks[:1] if memory and job.with_step else ())]
-    _check_mesh(job, loaded)
+    if hasattr(loaded.module, "check_mesh"):
+        loaded.module.check_mesh(job.mesh)
     looks = _quick_looks(job, loaded, rank_samples, most)
     for axis, rank in stages.items():
         if not looks[rank][1]:
-            raise ShardvizError(IDLE.format(axis))
+            raise ShardvizError(f"stages of {axis} would have no parameters")
     lasting = max((lasting for lasting, _ in looks.values()), default=0)
     if memory and lasting > memory:
         return lasting

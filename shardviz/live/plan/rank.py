@@ -11,49 +11,39 @@ import sys
 import traceback
 import warnings
 from dataclasses import dataclass, field, replace
+from itertools import starmap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shardviz.dump.records.files import BucketRecord, PlanPart, UnitRecord
+from shardviz.dump.records.files import BucketRecord, PlanPart, StepFails, UnitRecord
 from shardviz.errors import ProbeError, ShardvizError
 from shardviz.live.capture.capture import Capture
 from shardviz.live.capture.locals import Local, local_tensors, unwrapped
 from shardviz.live.capture.pipeline_parts import PipelinePart
-from shardviz.live.compat import (
-    clean_name,
-    ddp_buckets,
-    fake_mode,
-    fake_world,
-    fakes_converted,
-    followed,
-    fsdp_units,
-    has_ddp,
-    is_compiled,
-    meshes_joined_once,
-    parameters_are_held,
-    replaced,
-    split_alike,
-    without_compiling,
-)
-from shardviz.live.plan.dry_step import planned_step
+from shardviz.live.compat.ddp import ddp_buckets, has_ddp
+from shardviz.live.compat.fakes import fake_mode, fakes_converted
+from shardviz.live.compat.fsdp import fsdp_units, parameters_are_held
+from shardviz.live.compat.meshes import meshes_joined_once
+from shardviz.live.compat.modules import clean_name, followed, is_compiled, replaced
+from shardviz.live.compat.worlds import fake_world, split_alike
+from shardviz.live.plan.dry_step import PlannedStep, planned_step
 from shardviz.live.plan.forks import is_own, one_line
 from shardviz.live.plan.optimizers import states, taken_apart
 from shardviz.live.plan.reads import TRIED, Answers, places_read, variables_read
+from shardviz.live.probe import as_module, built_model
 from shardviz.live.step.step import gradients
 from shardviz.live.world.torchrun import environment_of
 from shardviz.text import bytes_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from types import ModuleType
 
-    from shardviz.dump.records.files import StepFails
-    from shardviz.live.plan.dry_step import PlannedStep
     from shardviz.live.plan.planning import Loaded, PlanJob
 
 
@@ -99,21 +89,13 @@ class Built:
     refused: tuple[str, ...] = ()
 
 
-def unsharded(probe: Any, build: str, *, double: bool = False) -> nn.Module:
-    """Build a probe's model, or raise a `ProbeError` if that is not a module."""
-    torch.manual_seed(0)
-    model = _module(getattr(probe, build)(), f"{build}()", "return a torch.nn.Module")
-    return model.double() if double else model
+def unsharded(job: PlanJob, probe: ModuleType) -> nn.Module:
+    """Build a probe's model."""
+    model = built_model(probe, job.probe.build)
+    return model.double() if job.double else model
 
 
-def _module(value: Any, call: str, hint: str) -> nn.Module:
-    """Call a probe's function and return its module; raise if it returns anything else."""
-    if not isinstance(value, nn.Module):
-        raise ProbeError(f"{call} returned {type(value).__name__}", hint)
-    return value
-
-
-def early_model(build: Callable[[], nn.Module]) -> nn.Module | None:
+def early_model(job: PlanJob, probe: ModuleType) -> nn.Module | None:
     """Build a model on the meta device before there are any ranks, once for all of them.
 
     Returns:
@@ -128,7 +110,7 @@ def early_model(build: Callable[[], nn.Module]) -> nn.Module | None:
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")  # the exception names what is wrong
-        model = build()
+        model = unsharded(job, probe)
         return None if checks or read else model
     return None
 
@@ -194,7 +176,7 @@ def _hint(why: str) -> str:
     return NO_GPU if any(word in why.lower() for word in ("cuda", "nccl")) else BY_HAND
 
 
-ALL: tuple[Means, ...] = ("meta", "fakes", "values")
+ALL: tuple[Means, ...] = get_args(Means)
 """How a model is built, in the order in which it is tried."""
 
 NO_VALUES = "the step reads {}, which a plan does not have: it does the same with {}{}"
@@ -233,7 +215,7 @@ def answer(job: PlanJob, loaded: Loaded, rank: int) -> Reply:
         contextlib.redirect_stdout(sys.stderr),
         environment_of(rank, job.mesh.size, job.per_node),
         fake_world(rank, job.mesh.size),
-        without_compiling(),
+        torch.compiler.set_stance("force_eager"),  # without values nothing compiles
         meshes_joined_once(),
     ):
         with places_read(job.mesh) as reads:
@@ -263,8 +245,8 @@ class _Rank:
         """Return what this rank has."""
         built, step = self._built_and_stepped()
         self.capture.add_mesh(self.mesh)
-        units = tuple(UnitRecord(*unit) for unit in fsdp_units(unwrapped(built.model)))
-        buckets = self.buckets or _buckets(built.model)
+        units = tuple(starmap(UnitRecord, fsdp_units(unwrapped(built.model))))
+        buckets = self.buckets or tuple(starmap(BucketRecord, ddp_buckets(built.model)))
         optimizer = self._record(built, step)
         if step.comms is not None:
             self.capture.collectives += step.comms.records(self.job.mesh, self.rank, with_ranks=True)
@@ -349,12 +331,12 @@ class _Rank:
                     with torch.device("meta") if kind == "meta" else contextlib.nullcontext():
                         model = early if kind == "meta" else None
                         if model is None:
-                            model = unsharded(self.probe, self.job.probe.build, double=self.job.double)
+                            model = unsharded(self.job, self.probe)
                     call = "parallelize()"
                     with talks, split_alike():  # what `parallelize` makes for itself has values
                         returned = self.probe.parallelize(model, self.mesh)
                     if returned is not None:
-                        model = _module(returned, call, "return the model, or None")
+                        model = as_module(returned, call, "return the model, or None")
             except ProbeError as error:
                 raise ProbeError("; ".join((*refused, error.message)), error.hint) from error
             except (KeyboardInterrupt, SystemExit):
@@ -373,7 +355,7 @@ class _Rank:
     def _sharded(self, *means: Means) -> Built:
         built = self._built(means or ALL)
         self.before = [_without_values(local) for local in self._locals(built.model)]
-        self.buckets = _buckets(built.model)
+        self.buckets = tuple(starmap(BucketRecord, ddp_buckets(built.model)))
         self.capture.add_ties(built.model)
         return built
 
@@ -396,10 +378,6 @@ class _Rank:
         named = (*inner.named_parameters(remove_duplicate=False), *inner.named_buffers(remove_duplicate=False))
         tensors = {clean_name(name): tensor for name, tensor in named}
         return self.stages.of_stage(taken_apart(local_tensors(inner, self.job.mesh), tensors))
-
-
-def _buckets(model: nn.Module) -> tuple[BucketRecord, ...]:
-    return tuple(BucketRecord(size, views) for size, views in ddp_buckets(model))
 
 
 def _expected(model: nn.Module, locals_: list[Local]) -> list[Local]:

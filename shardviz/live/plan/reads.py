@@ -18,7 +18,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardviz.errors import ShardvizError
-from shardviz.live.compat import followed, has_known_value, is_fake
+from shardviz.live.compat.fakes import has_known_value, is_fake
+from shardviz.live.compat.modules import followed
 from shardviz.live.plan.forks import is_own, own_line
 from shardviz.live.world.torchrun import variables
 from shardviz.text import counted

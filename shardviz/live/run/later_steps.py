@@ -14,12 +14,12 @@ import torch
 from msgspec import structs
 
 from shardviz.dump.records.step import GivenRecord
-from shardviz.live.capture.locals import local_tensors, unwrapped
-from shardviz.live.compat import clean_name
+from shardviz.live.capture.locals import Local, local_tensors, unwrapped
+from shardviz.live.compat.modules import clean_name
 from shardviz.live.run.hooks.observing import quietly
 from shardviz.live.run.references.values import living_modules, living_optimizers, outermost
-from shardviz.live.run.step_files import WHAT, weights_of
-from shardviz.live.step.optimizer_settings import options_records
+from shardviz.live.run.step_files import WHAT, Step, weights_of
+from shardviz.live.step.optimizer_settings import Options, options_records
 from shardviz.live.step.running import tensors_in
 from shardviz.live.step.steppers import parameters_of, steps
 
@@ -29,10 +29,8 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from shardviz.live.capture.locals import Local
-    from shardviz.live.run.averages import Averages
-    from shardviz.live.run.step_files import Step, Written
-    from shardviz.live.step.optimizer_settings import Options
+    from shardviz.live.run.outside import Averages
+    from shardviz.live.run.step_files import Written
 
 MAX_STEPS = 16
 """So many steps are followed, the traced one among them."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.claims import registry
-from shardviz.live.run.step_files import gradients_of, sampled
+from shardviz.live.run.step_files import Step, gradients_of, sampled
 from shardviz.live.step.steppers import names_of_stand_ins, stepped_by, steps
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from shardviz.live.claims.local import Local
-    from shardviz.live.run.step_files import Step
     from shardviz.live.step.optimizer_settings import Options
 
 

@@ -21,7 +21,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from shardviz.errors import ShardvizError
 from shardviz.live.capture.agreement import in_a_line
-from shardviz.live.compat import default_store, have_come
+from shardviz.live.compat.worlds import default_store, have_come
 from shardviz.live.run.hooks.observing import is_inside, quietly
 from shardviz.live.run.references.writing import rank_here
 from shardviz.text import counted
@@ -84,6 +84,7 @@ def watch_steps(observer: Observer) -> None:
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
     watched: WeakSet[Any] = WeakSet()
+    taken: Counter[int] = Counter()
     process = os.getpid()
 
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -95,20 +96,14 @@ def watch_steps(observer: Observer) -> None:
             if observer.session.options.stamp:
                 end_stamped(observer.session, "before an optimizer's step")
 
-    register_optimizer_step_pre_hook(before)
-    if observer.session.options.steps:
-        _end_after(observer.session, register_optimizer_step_post_hook)
-
-
-def _end_after(session: Session, register: Any) -> None:
-    taken: Counter[int] = Counter()
-
     def after(optimizer: Any, args: Any, kwargs: Any) -> None:
         taken[id(optimizer)] += not is_inside()
-        if taken[id(optimizer)] >= session.options.steps:
-            end(session)
+        if taken[id(optimizer)] >= observer.session.options.steps:
+            end(observer.session)
 
-    register(after)
+    register_optimizer_step_pre_hook(before)
+    if observer.session.options.steps:
+        register_optimizer_step_post_hook(after)
 
 
 def end(session: Session) -> None:

@@ -13,11 +13,11 @@ from torch import distributed, nn
 from shardviz.dump.write import TRACE_FOLDER
 from shardviz.live.capture.locals import name_of
 from shardviz.live.claims import deepspeed, megatron, registry
-from shardviz.live.compat import stages_of
+from shardviz.live.compat.pipelines import stages_of
 from shardviz.live.run.hooks.arming import arm, disarm
 from shardviz.live.run.hooks.observing import nested, quietly
 from shardviz.live.run.meeting import end_stamped, watch_steps
-from shardviz.live.run.options import Note, leave
+from shardviz.live.run.options import Note, Options, leave
 from shardviz.live.run.references.values import contains, num_modules
 from shardviz.live.run.references.writing import is_first_here, rank_here
 from shardviz.live.run.session import Session
@@ -27,7 +27,6 @@ from shardviz.live.step.steppers import parameters_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from shardviz.live.run.options import Options
     from shardviz.live.run.tracing import Follower
 
 MAX_DUMPS = 8
@@ -65,10 +64,6 @@ class Observer:
         if not self._is_noted_at_exit:
             self._is_noted_at_exit = True
             atexit.register(self._note_finish)
-
-    def rank_died(self, rank: int, code: int) -> None:
-        """Note how a rank ended that this process has started."""
-        self.session.leave("died", str(code), rank)
 
     def _note_finish(self) -> None:
         """Note that the script finished; what then happens to the process is not its doing."""

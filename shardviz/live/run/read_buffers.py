@@ -3,29 +3,34 @@
 Statistics that a forward writes, as those of BatchNorm, are of a rank's own rows, and evaluation alone reads them. What
 is written between steps and read in training makes another model of each rank if it differs. No program can be asked
 what it reads: a forward reads the buffers that its code, or that of methods which it names, names.
+
+Where its source can be read, it says whether a buffer is read before it is written: then it carries something from one
+step to the next. One that is written first is scratch, and one that is never read is for others to look at. A buffer
+that is given to a function of the user's says nothing.
 """
 
 from __future__ import annotations
 
+import ast
+import builtins
 import inspect
+import textwrap
 from dataclasses import replace
+from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING
 
 import torch
 
-from shardviz.live.capture.locals import local_tensors, unwrapped
-from shardviz.live.compat import clean_name
+from shardviz.live.capture.locals import Local, local_tensors, unwrapped
+from shardviz.live.compat.modules import clean_name, name_in
 from shardviz.live.randomness import random_states
-from shardviz.live.run.buffer_uses import uses_of
 from shardviz.live.run.step_files import sampled
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Mapping
 
     from torch import nn
-
-    from shardviz.live.capture.locals import Local
 
 
 class ReadBuffers:
@@ -43,7 +48,7 @@ class ReadBuffers:
         self._named = {name for kind in kinds for name in _named_by(kind)}
         uses = {kind: uses_of(kind) for kind in kinds}
         self._uses = {
-            clean_name(f"{path}.{name}" if path else name): use
+            name_in(path, name): use
             for path, module in self._model.named_modules()
             for name, use in uses[type(module)].items()
         }
@@ -110,3 +115,154 @@ def _named_by(kind: type[nn.Module]) -> set[str]:
         names |= new
         waiting += [name for name in new if isinstance(getattr(kind, name, None), FunctionType)]
     return names
+
+
+ABOUT = frozenset(("shape", "size", "ndim", "dim", "numel", "dtype", "device", "new_zeros", "new_empty", "stride"))
+"""Attributes of a tensor that say nothing of its numbers."""
+
+NAMES_OF_NUMBERS = ("data", "T", "mT")
+"""Attributes of a tensor that are a view of it."""
+
+
+def uses_of(kind: type[nn.Module]) -> Mapping[str, tuple[bool, str]]:
+    """Return how the forward of a class uses what `self` has.
+
+    Returns:
+        By name: whether the forward reads it in training before it writes it, and the line that writes it first, as
+        `moco.py:42`; empty if none does.
+    """
+    uses = _Uses(kind)
+    uses.follow("forward")
+    return {name: (use == "read", uses.written_in.get(name, "")) for name, use in uses.first.items()}
+
+
+class _Uses(ast.NodeVisitor):
+    """Visits a method in the order in which it runs, and those that it calls.
+
+    Attributes:
+        first: By name, what is done with it first: `read`, `write`, or `given` to another function.
+        written_in: By name, the first line that writes it.
+    """
+
+    def __init__(self, kind: type[nn.Module]) -> None:
+        self.first: dict[str, str] = {}
+        self.written_in: dict[str, str] = {}
+        self._kind, self._followed = kind, set[str]()
+        self._code, self._before = "", 0
+        self._aliases: dict[str, str] = {}
+
+    def follow(self, method: str) -> None:
+        """Visit the body of a method, once; none of torch's own."""
+        function = getattr(self._kind, method, None)
+        if method in self._followed or function is None:
+            return
+        function = inspect.unwrap(function)
+        if not isinstance(function, FunctionType) or function.__module__.startswith("torch."):
+            return
+        self._followed.add(method)
+        try:
+            lines, number = inspect.getsourcelines(function)
+            tree = ast.parse(textwrap.dedent("".join(lines)))
+        except (OSError, TypeError, SyntaxError):
+            return
+        outer = self._code, self._before, self._aliases
+        self._code, self._before, self._aliases = Path(function.__code__.co_filename).name, number - 1, {}
+        for statement in tree.body[0].body if isinstance(tree.body[0], ast.FunctionDef) else ():
+            self.visit(statement)
+        self._code, self._before, self._aliases = outer
+
+    def visit_If(self, node: ast.If | ast.IfExp) -> None:
+        """Visit what runs in training."""
+        test, is_not = node.test, False
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            test, is_not = test.operand, True
+        is_of_training = isinstance(test, ast.Attribute) and test.attr == "training"
+        branches = [node.test, node.body, node.orelse]
+        if is_of_training:
+            branches = [node.orelse if is_not else node.body]
+        for branch in branches:
+            for child in branch if isinstance(branch, list) else [branch]:
+                self.visit(child)
+
+    visit_IfExp = visit_If  # noqa: N815
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        """Visit the value before the targets; another name of a buffer stands for it."""
+        name, target = self._direct(node.value), node.targets[0]
+        if name and isinstance(target, ast.Name):
+            self._aliases[target.id] = name
+            return
+        self.visit(node.value)
+        for target in node.targets:
+            self.visit(target)
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> None:
+        """Count `x += y` as a write alone: what it reads goes nowhere else."""
+        self.visit(node.value)
+        self._write(node.target)
+
+    def visit_Subscript(self, node: ast.Subscript) -> None:
+        """Write what slices are assigned to."""
+        self.visit(node.slice)
+        if isinstance(node.ctx, ast.Store):
+            self._write(node)
+        else:
+            self.visit(node.value)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        """Read a buffer, or write it if it is replaced."""
+        if node.attr in ABOUT and self._direct(node.value):
+            return
+        name = self._direct(node)
+        if name and isinstance(node.ctx, ast.Store):
+            self._write(node)
+        elif name:
+            self.first.setdefault(name, "read")
+        else:
+            self.visit(node.value)
+
+    def visit_Name(self, node: ast.Name) -> None:
+        """Read a buffer by its other name."""
+        if node.id in self._aliases and isinstance(node.ctx, ast.Load):
+            self.first.setdefault(self._aliases[node.id], "read")
+
+    def visit_Call(self, node: ast.Call) -> None:
+        """Visit the arguments; go into methods of `self`; write what a function whose name ends in `_` is called of."""
+        function = node.func
+        method = function.attr if isinstance(function, ast.Attribute) else ""
+        is_of_self = isinstance(function, ast.Attribute) and getattr(function.value, "id", "") == "self"
+        is_unknown = is_of_self or (isinstance(function, ast.Name) and not hasattr(builtins, function.id))
+        for argument in node.args:
+            if is_unknown and (name := self._direct(argument)):
+                self.first.setdefault(name, "given")
+            self.visit(argument)
+        for keyword in node.keywords:
+            if keyword.arg == "out":
+                self._write(keyword.value)
+            self.visit(keyword.value)
+        if is_of_self:
+            self.follow(method)
+        elif method.endswith("_") and isinstance(function, ast.Attribute) and self._base(function.value):
+            self._write(function.value)
+        else:
+            self.visit(function)
+
+    def _write(self, node: ast.expr) -> None:
+        if name := self._base(node):
+            self.first.setdefault(name, "write")
+            self.written_in.setdefault(name, f"{self._code}:{self._before + node.lineno}")
+        elif isinstance(node, ast.Subscript | ast.Attribute):
+            self.visit(node.value)
+
+    def _base(self, node: ast.expr) -> str:
+        """Return the buffer that an expression is a part of; empty if it is of none."""
+        while isinstance(node, ast.Subscript) or (isinstance(node, ast.Attribute) and node.attr in NAMES_OF_NUMBERS):
+            node = node.value
+        return self._direct(node)
+
+    def _direct(self, node: ast.expr) -> str:
+        """Return the buffer that an expression names; empty if it names none."""
+        if isinstance(node, ast.Name):
+            return self._aliases.get(node.id, "")
+        is_of_self = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
+        return node.attr if is_of_self and isinstance(node, ast.Attribute) else ""

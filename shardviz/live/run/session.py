@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import distributed, nn
 
-from shardviz.live.compat import clean_name
-from shardviz.live.run.options import Note, leave
+from shardviz.live.compat.modules import clean_name
+from shardviz.live.run.options import Kind, Note, Options, leave
 from shardviz.live.run.references.sources import (
     MOST,
     Opened,
@@ -25,7 +25,6 @@ from shardviz.reference.names import bare_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from shardviz.live.run.options import Kind, Options
     from shardviz.live.run.references.sources import Source
     from shardviz.live.run.stamp_mode.loads import Loads
 

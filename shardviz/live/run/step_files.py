@@ -12,20 +12,19 @@ from msgspec import structs
 from torch import distributed, nn
 
 from shardviz.dump.arrays import kept_indices, strides_for
-from shardviz.dump.records.base import SCHEMA
-from shardviz.dump.records.files import RunRecord
 from shardviz.dump.write import write_rank, write_run
 from shardviz.layout.mesh import AXIS_NAME
-from shardviz.live.capture.capture import Capture
+from shardviz.live.capture.capture import Capture, run_record
 from shardviz.live.capture.locals import Local, held_back_names, local_tensors, unwrapped
 from shardviz.live.claims.wrappers import approximated_by, reduced_in, reducing, rounded_to
-from shardviz.live.compat import default_store, groups_here, is_compiled
+from shardviz.live.compat.modules import is_compiled
+from shardviz.live.compat.worlds import default_store, groups_here
 from shardviz.live.run.hooks.observing import quietly
 from shardviz.live.run.references.writing import is_first_here, rank_here
 from shardviz.live.step.observe import optimizer_states
+from shardviz.live.step.optimizer_settings import Options as Settings
 from shardviz.live.step.optimizer_settings import options_records
 from shardviz.live.step.trace.recorder import MAX_ELEMENTS, add_points
-from shardviz.versions import package_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -35,11 +34,9 @@ if TYPE_CHECKING:
 
     from shardviz.dump.records.step import ClipRecord, GivenRecord
     from shardviz.live.lines.job_lines import JobLines
-    from shardviz.live.run.averages import Averages
-    from shardviz.live.run.outside import Outside
+    from shardviz.live.run.outside import Averages, Outside
     from shardviz.live.run.read_buffers import ReadBuffers
     from shardviz.live.run.tracing import JobTrace
-    from shardviz.live.step.optimizer_settings import Options as Settings
 
     Written = Callable[[Iterable[Local], Iterable[Local], Iterable[GivenRecord]], None]
 
@@ -146,12 +143,7 @@ def write_step(step: Step, folder: Path, command: tuple[str, ...], problem: str 
     capture.not_checked += [*step.unknown.items(), *(("", why) for why in _unseen(step, problem, hook))]
     folder.mkdir(exist_ok=True)
     if is_first_here(folder, "trace folder"):
-        write_run(
-            folder,
-            RunRecord(
-                SCHEMA, package_version("shardviz"), package_version("torch"), num_ranks, command, run_id=capture.run_id
-            ),
-        )
+        write_run(folder, run_record(num_ranks, None, command, run_id=capture.run_id))
     write_rank(folder, capture.record(), capture.dense)
 
     def written_again(after: Iterable[Local], changed: Iterable[Local], given: Iterable[GivenRecord]) -> None:

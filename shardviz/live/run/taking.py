@@ -21,8 +21,8 @@ from shardviz.errors import MeshError, ShardvizError
 from shardviz.live.api import capture_by_reference
 from shardviz.live.capture.agreement import in_a_line, of_all_ranks, together
 from shardviz.live.capture.idle_axes import found_mesh
-from shardviz.live.capture.locals import local_tensors, name_of, unwrapped
-from shardviz.live.capture.lookup.reference_tensors import ComparedWith, opened
+from shardviz.live.capture.locals import Local, local_tensors, name_of, unwrapped
+from shardviz.live.capture.lookup.by_reference import ComparedWith, opened
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.pipeline_parts import PipelinePart
 from shardviz.live.run.hooks.observing import show_traceback
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
     from pathlib import Path
 
-    from shardviz.live.capture.locals import Local
     from shardviz.live.run.session import Session
     from shardviz.reference.files import Reference
 

@@ -24,28 +24,25 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shardviz.dump.records.step import ClipRecord
 from shardviz.live.capture.locals import local_tensors, unwrapped
-from shardviz.live.compat import (
-    asks_for_shapes,
-    at_end_of_backward,
-    in_backward,
-    is_making_states,
-    parts_of_norm,
-)
+from shardviz.live.compat.meshes import parts_of_norm
+from shardviz.live.compat.modules import is_making_states
+from shardviz.live.compat.pipelines import asks_for_shapes
+from shardviz.live.compat.tensors import at_end_of_backward, in_backward
 from shardviz.live.lines.job_lines import JobLines
 from shardviz.live.randomness import random_states
-from shardviz.live.run.averages import Averages
 from shardviz.live.run.hooks.arming import arm, disarm
 from shardviz.live.run.hooks.observing import nested, quietly, report
 from shardviz.live.run.later_steps import LaterSteps
 from shardviz.live.run.library_steps import LibraryStep
-from shardviz.live.run.outside import apart_from, outside
+from shardviz.live.run.outside import Averages, apart_from, outside
 from shardviz.live.run.read_buffers import ReadBuffers
 from shardviz.live.run.references.values import contains, outermost
 from shardviz.live.run.step_files import WHAT, Step, most_of, sampled, weights_of
+from shardviz.live.step.optimizer_settings import Options as Settings
 from shardviz.live.step.optimizer_settings import options_of, states_of
 from shardviz.live.step.running import tensors_in
 from shardviz.live.step.steppers import identities, parameters_of, stepped_by, steps
-from shardviz.live.step.trace.recorder import Trace
+from shardviz.live.step.trace.recorder import Seen, Trace
 from shardviz.live.trace_modules import Followed
 
 if TYPE_CHECKING:
@@ -54,11 +51,9 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from shardviz.live.run.options import Options
-    from shardviz.live.run.step_files import Written
-    from shardviz.live.step.optimizer_settings import Options as Settings
-    from shardviz.live.step.trace.recorder import Seen
 
     Shapes = tuple[tuple[int, ...], ...]
+    from shardviz.live.run.step_files import Written
 
 SIDES = 4
 """Inputs, outputs and the gradients of both; many are the same tensors."""

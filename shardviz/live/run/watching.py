@@ -24,7 +24,7 @@ from shardviz.live.run.hooks.observing import nested, say
 from shardviz.live.run.meeting import meet_again
 from shardviz.live.run.options import PATIENCE, Options, session_beside
 from shardviz.live.run.session import Session
-from shardviz.live.run.step_files import write_step
+from shardviz.live.run.step_files import Step, write_step
 from shardviz.live.run.taking import take
 from shardviz.live.run.tracing import Follower, runs
 from shardviz.live.trace_modules import NONE, Followed
@@ -32,7 +32,7 @@ from shardviz.live.trace_modules import NONE, Followed
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shardviz.live.run.step_files import Step, Written
+    from shardviz.live.run.step_files import Written
 
 
 def watch(

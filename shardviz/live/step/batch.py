@@ -11,7 +11,7 @@ import torch
 
 from shardviz.errors import ProbeError
 from shardviz.live.capture.agreement import of_all_ranks
-from shardviz.live.compat import local_of
+from shardviz.live.compat.meshes import local_of
 from shardviz.live.step.running import tensors_in
 from shardviz.relate.tolerance import SINGLE
 

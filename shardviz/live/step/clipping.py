@@ -16,7 +16,8 @@ from torch.distributed.tensor import DTensor
 
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.locals import unwrapped
-from shardviz.live.compat import clean_name, norms_reduced_first
+from shardviz.live.compat.meshes import norms_reduced_first
+from shardviz.live.compat.modules import clean_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

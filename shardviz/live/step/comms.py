@@ -26,7 +26,9 @@ from shardviz.dump.records.step import (
     UnreadRecord,
 )
 from shardviz.live.capture.stamp import dtype_name
-from shardviz.live.compat import clean_name, follow_modules_by, ranks_of_operator, unit_calling
+from shardviz.live.compat.fsdp import unit_calling
+from shardviz.live.compat.modules import clean_name, follow_modules_by
+from shardviz.live.compat.worlds import ranks_of_operator
 from shardviz.live.lines.frames import user_line
 from shardviz.live.step.running import Running, tensors_in
 from shardviz.live.step.unread import Unread, hands_on, memory_of

@@ -11,7 +11,11 @@ from torch.distributed.tensor import DTensor
 
 from shardviz.dump.records.step import StageRecord
 from shardviz.live.capture.locals import Local, of_tensor, unwrapped
-from shardviz.live.compat import asks_for_shapes, clean_name, flat_params, quiet_redistribution, running_ddp, unit_of
+from shardviz.live.compat.ddp import running_ddp
+from shardviz.live.compat.fsdp import flat_params
+from shardviz.live.compat.meshes import quiet_redistribution
+from shardviz.live.compat.modules import clean_name, unit_of
+from shardviz.live.compat.pipelines import asks_for_shapes
 from shardviz.live.step.comms import Comms
 from shardviz.live.step.return_values import Returned, is_array
 from shardviz.live.step.running import tensors_in

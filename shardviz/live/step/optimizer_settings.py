@@ -12,7 +12,7 @@ import torch
 
 from shardviz.dump.records.step import STATES, STEPS, OptionsRecord
 from shardviz.groups import in_groups
-from shardviz.live.compat import clean_name
+from shardviz.live.compat.modules import clean_name
 from shardviz.live.step.return_values import Returned, numbers_of
 from shardviz.live.step.steppers import names_by_id
 from shardviz.relate.tolerance import SINGLE

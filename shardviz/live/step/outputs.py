@@ -20,7 +20,7 @@ from shardviz.layout.placements import Partial, Replicate
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.locals import Local
 from shardviz.live.capture.meshes import plain_mesh
-from shardviz.live.compat import one_process
+from shardviz.live.compat.worlds import one_process
 from shardviz.live.step.batch import own_batch
 from shardviz.live.step.observe import observed
 from shardviz.live.step.output_parts import (

@@ -14,7 +14,9 @@ from shardviz.errors import ProbeError
 from shardviz.live.capture.agreement import agreed_errors, attempted, in_a_line
 from shardviz.live.capture.locals import held_back_names, local_tensors, of_tensor, unwrapped
 from shardviz.live.claims.wrappers import reducing
-from shardviz.live.compat import computed_buffers, mesh_of_one_rank, one_process, wide_reductions
+from shardviz.live.compat.fsdp import wide_reductions
+from shardviz.live.compat.modules import computed_buffers
+from shardviz.live.compat.worlds import mesh_of_one_rank, one_process
 from shardviz.live.lines.rerun import Again, Side, differ
 from shardviz.live.step.batch import Setting, axes_of_one_batch, batch_axes, num_parts, own_batch, row_axes, whole_batch
 from shardviz.live.step.judge import judging, weight_sketches

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from shardviz.live.capture.locals import unwrapped
-from shardviz.live.compat import clean_name
+from shardviz.live.compat.modules import clean_name
 from shardviz.live.step.running import tensors_in
 from shardviz.live.step.step import loss_of
 

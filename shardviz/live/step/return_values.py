@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 
 from shardviz.live.capture.locals import of_tensor
-from shardviz.live.compat import is_transformed
+from shardviz.live.compat.tensors import is_transformed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

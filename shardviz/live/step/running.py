@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shardviz.live.compat import clean_name, in_backward, tensor_behind
+from shardviz.live.compat.modules import clean_name
+from shardviz.live.compat.tensors import in_backward, tensor_behind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

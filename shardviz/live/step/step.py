@@ -35,7 +35,7 @@ from shardviz.layout.placements import Partial, Placement, Replicate, Shard
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.locals import Local, of_tensor, unwrapped
 from shardviz.live.capture.meshes import plain_mesh
-from shardviz.live.compat import dividing_float64_once
+from shardviz.live.compat.fsdp import dividing_float64_once
 from shardviz.live.step.batch import Batch, as_written, num_parts
 from shardviz.live.step.clipping import Clip, noted_clips
 from shardviz.live.step.observe import Observed, observed

@@ -12,7 +12,9 @@ from shardviz.errors import ProbeError
 from shardviz.groups import in_groups
 from shardviz.live.capture.agreement import attempted, of_all_ranks
 from shardviz.live.capture.locals import local_tensors, unwrapped
-from shardviz.live.compat import clean_name, flat_params, mesh_of_one_rank, one_process, unit_of, writes_to_gathered
+from shardviz.live.compat.fsdp import flat_params, writes_to_gathered
+from shardviz.live.compat.modules import clean_name, unit_of
+from shardviz.live.compat.worlds import mesh_of_one_rank, one_process
 from shardviz.live.step.observe import adam_states, optimizer_states
 from shardviz.live.step.optimizer_settings import differing, kept_by, options_of, other_options
 from shardviz.relate.tolerance import SINGLE

@@ -3,7 +3,7 @@
 The launching process never imports torch; only ranks do. `launch` is the front door.
 """
 
-from shardviz.live.world.failures.failure import RankFailedError
+from shardviz.live.world.failures import RankFailedError
 from shardviz.live.world.launching import launch
 from shardviz.live.world.protocol import World
 from shardviz.live.world.starting import prepare

@@ -16,13 +16,13 @@ import torch
 import torch.distributed as dist
 
 from shardviz.errors import ShardvizError
-from shardviz.live.compat import give_cpu_streams_events, let_gloo_average
-from shardviz.live.world.protocol import World
+from shardviz.live.compat.fsdp import give_cpu_streams_events
+from shardviz.live.compat.worlds import let_gloo_average
+from shardviz.live.world.protocol import Job, World
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shardviz.live.world.protocol import Job
 
 BUILDS = {
     "nccl": "nccl comes with torch's CUDA builds for Linux",

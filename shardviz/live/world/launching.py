@@ -8,24 +8,17 @@ from __future__ import annotations
 import os
 import pickle
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shardviz.errors import ShardvizError
-from shardviz.live.world import starting
-from shardviz.live.world.failures import failure, hang, output
-from shardviz.live.world.protocol import Died, Done, Failed, Job, Ready, Started
-from shardviz.live.world.starting import kill
+from shardviz.live.world import failures, output, starting
+from shardviz.live.world.protocol import Died, Done, Failed, Job, Message, Outcome, Ready, Started
+from shardviz.live.world.starting import Member, Method, kill
 from shardviz.machine import free_memory
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from shardviz.live.world.protocol import Message, Outcome
-    from shardviz.live.world.starting import Member, Method
 
 GIB = 1 << 30
 RANK_MEMORY = 40 << 20
@@ -149,10 +142,10 @@ class Watch:
             self._listen(max(0.0, self._deadline() - time.monotonic()))
         outcomes = {member.rank: member.outcome for member in self._members if member.outcome is not None}
         if self._failed_at is not None:
-            waiting = hang.places_text(self._members, self._coords, self._job.folder)
-            raise failure.explain(outcomes, self._coords, self._job.folder, waiting)
+            waiting = failures.places_text(self._members, self._coords, self._job.folder)
+            raise failures.explain(outcomes, self._coords, self._job.folder, waiting)
         if self._running():
-            raise hang.explain(self._members, self._job.timeout, self._coords, self._job.folder)
+            raise failures.explain_hang(self._members, self._job.timeout, self._coords, self._job.folder)
         return [outcome.value for outcome in outcomes.values() if isinstance(outcome, Done)]
 
     def _running(self) -> list[Member]:
@@ -167,7 +160,7 @@ class Watch:
 
     def _cause_is_known(self) -> bool:
         bad = [member.outcome for member in self._members if isinstance(member.outcome, Failed | Died)]
-        return not all(failure.is_echo(outcome) for outcome in bad)
+        return not all(failures.is_echo(outcome) for outcome in bad)
 
     def _listen(self, seconds: float) -> None:
         running = self._running()

@@ -13,7 +13,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
-from shardviz.live.world.failures.exceptions import describe
+from shardviz.live.world.failures import describe
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

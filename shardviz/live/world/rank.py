@@ -17,17 +17,14 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from shardviz.errors import ShardvizError
-from shardviz.live.world import preload
-from shardviz.live.world.failures import output, stacks
-from shardviz.live.world.failures.exceptions import describe
-from shardviz.live.world.protocol import WHERE, Died, Done, Ready, Started, World, load_task
+from shardviz.live.world import output, preload, stacks
+from shardviz.live.world.failures import describe
+from shardviz.live.world.protocol import WHERE, Died, Done, Job, Message, Ready, Started, World, load_task
 from shardviz.live.world.torchrun import variables
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from pathlib import Path
-
-    from shardviz.live.world.protocol import Job, Message
 
 
 def main(job: Job, rank: int, connection: Connection[bytes, bytes]) -> None:

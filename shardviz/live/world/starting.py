@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from shardviz.errors import ShardvizError
 from shardviz.live.world import preload, rank
-from shardviz.live.world.protocol import END
+from shardviz.live.world.protocol import END, Job, Outcome
 from shardviz.live.world.torchrun import with_environment
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from multiprocessing.context import ForkServerContext, SpawnContext
     from multiprocessing.process import BaseProcess
 
-    from shardviz.live.world.protocol import Job, Outcome
 
 Method = Literal["fork", "spawn"]
 LEAVING_LIMIT = 5.0

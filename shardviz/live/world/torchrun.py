@@ -9,14 +9,12 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from shardviz.errors import ShardvizError
-from shardviz.live.world.failures.exceptions import describe
-from shardviz.live.world.failures.failure import RankFailedError, name_rank
-from shardviz.live.world.protocol import load_task
+from shardviz.live.world.failures import RankFailedError, describe, name_rank
+from shardviz.live.world.protocol import World, load_task
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from shardviz.live.world.protocol import World
 
 MEETING = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 """Where the ranks of a job meet, unless torchrun is given another address."""

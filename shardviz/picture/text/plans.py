@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from shardviz.dump.plan import PlannedRanks
-    from shardviz.dump.records.files import PlanPart, PlanRecord
+    from shardviz.dump.records.files import PlanPart
     from shardviz.plan.alternatives import Row
     from shardviz.plan.counting import CollectiveTraffic, ReplicatedParameter, UnevenParameter
 
@@ -72,7 +72,7 @@ def said_lines(ranks: PlannedRanks, width: int) -> Iterator[Text]:
     yield from _uneven(uneven_parameters(amounts), width)
     yield from _replicated(unsplit_parameters(amounts), width)
     yield line("")
-    yield from _traffic(plan, ranks, width)
+    yield from _traffic(ranks, width)
     yield from _bubble(ranks)
 
 
@@ -88,7 +88,7 @@ def _sentence(text: str, width: int, start: str = "", indent: int = 2) -> list[T
 
 def memory_lines(amounts: PlanBytes, width: int) -> Iterator[Text]:
     """Yield the bytes of the fullest and the emptiest rank by role, and why they differ."""
-    fullest, emptiest = amounts.fullest, amounts.emptiest
+    fullest, emptiest = int(amounts.on_gpu.argmax()), int(amounts.on_gpu.argmin())
     differ = amounts.on_gpu[fullest] > amounts.on_gpu[emptiest]
     yield from _by_role(amounts, {"fullest": fullest, "emptiest": emptiest} if differ else {"each rank": fullest})
     yield line("")
@@ -250,8 +250,8 @@ def _split_text(whole: ReplicatedParameter) -> str:
     return f"{write(whole.held.layout) if whole.held.layout else ''}: split over {whole.axis}({whole.size})"
 
 
-def _traffic(plan: PlanRecord, ranks: PlannedRanks, width: int) -> Iterator[Text]:
-    collectives = sent_collectives(plan, ranks.mesh)
+def _traffic(ranks: PlannedRanks, width: int) -> Iterator[Text]:
+    plan, collectives = ranks.plan, sent_collectives(ranks)
     if plan.without_step:
         yield from _sentence(f"planned without activations and collectives: {printable(plan.without_step)}", width)
     if not collectives:
@@ -267,7 +267,7 @@ def _traffic(plan: PlanRecord, ranks: PlannedRanks, width: int) -> Iterator[Text
         yield row
         yield line((f"  in {cut_at_comma(modules, width - 5)}", DIM))
     if plan.node:
-        across = crossing_bytes(plan, ranks.mesh)
+        across = crossing_bytes(ranks)
         most = f"a rank receives at most {bytes_text(across)} in a step from groups that cross nodes of {plan.node}"
         yield line(most if across else f"no group crosses nodes of {plan.node}")
 

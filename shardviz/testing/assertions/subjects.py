@@ -31,7 +31,7 @@ from shardviz.live.capture.locals import local_tensors, of_tensor, unwrapped
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.pipeline_parts import agree
 from shardviz.live.capture.stamp import Stamped, under_names
-from shardviz.live.compat import root_mesh
+from shardviz.live.compat.meshes import root_mesh
 from shardviz.live.step.step import gradients
 from shardviz.live.step.steppers import parameters_of
 from shardviz.testing.assertions import current_test
@@ -189,7 +189,7 @@ def gather(
     sent = of_all_ranks((msgspec.json.encode(capture.record()), save(capture.dense) if capture.dense else b""))
     records = map(partial(msgspec.json.decode, type=RankRecord), (record for record, _ in sent))
     arrays = {at: load(dense) for at, (_, dense) in enumerate(sent) if dense}
-    run = run_record(_job_mesh(mesh), stamps, None, reference=reference)
+    run = run_record(num_ranks, _job_mesh(mesh), reference=reference, stamps=stamps.stamps if stamps else ())
     return dump_of(GatheredDump(Path("this job"), run, dict(enumerate(records)), arrays=arrays))
 
 

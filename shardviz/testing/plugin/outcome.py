@@ -15,8 +15,7 @@ import pytest
 
 from shardviz.errors import ShardvizError
 from shardviz.live.world import RankFailedError
-from shardviz.live.world.failures.exceptions import pickled
-from shardviz.live.world.failures.failure import is_echo
+from shardviz.live.world.failures import is_echo, pickled
 from shardviz.live.world.protocol import Failed
 from shardviz.testing.assertions.message import ShardAssertionError
 from shardviz.testing.plugin import compat

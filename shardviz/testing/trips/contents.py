@@ -21,7 +21,7 @@ from shardviz.live.capture.lookup.by_reference import claimed_region, stored_sli
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.stamp import bits_of_tensor, dtype_name, from_bits, named_tensors, tied_names
 from shardviz.live.claims.hooks import Made
-from shardviz.live.compat import clean_name, computed_buffers
+from shardviz.live.compat.modules import clean_name, computed_buffers
 from shardviz.stamping.fill import Fill, can_fill
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from torch import distributed
 from shardviz.check.run import report_on
 from shardviz.dump.records.tensors import Stamp
 from shardviz.live.capture.agreement import of_all_ranks
-from shardviz.live.capture.lookup.by_reference import add_by_reference
-from shardviz.live.capture.lookup.reference_tensors import Known
+from shardviz.live.capture.lookup.by_reference import Known, add_by_reference
 from shardviz.live.capture.meshes import plain_mesh, without_axes
 from shardviz.live.capture.stamp import Stamped
 from shardviz.testing.assertions.subjects import gather

@@ -13,7 +13,7 @@ from shardviz.errors import MeshError
 from shardviz.layout.mesh import Mesh, parse_mesh
 from shardviz.live.capture.agreement import of_all_ranks, together
 from shardviz.live.capture.meshes import plain_mesh
-from shardviz.live.compat import count_groups, world_of
+from shardviz.live.compat.worlds import count_groups, world_of
 from shardviz.testing.assertions import current_test
 
 if TYPE_CHECKING:

@@ -83,5 +83,5 @@ def _job(program: Numbered, folder: Path) -> ProbeJob:
     file = folder / f"{name}.py"
     file.write_text(source)
     probe = probe_files.find(str(file))
-    job = ProbeJob.of(probe, parse_mesh(mesh, probe.axes), prepare_folder(folder / file.stem), (), VALUES_LIMIT)
+    job = ProbeJob(probe, parse_mesh(mesh, probe.axes), prepare_folder(folder / file.stem), (), VALUES_LIMIT)
     return replace(job, keeps_evidence=recording.is_on())

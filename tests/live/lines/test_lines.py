@@ -51,7 +51,7 @@ def run(source: str, mesh: str, folder: Path) -> Dump:
     path = folder / "program.py"
     path.write_text(source)
     found = probe_files.find(str(path))
-    job = ProbeJob.of(found, parse_mesh(mesh, found.axes), prepare_folder(folder / "program.shardviz"))
+    job = ProbeJob(found, parse_mesh(mesh, found.axes), prepare_folder(folder / "program.shardviz"))
     standing.run(replace(job, question=QUESTION))
     return dump_of(read_files(job.folder))
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from shardviz.live.run.buffer_uses import uses_of
-from shardviz.live.run.read_buffers import ReadBuffers
+from shardviz.live.run.read_buffers import ReadBuffers, uses_of
 
 
 def update(buffer, values):

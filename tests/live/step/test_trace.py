@@ -132,7 +132,7 @@ def test_kept_values_are_judged_again_as_the_ranks_were_told_and_others_are_remo
     probe, folder = tmp_path / "case.py", prepare_folder(tmp_path / "dump")
     probe.write_text(HEAD + TWICE)
     mesh = parse_mesh("tp=2", None)
-    job = ProbeJob.of(probe_files.find(str(probe)), mesh, folder)
+    job = ProbeJob(probe_files.find(str(probe)), mesh, folder)
     standing.run(replace(job, keeps_evidence=True))
     dump, counts = dump_of(read_files(folder)), read_trace(folder / "unsharded" / TRACE_FOLDER).ranks[0].counts
     options = {"counts": counts, "dim": 0, "is_pipeline": False, "is_forward": False}

@@ -15,7 +15,7 @@ from torch import distributed
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from shardviz.live.compat import quiet_redistribution
+from shardviz.live.compat.meshes import quiet_redistribution
 
 if TYPE_CHECKING:
     from collections.abc import Callable

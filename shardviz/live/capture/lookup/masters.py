@@ -13,20 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import distributed
+from torch import distributed, nn
 
 from shardviz.dump.records.tensors import FlatRecord, FragmentRecord, Stamp
 from shardviz.layout.region import Region
 from shardviz.live.capture.agreement import of_all_ranks
-from shardviz.live.capture.lookup.by_reference import ALIKE, place_of
-from shardviz.live.capture.lookup.reference_tensors import Known
+from shardviz.live.capture.lookup.by_reference import ALIKE, Known, place_of
 from shardviz.live.capture.meshes import of_flat_param
 from shardviz.live.capture.stamp import bits_of_tensor, dtype_name
 from shardviz.live.claims import registry
-from shardviz.live.claims.deepspeed import MASTER
-from shardviz.live.claims.flat import FlatParam
+from shardviz.live.claims.deepspeed import MASTER, Fragment
 from shardviz.live.claims.hooks import Made
-from shardviz.live.claims.local import Local
+from shardviz.live.claims.local import FlatParam, Local
 from shardviz.reference.lookup import MIN_WINDOW, UNPLACED, WINDOW, LineTable, locate, only_place
 from shardviz.relate.values import is_alike
 
@@ -34,12 +32,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
-    from torch import nn
 
     from shardviz.layout.mesh import Mesh
     from shardviz.live.capture.capture import Capture
     from shardviz.live.capture.pipeline_parts import PipelinePart
-    from shardviz.live.claims.deepspeed import Fragment
 MAX_SAMPLES = 8
 """Windows of a fragment that are looked for in another weight, before all of them are."""
 

@@ -21,7 +21,7 @@ from shardviz.checkpoint.maps.mapped_tensors import MappedTensor, leaves
 from shardviz.dump.records.tensors import Stamp
 from shardviz.errors import DumpError
 from shardviz.live.capture.agreement import of_all_ranks
-from shardviz.live.capture.lookup.by_reference import cast_bits, is_as_claimed
+from shardviz.live.capture.lookup.by_reference import Known, Wanted, cast_bits, is_as_claimed
 from shardviz.live.capture.stamp import bits_of_tensor
 from shardviz.relate.values import part_of
 from shardviz.text import listed, printable, starred
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from shardviz.dump.records.base import Role
     from shardviz.layout.region import Region
     from shardviz.live.capture.locals import Local
-    from shardviz.live.capture.lookup.reference_tensors import Known, Wanted
     from shardviz.reference.files import Entry, Reference
 
 BLOCKS = 8

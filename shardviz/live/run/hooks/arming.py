@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from shardviz.live.compat import set_frame_compiler
+from shardviz.live.compat.modules import set_frame_compiler
 from shardviz.live.run.hooks.observing import quietly
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardviz.live.run.hooks import wrapping
 from shardviz.live.run.hooks.observing import quietly
-from shardviz.live.run.hooks.wrapping import Hook, argument
+from shardviz.live.run.hooks.wrapping import Around, Call, Hook, argument
 from shardviz.live.run.options import Options
 from shardviz.live.run.stamp_mode.table import STAMPED
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
-    from shardviz.live.run.hooks.wrapping import Around, Call
     from shardviz.live.run.observer import Observer
 
 
@@ -54,6 +53,10 @@ def _shards(name: str, index: int = 0, called: str = "module") -> Hook:
             seen.sharded(module)
 
     return Hook(name, before, after, _always)
+
+
+def _clips(seen: Observer, call: Call, norm: Any) -> None:
+    seen.clipped(norm, argument(call, 1, "max_norm"))
 
 
 def _is_to_meta(call: Call) -> bool:
@@ -99,7 +102,7 @@ PARALLEL = frozenset({"tp_plan", "tp_size", "device_mesh", "distributed_config",
 def _children_failed(observer: Observer, call: Call) -> None:
     """Note which ranks torchrun's agent saw fail, and how: it only exits with 1 itself."""
     for rank, failure in dict(argument(call, 2, "failures")).items():
-        observer.rank_died(int(rank), int(failure.exitcode))
+        observer.session.leave("died", str(int(failure.exitcode)), int(rank))
 
 
 HOOKS: dict[str, tuple[Hook, ...]] = {
@@ -107,11 +110,7 @@ HOOKS: dict[str, tuple[Hook, ...]] = {
     "torch.distributed._composable.fsdp.fully_shard": (replace(_shards("fully_shard"), is_optional=True),),
     "torch.distributed.fsdp.fully_sharded_data_parallel": (
         _shards("FullyShardedDataParallel.__init__", 1),
-        Hook(
-            "FullyShardedDataParallel.clip_grad_norm_",
-            None,
-            lambda seen, call, result: seen.clipped(result, argument(call, 1, "max_norm")),
-        ),
+        Hook("FullyShardedDataParallel.clip_grad_norm_", None, _clips),
     ),
     "torch.distributed.tensor.parallel.api": (_shards("parallelize_module"),),
     "torch.distributed.tensor._api": (
@@ -138,14 +137,7 @@ HOOKS: dict[str, tuple[Hook, ...]] = {
             "PipelineEngine.train_batch", lambda seen, call: seen.scheduled_by_deepspeed(call[0][0].module), hides=False
         ),
     ),
-    "deepspeed.runtime.utils": (
-        Hook(
-            "clip_grad_norm_",
-            None,
-            lambda seen, call, result: seen.clipped(result, argument(call, 1, "max_norm")),
-            hides=False,
-        ),
-    ),
+    "deepspeed.runtime.utils": (Hook("clip_grad_norm_", None, _clips, hides=False),),
     "megatron.core.pipeline_parallel.schedules": tuple(
         Hook(
             f"forward_backward_pipelining_{how}_interleaving",
@@ -202,8 +194,8 @@ HOOKS: dict[str, tuple[Hook, ...]] = {
     "torch.multiprocessing.spawn": (
         Hook(
             "ProcessExitedException.__init__",
-            lambda seen, call: seen.rank_died(
-                int(argument(call, 2, "error_index")), int(argument(call, 4, "exit_code"))
+            lambda seen, call: seen.session.leave(
+                "died", str(int(argument(call, 4, "exit_code"))), int(argument(call, 2, "error_index"))
             ),
             None,
             _always,

@@ -21,9 +21,9 @@ from shardviz.dump.arrays import ID_NONE
 from shardviz.errors import DumpError
 from shardviz.layout.dtypes import HALVES
 from shardviz.live.capture.agreement import of_all_ranks
-from shardviz.live.capture.lookup.by_reference import cast_bits, claimed_slice, stored_slice
+from shardviz.live.capture.lookup.by_reference import Sift, cast_bits, claimed_slice, stored_slice
 from shardviz.live.capture.stamp import bits_of_tensor, dtype_name, from_bits
-from shardviz.live.run.references.values import NAME
+from shardviz.live.run.references.values import NAME, Kept
 from shardviz.relate.casts import cast, line_between, rounding_between
 from shardviz.relate.relations import Offset, Scaled
 from shardviz.relate.tolerance import ROUNDINGS_OF_RULE
@@ -36,9 +36,7 @@ if TYPE_CHECKING:
 
     from shardviz.layout.region import Region
     from shardviz.live.capture.locals import Local
-    from shardviz.live.capture.lookup.reference_tensors import Sift
     from shardviz.live.run.references.choosing import Candidate, Chosen
-    from shardviz.live.run.references.values import Kept
     from shardviz.reference.files import Entry
 
 LEAST = 8

@@ -24,12 +24,12 @@ from shardviz.errors import DumpError
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.lookup.by_reference import cast_bits, is_as_claimed, stored_slice
 from shardviz.live.capture.stamp import bits_of_tensor
-from shardviz.live.compat import tensor_behind
+from shardviz.live.compat.tensors import tensor_behind
 from shardviz.live.run.references.changes import all_rounded, notes_on_rounding, rounded_files
 from shardviz.live.run.references.misfits import is_given, is_mixed_up, lost, misfits, notes_on, notes_on_mixtures
-from shardviz.live.run.references.sources import Loaded
-from shardviz.live.run.references.values import NAME, UNSEEN
-from shardviz.reference.files import Reference
+from shardviz.live.run.references.sources import Loaded, Source
+from shardviz.live.run.references.values import NAME, UNSEEN, Kept
+from shardviz.reference.files import Entry, Reference
 from shardviz.reference.names import matched
 from shardviz.relate.values import is_alike
 
@@ -37,9 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from shardviz.live.capture.locals import Local
-    from shardviz.live.run.references.sources import Source
-    from shardviz.live.run.references.values import Kept
-    from shardviz.reference.files import Entry
 
 
 @dataclass(frozen=True, slots=True)

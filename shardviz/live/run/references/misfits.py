@@ -23,11 +23,11 @@ from shardviz.errors import DumpError, ShardvizError
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.lookup.by_reference import cast_bits, claimed_slice, is_as_claimed
 from shardviz.live.capture.stamp import bits_of_tensor, from_bits
-from shardviz.live.compat import local_of
+from shardviz.live.compat.meshes import local_of
 from shardviz.live.run.references.changes import Rounded, difference_text
 from shardviz.live.run.references.sources import STATE_DICT
 from shardviz.live.run.references.values import living_modules
-from shardviz.reference.files import open_reference
+from shardviz.reference.files import Entry, open_reference
 from shardviz.reference.lookup import has_windows_of
 from shardviz.reference.names import matched
 from shardviz.relate.values import is_alike
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
     from shardviz.live.capture.locals import Local
     from shardviz.live.run.references.choosing import Candidate
-    from shardviz.reference.files import Entry
 
 MOST_NAMES = 4
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from shardviz.checkpoint.optimizer import moment_of
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.stamp import bits_of_tensor
-from shardviz.live.compat import clean_name
+from shardviz.live.compat.modules import clean_name
 from shardviz.live.run.references.choosing import Candidate, Chosen, fitting
-from shardviz.live.run.references.sources import Loaded, Opened
+from shardviz.live.run.references.sources import Loaded, Opened, Source
 from shardviz.live.run.references.values import living_optimizers
 from shardviz.live.step.steppers import parameters_of
 from shardviz.reference.names import matched
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from shardviz.live.capture.locals import Local
-    from shardviz.live.run.references.sources import Source
     from shardviz.reference.files import Entry, Reference
 
 MOST_RANKS = 4

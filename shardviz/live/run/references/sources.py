@@ -19,22 +19,20 @@ from shardviz.errors import ShardvizError
 from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.capture.stamp import named_tensors
 from shardviz.live.claims.hooks import read_by
-from shardviz.live.compat import clean_name, local_of
+from shardviz.live.compat.meshes import local_of
+from shardviz.live.compat.modules import clean_name
 from shardviz.live.randomness import kept_random_states
 from shardviz.live.run.hooks.observing import report
 from shardviz.live.run.references.values import contains
 from shardviz.live.run.references.writing import is_first_here, is_plain, may_write, rank_here, write
-from shardviz.reference.files import Reference, open_reference
+from shardviz.reference.files import Entry, Reference, open_reference
 from shardviz.reference.names import matched, wrapped_alone
 from shardviz.stamping.target import SAFETENSORS, json_object
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
-    from torch import nn
-
     from shardviz.live.run.options import Options
-    from shardviz.reference.files import Entry
 
 
 class Source(Protocol):

@@ -24,7 +24,9 @@ from torch import nn
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.stamp import storage_key
 from shardviz.live.claims.registry import marks, of_tensor
-from shardviz.live.compat import local_of, name_in, tensor_behind, version_of
+from shardviz.live.compat.meshes import local_of
+from shardviz.live.compat.modules import name_in
+from shardviz.live.compat.tensors import tensor_behind, version_of
 from shardviz.live.run.references.writing import is_plain, may_write, rank_here, write
 from shardviz.live.step.steppers import parameters_of
 

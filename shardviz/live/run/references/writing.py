@@ -14,14 +14,13 @@ from torch import distributed, nn
 
 from shardviz.checkpoint.formats.headers import DTYPES
 from shardviz.live.capture.stamp import dtype_name
-from shardviz.live.compat import default_store, have_come
+from shardviz.live.compat.worlds import default_store, have_come
 from shardviz.live.run.hooks.observing import rank_of_environment, report
-from shardviz.reference.files import open_reference
+from shardviz.reference.files import Entry, open_reference
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shardviz.reference.files import Entry
 
 SMALL = 16 << 20
 """Bytes of a model that every rank writes, so that what only another rank than rank 0 has is known too."""

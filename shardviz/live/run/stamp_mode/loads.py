@@ -19,13 +19,14 @@ from torch import distributed, nn
 
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.stamp import dtype_name, from_bits
-from shardviz.live.compat import default_store, local_of
+from shardviz.live.compat.meshes import local_of
+from shardviz.live.compat.worlds import default_store
 from shardviz.live.run.hooks.observing import report
-from shardviz.live.run.options import Note, leave
+from shardviz.live.run.options import Note, Options, leave
 from shardviz.live.run.references.choosing import Candidate, fitting
 from shardviz.live.run.references.sources import checkpoint_of, tensors_in
 from shardviz.live.run.references.writing import rank_here
-from shardviz.reference.files import Reference, open_reference
+from shardviz.reference.files import Entry, Reference, open_reference
 from shardviz.reference.names import matched
 from shardviz.stamping.copies import is_weight, stamp_dcp, stamp_safetensors
 from shardviz.stamping.fill import Fill
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from shardviz.live.capture.locals import Local
-    from shardviz.live.run.options import Options
-    from shardviz.reference.files import Entry
 
 
 POISON_INT8 = -128

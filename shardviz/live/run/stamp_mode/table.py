@@ -11,12 +11,11 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shardviz.live.run.hooks.wrapping import argument, observer
+from shardviz.live.run.hooks.wrapping import Call, argument, observer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shardviz.live.run.hooks.wrapping import Call
     from shardviz.live.run.observer import Observer
 
 

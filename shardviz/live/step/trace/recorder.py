@@ -19,7 +19,8 @@ from msgspec import structs
 from shardviz.dump.records.trace import KeptRecord, of_point
 from shardviz.live.capture.locals import Local, of_tensor
 from shardviz.live.claims import registry
-from shardviz.live.compat import clean_name, in_backward, is_compiled, tensor_behind
+from shardviz.live.compat.modules import clean_name, is_compiled
+from shardviz.live.compat.tensors import in_backward, tensor_behind
 from shardviz.live.step.return_values import is_array
 from shardviz.live.step.running import tensors_in
 from shardviz.live.trace_modules import ALL, NONE, Followed

@@ -17,7 +17,7 @@ import torch
 
 from shardviz.dump.records.step import of_replay
 from shardviz.live.capture.locals import Local
-from shardviz.live.compat import clean_name
+from shardviz.live.compat.modules import clean_name
 from shardviz.relate.factors import factor_of
 from shardviz.relate.tolerance import LEAST_FACTOR
 

@@ -20,7 +20,7 @@ from torch import nn
 
 from shardviz.dump.records.trace import NO_MEAN
 from shardviz.live.capture.agreement import of_all_ranks
-from shardviz.live.compat import whole_of
+from shardviz.live.compat.meshes import whole_of
 from shardviz.live.step.batch import part_of
 from shardviz.live.step.step import loss_of
 from shardviz.relate.tolerance import ROUNDINGS_OF_ONE, ROUNDINGS_OF_STEP, SINGLE

@@ -19,7 +19,8 @@ import torch
 from shardviz.dump.records.trace import COMPARED_OVER_PARTS
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.locals import local_tensors
-from shardviz.live.compat import one_process, whole_of
+from shardviz.live.compat.meshes import whole_of
+from shardviz.live.compat.worlds import one_process
 from shardviz.live.randomness import random_states
 from shardviz.live.step.batch import each, part_of
 from shardviz.live.step.clipping import agreed_clips

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from torch.distributed.device_mesh import init_device_mesh
 
-from shardviz.live.world.failures.exceptions import pickled
+from shardviz.live.world.failures import pickled
 from shardviz.live.world.group import seed
 from shardviz.testing.assertions import current_test
 from shardviz.testing.plugin import compat, debugging, outcome

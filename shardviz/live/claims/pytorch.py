@@ -1,6 +1,6 @@
-"""DTensors (FSDP2, `parallelize_module`, transformers' TP) and other subclasses.
+"""torch's own: DTensors (FSDP2, `parallelize_module`, transformers' TP), other subclasses, FSDP1's flat parameters.
 
-The placements of a DTensor are the claim.
+The placements of a DTensor are the claim. Flat parameters are taken apart into the original ones.
 
 Subclasses that wrap tensors are torchao's quantized weights, float8 and others. Their elements are in inner tensors, in
 a form that only the class knows, so that neither their bits nor their order say anything. They are named, and what is
@@ -9,16 +9,22 @@ not understood is never called wrong.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
-from shardviz.live.capture.meshes import Claim, on_root, own_axes
+from shardviz.dump.records.tensors import FlatRecord
+from shardviz.live.capture.meshes import Claim, of_flat_param, on_root, own_axes
 from shardviz.live.capture.stamp import named_tensors
 from shardviz.live.claims.local import Local, not_understood
-from shardviz.live.compat import has_storage, placement_of, root_mesh
+from shardviz.live.compat.fsdp import flat_params
+from shardviz.live.compat.meshes import placement_of, root_mesh
+from shardviz.live.compat.tensors import has_storage
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import torch
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
@@ -52,6 +58,27 @@ def mesh_of(model: nn.Module) -> DeviceMesh | None:
     tensors = [tensor for _, _, tensor in named_tensors(model) if isinstance(tensor, DTensor)]
     roots = [root_mesh(tensor.device_mesh) for tensor in tensors]
     return max(roots, key=lambda mesh: (mesh.size(), mesh.ndim), default=None)
+
+
+def groups_of(model: nn.Module) -> dict[str, Any]:
+    """Return the replica group and the shard group of the outermost sharded wrapper."""
+    for module in model.modules():
+        if isinstance(module, FullyShardedDataParallel):
+            copies = getattr(module, "_inter_node_pg", None)
+            shards = {"fsdp": module.process_group}
+            return {"replicate": copies, **shards} if copies is not None else shards
+    return {}
+
+
+def of_model(model: nn.Module, mesh: Mesh | None) -> Iterator[Local]:
+    """Yield the original parameters of every flat parameter."""
+    for param in flat_params(model):
+        grad = None if param.grad is None else param.cut(param.grad.detach())
+        # The notation has no layout for a stretch of a tensor-parallel shard: its ids show where it is.
+        is_layout = param.shape == param.whole
+        record = (FlatRecord(param.shape, param.offset), param.total) if is_layout else None
+        claim = of_flat_param(param, mesh) if is_layout else None
+        yield Local(param.name, "param", param.whole, param.cut(param.local), claim, record, grad)
 
 
 def _local_and_claim(tensor: torch.Tensor) -> tuple[torch.Tensor, Claim | None]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import re
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from typing import TextIO
 
 LIMIT = 1 << 20
 """Bytes of a rank's output that are kept, the last ones."""
