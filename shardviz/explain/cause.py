@@ -6,14 +6,13 @@ import re
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from shardviz.explain.finding import Finding
+from shardviz.explain.finding import Finding, Kind, Severity
 from shardviz.explain.templates import fill, pair_templates
 from shardviz.text import as_clause
 
 if TYPE_CHECKING:
     from typing_extensions import dataclass_transform
 
-    from shardviz.explain.finding import Kind, Severity
 else:
 
     def dataclass_transform(**_: object) -> Any:

@@ -24,7 +24,7 @@ import numpy as np
 
 from shardviz.check.order.infer.layout import axes_of_change
 from shardviz.check.report import NotChecked, Place, unhidden
-from shardviz.check.step.comparison import apart_text, compared, kind_of, wrapped_over, wrappers_of
+from shardviz.check.step.comparison import Compared, apart_text, compared, kind_of, wrapped_over, wrappers_of
 from shardviz.check.step.contradictions import (
     check_absent_gradients,
     check_held_back,
@@ -51,8 +51,8 @@ from shardviz.check.step.rules.terms import (
 )
 from shardviz.check.step.trace.causes import with_term_of_some_ranks
 from shardviz.check.step.trace.naming import placed, with_cut
-from shardviz.check.values.copies import copies_of, with_copies
-from shardviz.dump.records.step import WHOLE_LOSS
+from shardviz.check.values.copies import Groups, copies_of, with_copies
+from shardviz.dump.records.step import WHOLE_LOSS, MaskRecord
 from shardviz.explain.finding import Finding
 from shardviz.explain.step.losses import ScalarNotReduced
 from shardviz.explain.step.sums import GradientNotReduced, OutputCopiesDiffer
@@ -69,10 +69,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.comparison import Compared, Found
-    from shardviz.check.values.copies import Groups
+    from shardviz.check.step.comparison import Found
     from shardviz.dump.dump import Dump, Shard, Tensor
-    from shardviz.dump.records.step import MaskRecord
     from shardviz.explain.cause import Cause
     from shardviz.layout.mesh import Mesh
 

@@ -17,23 +17,23 @@ from msgspec import structs
 from shardviz.check.report import NotChecked, findings_in
 from shardviz.check.step.contradictions import check_no_gradient
 from shardviz.check.step.evidence import Evidence
-from shardviz.check.step.jobs.clips import by_another_norm, divided, of_size_before, with_round_norms
-from shardviz.check.step.jobs.line_values import add_lines
-from shardviz.check.step.jobs.starts import by_name
+from shardviz.check.step.jobs.clips import Clips, by_another_norm, divided, of_size_before, with_round_norms
+from shardviz.check.step.jobs.line_values import OrderInCalls, add_lines
+from shardviz.check.step.jobs.starts import Belonging, Way, by_name
 from shardviz.check.step.jobs.ties import broken_ties
 from shardviz.check.step.jobs.unequal_losses import of_unequal_losses
 from shardviz.check.step.rules.all_gradients import of_all_gradients
 from shardviz.check.step.run import explained, seen_in
-from shardviz.check.step.trace.calls import is_within
-from shardviz.check.step.trace.divergence import blamed_by_weights, first_in_backward, first_in_forward
+from shardviz.check.step.trace.calls import Call, is_within
+from shardviz.check.step.trace.divergence import Divergence, blamed_by_weights, first_in_backward, first_in_forward
 from shardviz.check.step.trace.naming import of_output, placed, with_cut
-from shardviz.check.step.trace.traces import coarsest_of, largest_of
+from shardviz.check.step.trace.traces import JobTrace, Point, Weight, coarsest_of, largest_of
 from shardviz.dump.dump import Dump, dump_of
 from shardviz.dump.read import DumpFiles
 from shardviz.dump.records.files import RankRecord
 from shardviz.dump.records.step import NoiseRecord
 from shardviz.dump.records.tensors import Body, FlatRecord, LayoutRecord, MeshRecord, TensorRecord
-from shardviz.dump.records.trace import Place
+from shardviz.dump.records.trace import LinesRecord, Place
 from shardviz.explain.finding import Finding
 from shardviz.explain.step.modules import LayerOnTwoStages, UnexplainedInput
 from shardviz.explain.step.whole_step import DifferentMasks, IdenticalMasks, UnexplainedForward
@@ -46,16 +46,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.jobs.clips import Clips
     from shardviz.check.step.jobs.earlier import History
-    from shardviz.check.step.jobs.line_values import OrderInCalls
-    from shardviz.check.step.jobs.starts import Belonging, Way
-    from shardviz.check.step.trace.calls import Call
-    from shardviz.check.step.trace.divergence import Divergence
     from shardviz.check.step.trace.judging import Judging
-    from shardviz.check.step.trace.traces import JobTrace, Point, Weight
     from shardviz.dump.records.base import Moment, Role
-    from shardviz.dump.records.trace import LinesRecord
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh
     from shardviz.layout.region import Region

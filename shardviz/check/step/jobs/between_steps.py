@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.report import NotChecked
-from shardviz.check.step.comparison import compared
-from shardviz.check.step.jobs.assembly import Assembling, add_weight, are_whole
+from shardviz.check.step.comparison import Compared, compared
+from shardviz.check.step.jobs.assembly import Assembling, Weights, add_weight, are_whole
 from shardviz.check.step.jobs.starts import by_name
 from shardviz.check.step.jobs.updates import Updates
 from shardviz.explain.step.two_jobs import OtherChangesBetweenSteps
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.comparison import Compared
-    from shardviz.check.step.jobs.assembly import Weights
     from shardviz.check.step.jobs.whole_job import WholeJob
     from shardviz.check.step.trace.traces import Weight
     from shardviz.dump.records.step import GivenRecord

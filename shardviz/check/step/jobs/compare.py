@@ -28,14 +28,11 @@ from shardviz.check.step.jobs.clips import clips_of, unclipped, with_own_clips
 from shardviz.check.step.jobs.earlier import cause_of_steps, drifts_of, histories_of
 from shardviz.check.step.jobs.later import LaterResult, is_filled_batch, later_steps_of
 from shardviz.check.step.jobs.line_values import OrderInCalls
-from shardviz.check.step.jobs.optimizers import (
-    different_settings,
-    is_one_resumed,
-    lost_states,
-)
+from shardviz.check.step.jobs.optimizers import different_settings, is_one_resumed, lost_states
 from shardviz.check.step.jobs.peers import rows_of_peers
 from shardviz.check.step.jobs.rows import Rows, rows_of, rows_without_padding
 from shardviz.check.step.jobs.starts import (
+    OtherWeight,
     belongings_of,
     by_name,
     farthest_weights,
@@ -49,21 +46,13 @@ from shardviz.check.step.lines.naming import module_to_open, with_lines
 from shardviz.check.step.runs.departure import Beside, Departure, StepDifference, departure_for
 from shardviz.check.step.trace.judging import Judging
 from shardviz.check.step.trace.stages import parted_modules, with_first_module
-from shardviz.check.step.trace.traces import (
-    coarsest_of,
-    counts_per_forward,
-    largest_of,
-    trace_of,
-)
-from shardviz.dump.records.trace import STEP
+from shardviz.check.step.trace.traces import Point, Weight, coarsest_of, counts_per_forward, largest_of, trace_of
+from shardviz.dump.records.trace import STEP, Place
 from shardviz.explain.checkpoints.conversion import NarrowedOnTheWay
 from shardviz.explain.placement.values import RepeatedDraw
 from shardviz.explain.step.gradients import ReductionSwitchedOff
 from shardviz.explain.step.modules import UnexplainedModule
-from shardviz.explain.step.two_jobs import (
-    DifferentWeights,
-    TrainedInOneJob,
-)
+from shardviz.explain.step.two_jobs import DifferentWeights, TrainedInOneJob
 from shardviz.explain.step.whole_step import (
     DifferentBatch,
     FilledBatch,
@@ -82,10 +71,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.jobs.starts import OtherWeight
-    from shardviz.check.step.trace.traces import Point, Weight
     from shardviz.dump.dump import Dump
-    from shardviz.dump.records.trace import Place
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
 

@@ -14,10 +14,10 @@ import numpy as np
 
 from shardviz.check.step.comparison import weight_of
 from shardviz.check.step.jobs.optimizers import RATE, RATES, Options, different_options, options_of
-from shardviz.check.step.jobs.starts import moves_apart
+from shardviz.check.step.jobs.starts import OtherWeight, moves_apart
 from shardviz.check.step.jobs.states import kind_of_state, states_of
-from shardviz.check.step.trace.traces import coarsest_of
-from shardviz.explain.step.two_jobs import DifferentSettings, EarlierStepsDiffer, StepsInNarrowDtype
+from shardviz.check.step.trace.traces import Weight, coarsest_of
+from shardviz.explain.step.two_jobs import DifferentSettings, EarlierStepsDiffer, Gradients, StepsInNarrowDtype
 from shardviz.groups import the_only
 from shardviz.relate.casts import is_narrower
 from shardviz.relate.tolerance import DRIFT, DRIFT_OF_STEPS, EPSILON, MOST_NOISE, NARROW_TERMS, OPPOSITE, UPDATE_OF_JOB
@@ -29,11 +29,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.check.step.jobs.assembly import Weights
-    from shardviz.check.step.jobs.starts import OtherWeight
     from shardviz.check.step.jobs.whole_job import WholeJob
-    from shardviz.check.step.trace.traces import Weight
     from shardviz.explain.cause import Cause
-    from shardviz.explain.step.two_jobs import Gradients
 
 MOMENTS = frozenset(("exp_avg", "exp_avg_sq"))
 """What Adam and its kind keep of a weight: no step of theirs moves an element by much more than the learning rate."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec import structs
 
-from shardviz.dump.records.trace import STEP, of_value
+from shardviz.dump.records.trace import STEP, LinesRecord, of_value
 from shardviz.groups import in_groups, the_only
 from shardviz.relate.tolerance import ELEMENT, EXACT
 from shardviz.relate.values import farthest, magnitude
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from shardviz.check.step.jobs.assembly import Assembling
     from shardviz.check.step.jobs.rows import Rows
     from shardviz.check.step.trace.traces import JobTrace, Kept, OfRank
-    from shardviz.dump.records.trace import LinesRecord
 
     Reorder = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 

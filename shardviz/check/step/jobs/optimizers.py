@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.dump.records.step import STATES, STEPS
+from shardviz.dump.records.step import STATES, STEPS, OptionsRecord
 from shardviz.explain.step.two_jobs import DifferentSettings, LostStates
 from shardviz.groups import in_groups
 from shardviz.text import listed, named_ranks
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from shardviz.check.step.jobs.whole_job import WholeJob
-    from shardviz.dump.records.step import OptionsRecord
     from shardviz.explain.finding import Finding
 
 MAX_LISTED = 3

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.trace.traces import counts_per_forward
-from shardviz.dump.records.trace import Place
+from shardviz.check.step.trace.traces import Kept, Point, Weight, counts_per_forward
+from shardviz.dump.records.trace import Place, What
 from shardviz.explain.step.whole_step import RowsOfPeers
 from shardviz.layout.splits import axes_in
 
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from shardviz.check.step.jobs.starts import Belonging
     from shardviz.check.step.jobs.whole_job import WholeJob
-    from shardviz.check.step.trace.traces import Kept, Point, Weight
-    from shardviz.dump.records.trace import What
     from shardviz.layout.mesh import Mesh
 
 SIDES: tuple[What, What] = ("input", "output")

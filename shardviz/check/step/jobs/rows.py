@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.jobs.starts import split_of
-from shardviz.check.step.trace.traces import Kept, joined_along, largest_of
+from shardviz.check.step.trace.traces import Kept, OfRank, joined_along, largest_of
 from shardviz.explain.step.whole_step import DifferentBatch, NormalizedByOwnRows, SharedRows, WholeBatchPerRank
 from shardviz.explain.templates import number
 from shardviz.groups import the_only
-from shardviz.layout.mesh import ranks_by
+from shardviz.layout.mesh import Mesh, ranks_by
 from shardviz.relate.orders import places_of
 from shardviz.relate.tolerance import FEW, LEAST_STATISTIC
 from shardviz.text import join_numbers, listed, named_ranks
@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.trace.traces import OfRank
     from shardviz.explain.cause import Cause
-    from shardviz.layout.mesh import Mesh
 
 MOST_SHARES = 4
 """Ranks whose rows are listed."""

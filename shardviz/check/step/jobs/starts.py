@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.order.infer.orders import name_order
-from shardviz.check.step.trace.traces import Kept, in_both, largest_of
+from shardviz.check.step.trace.traces import Kept, OfRank, Weight, in_both, largest_of
 from shardviz.layout.dtypes import HALVES
-from shardviz.layout.layout import Layout, shared_placements
+from shardviz.layout.layout import Layout, Placements, shared_placements
 from shardviz.layout.region import Region, merge_ranges
 from shardviz.relate.casts import rounding_between
 from shardviz.relate.orders import orders_of_slices, places_of
@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.trace.traces import OfRank, Weight
     from shardviz.dump.records.base import Moment
-    from shardviz.layout.layout import Placements
     from shardviz.layout.mesh import Mesh
 
 SOME_NUMBERS = 256

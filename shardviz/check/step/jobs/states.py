@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.report import NotChecked
-from shardviz.check.step.comparison import Reason, compared, rounding_of, weight_of
-from shardviz.check.step.jobs.assembly import Assembling, add_gradients, add_weight, are_whole
+from shardviz.check.step.comparison import Compared, Reason, compared, rounding_of, weight_of
+from shardviz.check.step.jobs.assembly import Assembling, Weights, add_gradients, add_weight, are_whole
 from shardviz.check.step.jobs.starts import by_name
 from shardviz.check.step.jobs.updates import Updates
 from shardviz.check.step.trace.traces import coarsest_of
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.comparison import Compared
-    from shardviz.check.step.jobs.assembly import Weights
     from shardviz.check.step.jobs.whole_job import WholeJob
     from shardviz.dump.dump import Dump
     from shardviz.explain.finding import Finding

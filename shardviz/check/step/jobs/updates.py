@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.report import NotChecked
-from shardviz.check.step.comparison import compared, whole_of
+from shardviz.check.step.comparison import Compared, compared, whole_of
 from shardviz.check.step.evidence import Evidence
-from shardviz.check.step.jobs.assembly import Assembling, add_gradients, add_weight, are_whole
+from shardviz.check.step.jobs.assembly import Assembling, Weights, add_gradients, add_weight, are_whole
 from shardviz.check.step.jobs.starts import by_name
 from shardviz.check.step.update.compare import finding_of
 from shardviz.relate.tolerance import NOISE, OPPOSITE, UPDATE_OF_JOB
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.comparison import Compared
-    from shardviz.check.step.jobs.assembly import Weights
     from shardviz.check.step.jobs.earlier import History
     from shardviz.check.step.jobs.whole_job import WholeJob
     from shardviz.check.step.trace.traces import Weight

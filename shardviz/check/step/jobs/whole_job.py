@@ -23,7 +23,10 @@ from shardviz.check.step.trace.calls import NUMBER
 from shardviz.check.step.trace.judging import Judging
 from shardviz.check.step.trace.stages import is_pipeline, with_first_module
 from shardviz.check.step.trace.traces import (
+    JobTrace,
     Kept,
+    OfRank,
+    Point,
     Weight,
     added,
     joined_along,
@@ -32,19 +35,16 @@ from shardviz.check.step.trace.traces import (
     places_in_whole,
 )
 from shardviz.groups import in_groups
-from shardviz.layout.mesh import Mesh
-from shardviz.layout.placements import Partial, Replicate, Shard
+from shardviz.layout.mesh import Coord, Mesh
+from shardviz.layout.placements import Partial, Placement, Replicate, Shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from shardviz.check.step.trace.traces import JobTrace, OfRank, Point
     from shardviz.dump.dump import Dump
     from shardviz.dump.records.base import Moment
     from shardviz.dump.records.trace import Place
     from shardviz.layout.layout import Layout, Placements
-    from shardviz.layout.mesh import Coord
-    from shardviz.layout.placements import Placement
     from shardviz.layout.region import Region
 
     Groups = frozenset[tuple[int, ...]]

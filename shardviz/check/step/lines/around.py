@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.step.comparison import Compared
 from shardviz.check.step.lines.backward import backward_fault
-from shardviz.check.step.lines.calls import Lines
+from shardviz.check.step.lines.calls import Call, Lines, Value
 from shardviz.check.step.lines.fault import Fault, at, called, fault_at, place_of, reached
 from shardviz.check.step.lines.faults import averaged_terms_fault, fault_of, fault_of_mean
 from shardviz.check.step.lines.labels import labels_fault, means_fault, other_labels_fault
 from shardviz.check.step.lines.operands import with_operator
 from shardviz.check.step.lines.search import DIVISIONS
 from shardviz.check.step.lines.states import States
-from shardviz.dump.records.trace import TO_LOCAL
+from shardviz.dump.records.trace import TO_LOCAL, FrameRecord, LineRecord
 from shardviz.explain.step.factors import UndividedShardGradient
 from shardviz.explain.step.gradients import MicroBatchesReducedAgain
 from shardviz.explain.step.line_reductions import WrongReductionLine
@@ -47,10 +47,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from fractions import Fraction
 
-    from shardviz.check.step.lines.calls import Call, Value
     from shardviz.check.step.lines.state import State
     from shardviz.dump.dump import Dump
-    from shardviz.dump.records.trace import FrameRecord, LineRecord
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
 

@@ -8,12 +8,12 @@ from dataclasses import replace
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from shardviz.check.step.lines.calls import CONVERSIONS, JOINS, SELECTS
+from shardviz.check.step.lines.calls import CONVERSIONS, JOINS, SELECTS, Call, Value
 from shardviz.check.step.lines.exchanges import EXCHANGE
 from shardviz.check.step.lines.fault import Fault, after, at, fault_at, place_of, reached
 from shardviz.check.step.lines.halo import halo_not_sent_back
 from shardviz.check.step.lines.state import State, words_of
-from shardviz.check.step.lines.states import MAX_BESIDE
+from shardviz.check.step.lines.states import MAX_BESIDE, States
 from shardviz.explain.step.gradients import UnsummedInputGradient
 from shardviz.explain.step.line_reductions import (
     GradientsOfOtherMicroBatches,
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from shardviz.check.step.lines.calls import Call, Value
-    from shardviz.check.step.lines.states import States
     from shardviz.explain.cause import Cause
 
 

@@ -12,14 +12,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from shardviz.dump.records.trace import STEP
+from shardviz.dump.records.trace import STEP, FrameRecord, LineRecord, LinesRecord, ValueRecord
 from shardviz.groups import in_groups, the_only
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from shardviz.dump.dump import Dump
-    from shardviz.dump.records.trace import FrameRecord, LineRecord, LinesRecord, ValueRecord
     from shardviz.layout.mesh import Mesh
 
 Value = tuple[tuple[int, int], ...]

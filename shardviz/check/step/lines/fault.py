@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from shardviz.check.step.lines.calls import ADDITIONS, ENTRIES
+from shardviz.check.step.lines.calls import ADDITIONS, ENTRIES, Call
 from shardviz.explain.step.line_reductions import (
     CopiesSummedLine,
     ExtremeOfPart,
@@ -32,7 +32,6 @@ from shardviz.explain.templates import number
 from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
-    from shardviz.check.step.lines.calls import Call
     from shardviz.check.step.lines.state import State
     from shardviz.check.step.lines.states import States
     from shardviz.dump.records.trace import FrameRecord

@@ -11,13 +11,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardviz.check.step.lines.backward import backward_fault, micro_batches_fault
-from shardviz.check.step.lines.calls import SELECTS
-from shardviz.check.step.lines.exchanges import (
-    MOVES,
-    exchange_backward,
-    exchange_fault,
-    not_restored_fault,
-)
+from shardviz.check.step.lines.calls import SELECTS, Call, Value
+from shardviz.check.step.lines.exchanges import MOVES, exchange_backward, exchange_fault, not_restored_fault
 from shardviz.check.step.lines.fault import Fault, called, fault_at, place_of, with_label
 from shardviz.check.step.lines.foreign import foreign_fault, loop_fault, own_rows_fault, padding_fault, unwritten_fault
 from shardviz.check.step.lines.halo import neighbor_fault
@@ -46,7 +41,6 @@ from shardviz.explain.step.lines import (
 from shardviz.explain.step.losses import TermsAveraged, UnsummedValue
 
 if TYPE_CHECKING:
-    from shardviz.check.step.lines.calls import Call, Value
     from shardviz.check.step.lines.states import States
 
 MAY_LACK_NEIGHBOR = (WrongLine, WrongLines, CarriedLine, MisplacedLine)

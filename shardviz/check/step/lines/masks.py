@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.lines.calls import ADDITIONS
+from shardviz.check.step.lines.calls import ADDITIONS, Call, Lines, Value
 from shardviz.check.step.lines.exchanges import COPIES, MATRIX_PRODUCTS
 from shardviz.check.step.lines.fault import Fault, at, fault_at, given_fault, place_of, reached
 from shardviz.check.step.lines.states import States
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.lines.calls import Call, Lines, Value
     from shardviz.dump.records.trace import FrameRecord
 
     Array = NDArray[np.float64]

@@ -13,13 +13,13 @@ from shardviz.check.report import NotChecked
 from shardviz.check.step.lines.around import Around, is_around, results_of
 from shardviz.check.step.lines.backward import sent_back_fault
 from shardviz.check.step.lines.calls import Lines
-from shardviz.check.step.lines.fault import place_of
+from shardviz.check.step.lines.fault import Fault, place_of
 from shardviz.check.step.lines.faults import fault_in
 from shardviz.check.step.lines.states import States
 from shardviz.check.step.rules.losses import mean_of_means
 from shardviz.dump.records.trace import COMPARED_OVER_PARTS, NO_MEAN, STEP
 from shardviz.explain.checkpoints.states import UnexplainedState
-from shardviz.explain.finding import Finding
+from shardviz.explain.finding import Finding, Kind
 from shardviz.explain.step.forward import JoinedOutOfOrder, MisplacedOperand, ShiftedPart, UngatheredKeys
 from shardviz.explain.step.gradients import UnsummedInputGradient, WrongOutside
 from shardviz.explain.step.line_reductions import (
@@ -95,11 +95,9 @@ from shardviz.explain.step.whole_step import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from shardviz.check.step.lines.fault import Fault
     from shardviz.dump.dump import Dump
     from shardviz.dump.records.step import UnreadRecord
     from shardviz.explain.cause import Cause
-    from shardviz.explain.finding import Kind
 
 
 OPEN = (

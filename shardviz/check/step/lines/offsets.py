@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.lines.fault import at, fault_at, given_fault, place_of, reached
+from shardviz.check.step.lines.fault import Fault, at, fault_at, given_fault, place_of, reached
 from shardviz.explain.step.forward import MisplacedOperand, MisplacedWeight, ShiftedPart
 from shardviz.explain.step.line_rows import CutByAnotherAxis, OffsetOfUnequalParts, SameSlices
 from shardviz.layout.layout import Layout
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.check.step.lines.calls import Call, Lines, Value
-    from shardviz.check.step.lines.fault import Fault
     from shardviz.check.step.lines.states import States
 
 WEIGHT = "weight "

@@ -20,12 +20,12 @@ from warnings import catch_warnings, simplefilter
 
 import numpy as np
 
-from shardviz.check.step.lines.calls import ADDITIONS
+from shardviz.check.step.lines.calls import ADDITIONS, Call, Value
 from shardviz.check.step.lines.fault import Fault, at, fault_at, place_of, reached
 from shardviz.check.step.lines.state import MAX_RATIO
 from shardviz.errors import LayoutError
 from shardviz.explain.step.line_reductions import WrongLineBackward
-from shardviz.explain.step.lines import DRAWS, LACKS, OtherOperand
+from shardviz.explain.step.lines import DRAWS, LACKS, Lack, OtherOperand
 from shardviz.explain.step.operators import WrongOperator
 from shardviz.groups import the_only
 from shardviz.layout.layout import Layout, placements_of
@@ -40,10 +40,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.lines.calls import Call, Value
     from shardviz.check.step.lines.states import States
     from shardviz.dump.records.trace import FrameRecord, LineRecord
-    from shardviz.explain.step.lines import Lack
     from shardviz.layout.mesh import Mesh
 
     Array = NDArray[np.float64]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.lines.calls import JOINS, SELECTS
+from shardviz.check.step.lines.calls import JOINS, SELECTS, Call, Value
 from shardviz.check.step.lines.exchanges import COPIES, MOVES, SUMS
 from shardviz.check.step.lines.fault import (
     Act,
@@ -44,7 +44,7 @@ from shardviz.check.step.lines.operands import (
     other_number,
 )
 from shardviz.check.step.lines.orders import cause_of_part
-from shardviz.check.step.lines.state import words_of
+from shardviz.check.step.lines.state import State, words_of
 from shardviz.explain.step.line_reductions import MeansSummedLine
 from shardviz.explain.step.lines import ELEMENTWISE, INDEXING, CarriedLine, WrongLines
 from shardviz.explain.templates import number as written
@@ -56,8 +56,6 @@ from shardviz.text import counted
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardviz.check.step.lines.calls import Call, Value
-    from shardviz.check.step.lines.state import State
     from shardviz.check.step.lines.states import States
     from shardviz.dump.records.trace import FrameRecord
 

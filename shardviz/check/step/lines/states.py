@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from functools import cached_property
 from itertools import product
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from shardviz.check.step.lines.calls import ADDITIONS
+from shardviz.check.step.lines.calls import ADDITIONS, Call, Lines, Value
 from shardviz.check.step.lines.state import UNKNOWN, State, state_of
 from shardviz.dump.records.trace import of_value
 from shardviz.errors import ShardvizError
@@ -23,11 +23,9 @@ from shardviz.relate.values import error_of, part_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from typing import Any
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.lines.calls import Call, Lines, Value
     from shardviz.dump.dump import Dump
 
 COLLECTIVES_OF_TERMS = ("all_reduce", "reduce")

@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shardviz.check.step.lines.calls import Lines
+from shardviz.check.step.lines.calls import Lines, Value
 from shardviz.check.step.lines.fault import place_of
 from shardviz.check.step.lines.faults import fault_in
 from shardviz.check.step.lines.states import States
@@ -26,7 +26,6 @@ from shardviz.explain.step.lines import WrongLines
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shardviz.check.step.lines.calls import Value
     from shardviz.dump.dump import Dump
 
 

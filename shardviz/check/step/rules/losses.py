@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.comparison import whole_of
+from shardviz.check.step.comparison import Compared, whole_of
 from shardviz.check.step.rules.factors import TORCH_OPS, Unreduced, own_part
 from shardviz.dump.records.step import WHOLE_LOSS
 from shardviz.explain.step.losses import (
@@ -35,7 +35,7 @@ from shardviz.explain.step.losses import (
     UnexplainedValue,
 )
 from shardviz.explain.templates import number
-from shardviz.relate.measures import axis_sets, reduction_of
+from shardviz.relate.measures import Reduction, axis_sets, reduction_of
 from shardviz.relate.tolerance import SINGLE, TELLING
 from shardviz.text import listed, named_ranks
 
@@ -44,12 +44,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.comparison import Compared
     from shardviz.check.step.evidence import Evidence
     from shardviz.dump.dump import Dump
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
-    from shardviz.relate.measures import Reduction
 
 MAX_LISTED = 4
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.comparison import whole_of
-from shardviz.dump.records.step import of_replay
+from shardviz.check.step.comparison import Compared, whole_of
+from shardviz.dump.records.step import CastRecord, of_replay
 from shardviz.explain.step.changed import ScaleOfPart, UnlikeScale
 from shardviz.explain.step.scales import SmallFactor
 from shardviz.explain.step.sums import NarrowSum
@@ -33,9 +33,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.comparison import Compared
     from shardviz.check.step.evidence import Evidence
-    from shardviz.dump.records.step import CastRecord
     from shardviz.explain.finding import Finding
 
 

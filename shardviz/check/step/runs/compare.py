@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from shardviz.check.ranks import without_trace
-from shardviz.check.report import NotChecked
+from shardviz.check.report import NotChecked, Report
 from shardviz.check.step.jobs.compare import compare_jobs
-from shardviz.check.step.runs.departure import Departure, StepDifference, departure_for
+from shardviz.check.step.runs.departure import Departure, Kind, StepDifference, departure_for
 from shardviz.check.step.trace.calls import is_within
 from shardviz.dump.arrays import apart
 from shardviz.explain.step.two_jobs import DifferentWeights
@@ -29,8 +29,6 @@ from shardviz.text import counted, listed
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from shardviz.check.report import Report
-    from shardviz.check.step.runs.departure import Kind
     from shardviz.dump.dump import Dump
     from shardviz.dump.records.trace import SketchRecord, What
     from shardviz.explain.cause import Cause

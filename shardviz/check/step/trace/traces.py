@@ -16,9 +16,9 @@ from msgspec import structs
 
 from shardviz.check.step.trace.calls import is_within
 from shardviz.dump.arrays import kept_indices, strides_between
-from shardviz.dump.dump import dump_of
+from shardviz.dump.dump import Dump, Shard, dump_of
 from shardviz.dump.read import arrays_of, read_files
-from shardviz.dump.records.trace import Place, is_value, of_point
+from shardviz.dump.records.trace import KeptRecord, Place, is_value, of_point
 from shardviz.dump.write import TRACE_FOLDER
 from shardviz.groups import in_groups, the_only
 from shardviz.relate.tolerance import ELEMENT, EPSILON, EXACT, TENSOR_FLOAT
@@ -30,10 +30,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.dump.dump import Dump, Shard
     from shardviz.dump.records.base import Moment
     from shardviz.dump.records.tensors import Body
-    from shardviz.dump.records.trace import KeptRecord
     from shardviz.layout.layout import Layout
     from shardviz.layout.region import Ranges, Region
 

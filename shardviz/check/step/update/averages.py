@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.comparison import Reason, laid_out, whole_of
+from shardviz.check.step.comparison import Compared, Reason, laid_out, whole_of
 from shardviz.explain.step.buffers import OtherAverage
 from shardviz.explain.templates import number
 from shardviz.relate.tolerance import MANY, SINGLE, STEP
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.comparison import Compared
     from shardviz.dump.dump import Dump
 
     Values = NDArray[np.float64]

@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardviz.check.report import NotChecked, Place
-from shardviz.check.step.comparison import Reason, compared, in_order, laid_out, rounding_of, weight_of, whole_of
+from shardviz.check.step.comparison import (
+    Compared,
+    Reason,
+    compared,
+    in_order,
+    laid_out,
+    rounding_of,
+    weight_of,
+    whole_of,
+)
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.rules.all_gradients import multiplied
 from shardviz.check.step.update.averages import other_average
@@ -41,7 +50,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.comparison import Compared
     from shardviz.dump.dump import Dump, Tensor
     from shardviz.explain.cause import Cause
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.comparison import Reason, laid_out, weight_of, whole_of
+from shardviz.check.step.comparison import Compared, Reason, laid_out, weight_of, whole_of
 from shardviz.check.step.update.reasons import (
     MAX_LISTED,
     by_norm_of_copies,
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.comparison import Compared
     from shardviz.check.step.evidence import Evidence
     from shardviz.dump.dump import Dump
 
