@@ -14,8 +14,8 @@ from shardviz.check.order.case import LaidOut
 from shardviz.check.ranks import may_have, split_by_certainty, unread_parts, unread_ranks
 from shardviz.check.report import NotChecked, Report, grouped, ranks_by_name, ungrouped
 from shardviz.check.run import report_on
-from shardviz.check.step.runs.compare import compare_steps
-from shardviz.check.step.runs.departure import StepDifference
+from shardviz.check.step.departure import StepDifference
+from shardviz.check.step.runs import compare_steps
 from shardviz.dump.gather import NO_WEIGHTS
 from shardviz.dump.tensor import Shard, values_and_places
 from shardviz.errors import ShardvizError

@@ -37,9 +37,8 @@ from shardviz.check.step.forward.explain import laid_out_by_value, why_unplaced,
 from shardviz.check.step.forward.stages import of_another_stage
 from shardviz.check.step.rules.all_gradients import check_norm, of_all_gradients
 from shardviz.check.step.rules.factors import check_scale, check_tied, check_unreduced
-from shardviz.check.step.rules.losses import check_function, check_mean_of_means, check_scalar, is_loss
+from shardviz.check.step.rules.losses import check_function, check_mean_of_means, check_scalar, check_statistic, is_loss
 from shardviz.check.step.rules.narrow import check_narrow_sums, check_small_factor, other_scale
-from shardviz.check.step.rules.statistics import check_statistic
 from shardviz.check.step.rules.summands import of_loss_terms, of_micro_batches
 from shardviz.check.step.rules.terms import (
     check_order,
@@ -77,7 +76,6 @@ if TYPE_CHECKING:
     Rule = Callable[[Evidence, Compared], Finding | None]
     Values = dict[int, NDArray[np.float64]]
     Row = dict[int, MaskRecord]
-
 
 NO_REFERENCE = "the step against an unsharded model's: a captured job has none; copies on its ranks were compared"
 CAUSES: Mapping[str, Callable[[tuple[str, ...]], Cause]] = {

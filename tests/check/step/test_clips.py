@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from shardviz.check.step.jobs import clips as clips_module
-from shardviz.check.step.jobs.clips import clips_of, own_norms, with_own_clips, with_round_norms
+from shardviz.check.step.jobs import gradients as clips_module
+from shardviz.check.step.jobs.gradients import clips_of, own_norms, with_own_clips, with_round_norms
 from shardviz.dump.records.step import ClipRecord
 from shardviz.explain.step.scales import ClippedByOwnNorms, ScaledBackward, ScaledInStep
 from shardviz.explain.step.two_jobs import DifferentClips

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from shardviz.check.step.jobs.compare import frozen_in_one_job
-from shardviz.check.step.jobs.later import is_filled_batch, later_steps_of
+from shardviz.check.step.jobs.other_steps import is_filled_batch, later_steps_of
 from shardviz.check.step.jobs.rows import rows_of, rows_without_padding
-from shardviz.check.step.trace.stages import is_pipeline, parted_modules
+from shardviz.check.step.trace.calls import is_pipeline, parted_modules
 from shardviz.check.step.trace.traces import Kept, OfRank, Weight
 from shardviz.dump.records.step import GivenRecord
 from shardviz.explain.step.whole_step import DifferentBatch, NormalizedByOwnRows, WholeBatchPerRank

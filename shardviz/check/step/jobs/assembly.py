@@ -17,11 +17,17 @@ from msgspec import structs
 from shardviz.check.report import NotChecked, findings_in
 from shardviz.check.step.contradictions import check_no_gradient
 from shardviz.check.step.evidence import Evidence
-from shardviz.check.step.jobs.clips import Clips, by_another_norm, divided, of_size_before, with_round_norms
+from shardviz.check.step.jobs.gradients import (
+    Clips,
+    broken_ties,
+    by_another_norm,
+    divided,
+    of_size_before,
+    of_unequal_losses,
+    with_round_norms,
+)
 from shardviz.check.step.jobs.line_values import OrderInCalls, add_lines
 from shardviz.check.step.jobs.starts import Belonging, Way, by_name
-from shardviz.check.step.jobs.ties import broken_ties
-from shardviz.check.step.jobs.unequal_losses import of_unequal_losses
 from shardviz.check.step.rules.all_gradients import of_all_gradients
 from shardviz.check.step.run import explained, seen_in
 from shardviz.check.step.trace.calls import Call, is_within
@@ -46,7 +52,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.jobs.earlier import History
+    from shardviz.check.step.jobs.other_steps import History
     from shardviz.check.step.trace.judging import Judging
     from shardviz.dump.records.base import Moment, Role
     from shardviz.layout.layout import Layout

@@ -14,9 +14,9 @@ import numpy as np
 from shardviz.check.ranks import without_trace
 from shardviz.check.report import NotChecked, findings_in, grouped, ranks_by_name
 from shardviz.check.step.comparison import compared
+from shardviz.check.step.departure import Beside, Departure, StepDifference, departure_for
 from shardviz.check.step.jobs.assembly import JobEvidence, Weights, assembled, findings_on
 from shardviz.check.step.jobs.averages import averages_of
-from shardviz.check.step.jobs.between_steps import between_steps
 from shardviz.check.step.jobs.buffers import (
     WrittenBuffers,
     own_buffers,
@@ -24,13 +24,18 @@ from shardviz.check.step.jobs.buffers import (
     with_buffer_read,
     written_buffers,
 )
-from shardviz.check.step.jobs.clips import clips_of, unclipped, with_own_clips
-from shardviz.check.step.jobs.earlier import cause_of_steps, drifts_of, histories_of
-from shardviz.check.step.jobs.later import LaterResult, is_filled_batch, later_steps_of
+from shardviz.check.step.jobs.gradients import clips_of, unclipped, with_own_clips
 from shardviz.check.step.jobs.line_values import OrderInCalls
-from shardviz.check.step.jobs.optimizers import different_settings, is_one_resumed, lost_states
-from shardviz.check.step.jobs.peers import rows_of_peers
-from shardviz.check.step.jobs.rows import Rows, rows_of, rows_without_padding
+from shardviz.check.step.jobs.optimizers import different_settings, is_one_resumed, lost_states, states_before
+from shardviz.check.step.jobs.other_steps import (
+    LaterResult,
+    cause_of_steps,
+    drifts_of,
+    histories_of,
+    is_filled_batch,
+    later_steps_of,
+)
+from shardviz.check.step.jobs.rows import Rows, rows_of, rows_of_peers, rows_without_padding
 from shardviz.check.step.jobs.starts import (
     OtherWeight,
     belongings_of,
@@ -39,13 +44,11 @@ from shardviz.check.step.jobs.starts import (
     other_weights,
     repeated_weight,
 )
-from shardviz.check.step.jobs.states import states_before
-from shardviz.check.step.jobs.updates import Updates, updates_of
+from shardviz.check.step.jobs.updates import Updates, between_steps, updates_of
 from shardviz.check.step.jobs.whole_job import WholeJob, chosen, mesh_of_job
 from shardviz.check.step.lines.naming import module_to_open, with_lines
-from shardviz.check.step.runs.departure import Beside, Departure, StepDifference, departure_for
+from shardviz.check.step.trace.calls import parted_modules, with_first_module
 from shardviz.check.step.trace.judging import Judging
-from shardviz.check.step.trace.stages import parted_modules, with_first_module
 from shardviz.check.step.trace.traces import Point, Weight, coarsest_of, counts_per_forward, largest_of, trace_of
 from shardviz.dump.records.trace import STEP, Place
 from shardviz.explain.checkpoints.conversion import NarrowedOnTheWay
@@ -74,7 +77,6 @@ if TYPE_CHECKING:
     from shardviz.dump.dump import Dump
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
-
 
 MAX_LISTED = 3
 MAX_ROWS = 1 << 24

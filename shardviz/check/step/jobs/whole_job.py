@@ -19,9 +19,8 @@ import numpy as np
 
 from shardviz.check.step.comparison import weight_of
 from shardviz.check.step.jobs.starts import Way, by_name, chosen_weight
-from shardviz.check.step.trace.calls import NUMBER
+from shardviz.check.step.trace.calls import NUMBER, is_pipeline, with_first_module
 from shardviz.check.step.trace.judging import Judging
-from shardviz.check.step.trace.stages import is_pipeline, with_first_module
 from shardviz.check.step.trace.traces import (
     JobTrace,
     Kept,

@@ -73,9 +73,14 @@ from shardviz.explain.step.modules import (
     UngatheredInput,
     UnsummedModule,
 )
-from shardviz.explain.step.operators import WrongOperator
 from shardviz.explain.step.scales import ClippedByParts, NormOverWrongAxes
-from shardviz.explain.step.step_lines import LeftOutOfReduction, LocalWeight, NarrowReduction, ReductionNotStored
+from shardviz.explain.step.step_lines import (
+    LeftOutOfReduction,
+    LocalWeight,
+    NarrowReduction,
+    ReductionNotStored,
+    WrongOperator,
+)
 from shardviz.explain.step.sums import (
     GradientNotReduced,
     OutputNotReduced,
@@ -98,7 +103,6 @@ if TYPE_CHECKING:
     from shardviz.dump.dump import Dump
     from shardviz.dump.records.step import UnreadRecord
     from shardviz.explain.cause import Cause
-
 
 OPEN = (
     UnexplainedModule,

@@ -26,7 +26,7 @@ from shardviz.check.step.lines.state import MAX_RATIO
 from shardviz.errors import LayoutError
 from shardviz.explain.step.line_reductions import WrongLineBackward
 from shardviz.explain.step.lines import DRAWS, LACKS, Lack, OtherOperand
-from shardviz.explain.step.operators import WrongOperator
+from shardviz.explain.step.step_lines import WrongOperator
 from shardviz.groups import the_only
 from shardviz.layout.layout import Layout, placements_of
 from shardviz.layout.placements import Partial, Placement, Replicate, Shard, parse_placements

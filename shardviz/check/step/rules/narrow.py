@@ -19,8 +19,7 @@ import numpy as np
 
 from shardviz.check.step.comparison import Compared, whole_of
 from shardviz.dump.records.step import CastRecord, of_replay
-from shardviz.explain.step.changed import ScaleOfPart, UnlikeScale
-from shardviz.explain.step.scales import SmallFactor
+from shardviz.explain.step.scales import ScaleOfPart, SmallFactor, UnlikeScale
 from shardviz.explain.step.sums import NarrowSum
 from shardviz.explain.templates import number
 from shardviz.layout.dtypes import itemsize

@@ -28,10 +28,10 @@ from shardviz.check.step.rules.losses import cause_of_value, exponentials_of, un
 from shardviz.check.step.trace.divergence import is_wrong_from_loss
 from shardviz.dump.records.base import WEIGHTS
 from shardviz.dump.records.step import FROM_ONE_RANK
-from shardviz.explain.step.changed import AddedNumber, OnlyZerosThere, RoundedResult, TransposedResult
 from shardviz.explain.step.forward import JoinedOutOfOrder, PartOfAnotherRank, RepeatedParts
 from shardviz.explain.step.gradients import CutGraph, ReadBySegments, SlicesWithoutGradient
 from shardviz.explain.step.modules import StatisticsOfPart
+from shardviz.explain.step.scales import AddedNumber, OnlyZerosThere, RoundedResult, TransposedResult
 from shardviz.explain.step.sums import (
     MixedLayers,
     MixedShards,
@@ -76,7 +76,6 @@ if TYPE_CHECKING:
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
     from shardviz.relate.measures import Slices
-
 
 SEGMENTS = range(2, 9)
 """So many segments a fused weight may have: gate and up, q, k and v."""

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.jobs.whole_job import put_together
+from shardviz.check.step.trace.calls import parted_modules
 from shardviz.check.step.trace.judging import Judging, Noise
-from shardviz.check.step.trace.stages import parted_modules
 from shardviz.check.step.trace.traces import JobTrace, Kept, Point, joined_rows, read_trace
 from shardviz.dump.arrays import apart, sketch
 from shardviz.dump.records.trace import Place, SketchRecord, StepAnswer

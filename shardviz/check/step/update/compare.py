@@ -27,9 +27,8 @@ from shardviz.check.step.comparison import (
 )
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.rules.all_gradients import multiplied
-from shardviz.check.step.update.averages import other_average
 from shardviz.check.step.update.reasons import factor_to, unexplained_weight, why_weight
-from shardviz.check.step.update.states import of_others, unexplained_state, why_state
+from shardviz.check.step.update.states import of_others, other_average, unexplained_state, why_state
 from shardviz.explain.finding import Finding
 from shardviz.explain.step.buffers import (
     BufferCutApart,

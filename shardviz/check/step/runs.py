@@ -15,8 +15,8 @@ import numpy as np
 
 from shardviz.check.ranks import without_trace
 from shardviz.check.report import NotChecked, Report
+from shardviz.check.step.departure import Departure, Kind, StepDifference, departure_for
 from shardviz.check.step.jobs.compare import compare_jobs
-from shardviz.check.step.runs.departure import Departure, Kind, StepDifference, departure_for
 from shardviz.check.step.trace.calls import is_within
 from shardviz.dump.arrays import apart
 from shardviz.explain.step.two_jobs import DifferentWeights
