@@ -176,13 +176,25 @@ class Cause:
         )
 
 
-class AtLine(Cause, listed=False):
+WRONG: tuple[Kind, ...] = ("wrong-value", "wrong-scale", "unreduced-output", "unreduced-gradient")
+
+
+class AtPlace(Cause, listed=False):
     """A cause that a line of the user's code shows.
 
     Attributes:
         place: The line, as `moe.py:83`.
-        function: What it calls.
     """
 
     place: str
+    kinds = WRONG
+
+
+class AtLine(AtPlace, listed=False):
+    """A cause that a call in a line of the user's code shows.
+
+    Attributes:
+        function: What it calls.
+    """
+
     function: str

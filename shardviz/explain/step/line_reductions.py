@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from shardviz.explain.cause import AtLine, Cause
-from shardviz.explain.step.lines import WRONG
+from shardviz.explain.cause import AtLine, AtPlace, Cause
 
 
 class UnaveragedLine(AtLine):
@@ -17,7 +16,6 @@ class UnaveragedLine(AtLine):
     """
 
     axes: str
-    kinds = WRONG
     why = "{function} in {place} gives each rank the mean of its own part. Nothing averages the means over {axes}"
     how = (
         "all_reduce the result of {function} in {place} with ReduceOp.AVG over {axes}, with a backward that averages, "
@@ -65,7 +63,6 @@ class ExtremeOfPart(AtLine):
 
     axis: str
     op: str
-    kinds = WRONG
     why = (
         "{function} in {place} gives each rank the {op} of its own part. Nothing takes the {op} of the ranks' results "
         "over {axis}"
@@ -96,7 +93,6 @@ class WrongReductionLine(AtLine):
     ranks: tuple[int, ...]
     axis: str = ""
     op: str = ""
-    kinds = WRONG
     why = "{function} in {place} over {ranks:ranks} doesn't give the whole of its inputs: the group or the op is wrong"
     how = (
         "in {place}, reduce the terms once, with ReduceOp.{op:?{op:upper}|SUM}, over the group of {axis:?{axis}|what "
@@ -120,7 +116,6 @@ class CopiesSummedLine(AtLine):
     axis: str
     copies: str
     times: int
-    kinds = WRONG
     why = (
         "{function} in {place} sums over {ranks:ranks}. Ranks along {copies} have the same term of the sum over "
         "{axis}, so each term counts {times} times"
@@ -148,18 +143,14 @@ class RepeatedReductionLine(AtLine, kind="wrong-scale"):
     how = "remove {function} in {place}, or the sum before it"
 
 
-class UnsummedLineBackward(Cause, kind="unreduced-gradient"):
+class UnsummedLineBackward(AtPlace, kind="unreduced-gradient"):
     """Nothing sums a gradient that each rank computes for its own part only.
 
     A different line uses the same tensor whole, as a residual does, or the backward of a branch beside it sums. Both
     send back a whole gradient. The tensor then gets neither the whole gradient nor a term of it, and a sum of the
     weights' gradients after backward doesn't repair that.
-
-    Attributes:
-        place: The line, as `moe.py:83`.
     """
 
-    place: str
     axis: str
     why = (
         "{place} sends back each rank's own part of a gradient. Nothing sums the parts over {axis} before a different "
@@ -171,7 +162,7 @@ class UnsummedLineBackward(Cause, kind="unreduced-gradient"):
     )
 
 
-class WholeGradientSummedAgain(Cause):
+class WholeGradientSummedAgain(AtPlace):
     """A backward sums over ranks a gradient that every rank already has whole.
 
     A tensor that each rank uses for its own part gets a function whose backward sums the ranks' gradients. A layer
@@ -185,11 +176,9 @@ class WholeGradientSummedAgain(Cause):
         times: The ranks along it.
     """
 
-    place: str
     reader: str
     axis: str
     times: int
-    kinds = WRONG
     why = (
         "Every rank computes {reader} in full and sends back its whole gradient. The backward of {place} sums it over "
         "{axis}, so it counts {times} times"
@@ -212,7 +201,6 @@ class WrongLineBackward(AtLine):
 
     axis: str = ""
     part: str = ""
-    kinds = WRONG
     why = (
         "{part:?Each rank along {axis} uses {part} of {function} in {place} for its own part, and nothing sums its "
         "gradient over {axis} before it joins the whole gradients of other parts|{axis:?Each rank along {axis} uses "
@@ -247,7 +235,6 @@ class HaloNotSentBack(AtLine):
     last: int
     rank: int
     other: int
-    kinds = WRONG
     why = (
         "Through {place}, rank {other} uses {elements} of dim {dim} of rank {rank}'s part, too. Its backward doesn't "
         "send back the gradient of what came from another rank"
@@ -263,7 +250,7 @@ class HaloNotSentBack(AtLine):
         return f"elements {self.first} to {self.last}" if self.last > self.first else f"element {self.first}"
 
 
-class UnreducedGather(Cause):
+class UnreducedGather(AtPlace):
     """A gather's backward keeps a rank's part of its own gradient, and drops what others send.
 
     All ranks get the gathered tensor, and each uses it for its own rows: its gradient is a term of a sum on every rank.
@@ -271,14 +258,11 @@ class UnreducedGather(Cause):
     unless `grad_placements` says otherwise. The forward and the loss are right.
 
     Attributes:
-        place: The line, as `ring.py:25`.
         is_dtensor: Whether a DTensor gathers, and no function of the user's.
     """
 
-    place: str
     axis: str
     is_dtensor: bool
-    kinds = WRONG
     why = (
         "{place} gathers over {axis}, and each rank uses the result for its own part. In backward each rank keeps its "
         "part of its own gradient, and nothing adds what the other ranks along {axis} send back"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from shardviz.explain.cause import AtLine, Cause
+from shardviz.explain.cause import AtLine, AtPlace, Cause
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -159,7 +159,7 @@ class MiscountedExponentials(Cause):
         return math.log(self.size)
 
 
-class PaddingSummed(AtLine):
+class PaddingSummed(AtLine, kind="wrong-value"):
     """A line sums over padding that the unsharded model cuts off first.
 
     A vocabulary is padded so that the number of ranks divides it. One process cuts the padding off the logits. A rank
@@ -280,7 +280,7 @@ class MeanOfMeans(Cause):
     )
 
 
-class TermsAveraged(Cause, kind="wrong-scale"):
+class TermsAveraged(AtPlace, kind="wrong-scale"):
     """Each rank's loss is a term of a sum over ranks that average their gradients.
 
     A rank that divides its own sum by the count of all ranks has a term: the terms add up to the loss. FSDP and DDP
@@ -291,7 +291,6 @@ class TermsAveraged(Cause, kind="wrong-scale"):
         size: How many ranks there are along them.
     """
 
-    place: str
     axes: str
     size: int
     why = (

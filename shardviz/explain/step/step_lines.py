@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-from shardviz.explain.cause import AtLine, Cause
-from shardviz.explain.step.lines import WRONG
+from shardviz.explain.cause import AtLine, AtPlace
 from shardviz.relate.tolerance import SINGLE
 
 
@@ -43,19 +42,17 @@ class GradientLine(AtLine):
     )
 
 
-class BackwardLine(Cause, kind="wrong-scale"):
+class BackwardLine(AtPlace, kind="wrong-scale"):
     """Backward runs on a number that isn't the loss.
 
     A loss scale that nothing takes out, losses of micro-batches that nothing divides, or the rank's term of a sum where
     the gradients are averaged. The step returns the right loss, and all gradients have one factor.
 
     Attributes:
-        place: The line, as `train.py:36`.
         times: The number by which what it runs on is too large, in the mean over ranks.
         count: How many backward passes the step runs.
     """
 
-    place: str
     times: float
     count: int = 1
     why = (
@@ -73,7 +70,7 @@ class BackwardLine(Cause, kind="wrong-scale"):
         return self.count > 1 and math.isclose(self.times, self.count, rel_tol=SINGLE)
 
 
-class SummedLossAveraged(Cause, kind="wrong-scale"):
+class SummedLossAveraged(AtPlace, kind="wrong-scale"):
     """The loss is summed over ranks in forward, and their gradients are averaged.
 
     Each rank's own loss is a term of the sum, and the backward of the sum returns the gradient unchanged. FSDP and DDP
@@ -83,7 +80,6 @@ class SummedLossAveraged(Cause, kind="wrong-scale"):
         place: The line that sums, as `train.py:30`.
     """
 
-    place: str
     axes: str
     why = (
         "{place} sums the ranks' losses over {axes}, with a backward that returns the gradient unchanged, and the "
@@ -95,7 +91,7 @@ class SummedLossAveraged(Cause, kind="wrong-scale"):
     )
 
 
-class LeftOutOfReduction(Cause, kind="unreduced-gradient"):
+class LeftOutOfReduction(AtPlace, kind="unreduced-gradient"):
     """The training loop reduces other gradients, and one never reaches the reduction.
 
     Gradients are reduced in buckets, and the last bucket is not full when the loop ends. A list of parameters, a
@@ -105,7 +101,6 @@ class LeftOutOfReduction(Cause, kind="unreduced-gradient"):
         place: The line that reduces the others, as `train.py:41`.
     """
 
-    place: str
     axis: str
     why = "{place} reduces other gradients over {axis}. The step never passes this gradient to it"
     how = "pass every gradient to {place}, the last bucket too, and those that a condition or a list leaves out"
@@ -128,7 +123,7 @@ class NarrowReduction(AtLine, kind="unreduced-gradient"):
     how = "reduce over {axis} in {place}, too, by a group that joins both axes or by a second reduction"
 
 
-class ReductionNotStored(Cause, kind="unreduced-gradient"):
+class ReductionNotStored(AtPlace, kind="unreduced-gradient"):
     """The training loop reduces a copy of a gradient, and the optimizer reads the gradient.
 
     Gradients are reduced in a flat bucket and copied back. `reshape(-1)` and `flatten()` return a copy if a gradient
@@ -139,7 +134,6 @@ class ReductionNotStored(Cause, kind="unreduced-gradient"):
         written: The line that writes the result into a copy; empty if nothing writes it.
     """
 
-    place: str
     axis: str
     written: str = ""
     why = (
@@ -153,17 +147,13 @@ class ReductionNotStored(Cause, kind="unreduced-gradient"):
     )
 
 
-class LocalWeight(Cause, kind="unreduced-gradient"):
+class LocalWeight(AtPlace, kind="unreduced-gradient"):
     """A module takes its part of a DTensor weight without naming the gradient's placements.
 
     `to_local()` without `grad_placements` labels the gradient with the weight's placements. If each rank uses a
     replicated weight for its own rows or tokens, its gradient is one term of a sum, and the label says it is the whole.
-
-    Attributes:
-        place: The line, as `norm.py:20`.
     """
 
-    place: str
     axis: str
     why = (
         "to_local() in {place} has no grad_placements. Its backward takes each rank's gradient for the whole, and "
@@ -188,7 +178,6 @@ class WrongOperator(AtLine):
 
     labels: str
     is_backward: bool = False
-    kinds = WRONG
     why = (
         "torch's rule for {is_backward:?the backward of }{function} with {labels} is wrong in this version: what it is "
         "given in {place} is right, and what it gives is not"
