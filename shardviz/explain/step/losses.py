@@ -473,6 +473,5 @@ class StatisticOfParts(Cause):
     statistic: str
     way: str
     remedy: str
-    kinds = ("wrong-value",)
     why = "What is logged is {way}, and that isn't the {statistic} of the whole"
     how = "{remedy}"

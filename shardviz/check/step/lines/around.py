@@ -26,9 +26,7 @@ from shardviz.check.step.lines.states import States
 from shardviz.dump.records.trace import TO_LOCAL, FrameRecord, LineRecord
 from shardviz.explain.step.factors import UndividedShardGradient
 from shardviz.explain.step.gradients import MicroBatchesReducedAgain
-from shardviz.explain.step.line_reductions import WrongReductionLine
-from shardviz.explain.step.lines import MisplacedLine, ScaledTermLine, WrongLines
-from shardviz.explain.step.step_lines import (
+from shardviz.explain.step.line_reductions import (
     BackwardLine,
     GradientLine,
     LeftOutOfReduction,
@@ -36,7 +34,9 @@ from shardviz.explain.step.step_lines import (
     NarrowReduction,
     ReductionNotStored,
     SummedLossAveraged,
+    WrongReductionLine,
 )
+from shardviz.explain.step.lines import MisplacedLine, ScaledTermLine, WrongLines
 from shardviz.explain.step.sums import GradientNotReduced
 from shardviz.explain.step.update import StepSkippedByRank
 from shardviz.relate.measures import ratio_of
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from shardviz.dump.dump import Dump
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
-
 
 ROLES = ("scalar", "grad", "param", "optim")
 """What a step computes around the model."""

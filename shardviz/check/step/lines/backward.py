@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from shardviz.check.step.lines.calls import CONVERSIONS, JOINS, SELECTS, Call, Value
 from shardviz.check.step.lines.exchanges import EXCHANGE
 from shardviz.check.step.lines.fault import Fault, after, at, fault_at, place_of, reached
-from shardviz.check.step.lines.halo import halo_not_sent_back
+from shardviz.check.step.lines.parts import halo_not_sent_back
 from shardviz.check.step.lines.state import State, words_of
 from shardviz.check.step.lines.states import MAX_BESIDE, States
 from shardviz.explain.step.gradients import UnsummedInputGradient
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.explain.cause import Cause
-
 
 APPLIED = re.compile(r"\w+\.apply(?=\()")
 """How code calls an autograd.Function."""

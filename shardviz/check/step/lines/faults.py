@@ -15,7 +15,6 @@ from shardviz.check.step.lines.calls import SELECTS, Call, Value
 from shardviz.check.step.lines.exchanges import MOVES, exchange_backward, exchange_fault, not_restored_fault
 from shardviz.check.step.lines.fault import Fault, called, fault_at, place_of, with_label
 from shardviz.check.step.lines.foreign import foreign_fault, loop_fault, own_rows_fault, padding_fault, unwritten_fault
-from shardviz.check.step.lines.halo import neighbor_fault
 from shardviz.check.step.lines.offsets import (
     misplaced_fault,
     other_axis_fault,
@@ -24,7 +23,7 @@ from shardviz.check.step.lines.offsets import (
     unequal_fault,
 )
 from shardviz.check.step.lines.operands import operand_fault, operator_fault, with_operator
-from shardviz.check.step.lines.orders import merged_fault
+from shardviz.check.step.lines.parts import merged_fault, neighbor_fault
 from shardviz.check.step.lines.search import ForwardSearch
 from shardviz.explain.step.forward import ShiftedPart
 from shardviz.explain.step.line_rows import PartOfAnotherDim

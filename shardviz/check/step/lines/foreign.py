@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float64]
 
-
 BOUNDS = ("clamp", "clip", "where", "masked_fill", "clamp_", "masked_fill_", "setitem", "minimum", "maximum")
 """Functions by which code moves an index that is not of a rank's part into it."""
 

@@ -25,10 +25,15 @@ from shardviz.explain.step.gradients import UnsummedInputGradient, WrongOutside
 from shardviz.explain.step.line_reductions import (
     CopiesSummedLine,
     GradientsOfOtherMicroBatches,
+    LeftOutOfReduction,
+    LocalWeight,
+    NarrowReduction,
+    ReductionNotStored,
     RepeatedReductionLine,
     UnaveragedLine,
     UnreducedGather,
     WrongLineBackward,
+    WrongOperator,
     WrongReductionLine,
 )
 from shardviz.explain.step.line_rows import (
@@ -74,13 +79,6 @@ from shardviz.explain.step.modules import (
     UnsummedModule,
 )
 from shardviz.explain.step.scales import ClippedByParts, NormOverWrongAxes
-from shardviz.explain.step.step_lines import (
-    LeftOutOfReduction,
-    LocalWeight,
-    NarrowReduction,
-    ReductionNotStored,
-    WrongOperator,
-)
 from shardviz.explain.step.sums import (
     GradientNotReduced,
     OutputNotReduced,

@@ -24,9 +24,8 @@ from shardviz.check.step.lines.calls import ADDITIONS, Call, Value
 from shardviz.check.step.lines.fault import Fault, at, fault_at, place_of, reached
 from shardviz.check.step.lines.state import MAX_RATIO
 from shardviz.errors import LayoutError
-from shardviz.explain.step.line_reductions import WrongLineBackward
+from shardviz.explain.step.line_reductions import WrongLineBackward, WrongOperator
 from shardviz.explain.step.lines import DRAWS, LACKS, Lack, OtherOperand
-from shardviz.explain.step.step_lines import WrongOperator
 from shardviz.groups import the_only
 from shardviz.layout.layout import Layout, placements_of
 from shardviz.layout.placements import Partial, Placement, Replicate, Shard, parse_placements

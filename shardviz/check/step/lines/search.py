@@ -43,7 +43,7 @@ from shardviz.check.step.lines.operands import (
     other_arguments,
     other_number,
 )
-from shardviz.check.step.lines.orders import cause_of_part
+from shardviz.check.step.lines.parts import cause_of_part
 from shardviz.check.step.lines.state import State, words_of
 from shardviz.explain.step.line_reductions import MeansSummedLine
 from shardviz.explain.step.lines import ELEMENTWISE, INDEXING, CarriedLine, WrongLines
