@@ -26,8 +26,7 @@ from shardviz.check.step.jobs.gradients import (
     of_unequal_losses,
     with_round_norms,
 )
-from shardviz.check.step.jobs.line_values import OrderInCalls, add_lines
-from shardviz.check.step.jobs.starts import Belonging, Way, by_name
+from shardviz.check.step.jobs.line_values import add_lines
 from shardviz.check.step.rules.all_gradients import of_all_gradients
 from shardviz.check.step.run import explained, seen_in
 from shardviz.check.step.trace.calls import Call, is_within
@@ -44,6 +43,7 @@ from shardviz.explain.finding import Finding
 from shardviz.explain.step.modules import LayerOnTwoStages, UnexplainedInput
 from shardviz.explain.step.whole_step import DifferentMasks, IdenticalMasks, UnexplainedForward
 from shardviz.layout.placements import Replicate, Shard
+from shardviz.relate.factors import pairs_along
 from shardviz.relate.tolerance import EPSILON, NOISE, POINT_EPSILON, allowed_in_narrow
 from shardviz.relate.values import farthest, magnitude
 
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.jobs.other_steps import History
+    from shardviz.check.step.jobs.starts import Belonging, Weights
     from shardviz.check.step.trace.judging import Judging
     from shardviz.dump.records.base import Moment, Role
     from shardviz.layout.layout import Layout
@@ -137,7 +137,7 @@ class Assembling:
     def dump(self, judging: Judging | None = None) -> Dump:
         """Return the dump, with every rank's values at every place if these were judged."""
         records = {}
-        for rank, record in self.job.dump.files.ranks.items():
+        for rank, record in self.job.records.items():
             tables = self.ranks.get(rank, _Rank())
             records[rank] = RankRecord(
                 record.schema,
@@ -209,31 +209,6 @@ class JobEvidence(Evidence):
         return first_in_forward(self.calls) or blamed_by_weights(backward, self.calls, self.gradients)
 
 
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """The weights of both jobs.
-
-    Attributes:
-        params: Those of the job that the other is compared with, whole.
-        grads: Their gradients.
-        updated: The weights after the optimizer's step.
-        belongings: Where those of the other job's belong that claim nothing.
-        order: Which of the batch's rows the other job's ranks have in a call; None if lines can't be compared.
-        ways: How those of the first job were put together.
-        kept: Which share of each rank's gradients clipping left in the other job, if they are compared without it.
-        histories: What is known of the gradients of weights in the steps before.
-    """
-
-    params: Mapping[str, Weight]
-    grads: Mapping[str, Weight]
-    updated: Mapping[str, Weight]
-    belongings: Mapping[str, Belonging]
-    order: OrderInCalls | None = None
-    ways: Mapping[str, Way] = field(default_factory=dict)
-    kept: Mapping[int, float] = field(default_factory=dict)
-    histories: Mapping[str, History] = field(default_factory=dict)
-
-
 def assembled(job: JobTrace, judging: Judging, weights: Weights, reference: JobTrace) -> tuple[Dump, tuple[str, ...]]:
     """Return a dump that compares two jobs, and the gradients that are incomplete."""
     assembling = Assembling(job, judging.mesh)
@@ -259,7 +234,7 @@ def _micro_batches(job: JobTrace, reference: JobTrace) -> int:
 
 def add_gradients(assembling: Assembling, weights: Weights) -> tuple[str, ...]:
     """Add the gradients of weights that are there whole; return the names of the others."""
-    parts = by_name(assembling.job.ranks, "grad")
+    parts = assembling.job.weights("grad")
     sampled = []
     for name, whole in weights.grads.items():
         by_rank = parts.get(name, {})
@@ -433,8 +408,7 @@ def check_masks(judging: Judging, module: str, call: int) -> Finding | None:
     if layout is None or len(masks) < len(judging.ranks):
         return None
     for axis, placement in zip(judging.mesh.axes, layout, strict=True):
-        groups = [group for group in judging.mesh.groups(axis) if len(group) > 1]
-        pairs = [(group[0], other) for group in groups for other in group[1:]]
+        pairs = list(pairs_along(axis, {rank: rank for rank in masks}, judging.mesh))
         equal = [np.array_equal(masks[one], masks[other]) for one, other in pairs]
         if pairs and isinstance(placement, Replicate) and not all(equal):
             return _finding(module, axis, pairs[equal.index(False)], is_same=True)

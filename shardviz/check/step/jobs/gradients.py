@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.report import grouped, ungrouped
-from shardviz.check.step.jobs.starts import by_name
 from shardviz.check.step.rules.all_gradients import CLIP_EPSILON, multiplied, nearness, of_factor, own_norm, round_norm
 from shardviz.check.step.trace.traces import Weight, in_both
 from shardviz.dump.records.step import ClipRecord
@@ -51,7 +50,8 @@ if TYPE_CHECKING:
 
     from shardviz.check.step.comparison import Compared
     from shardviz.check.step.evidence import Evidence
-    from shardviz.check.step.jobs.assembly import JobEvidence, Weights
+    from shardviz.check.step.jobs.assembly import JobEvidence
+    from shardviz.check.step.jobs.starts import Weights
     from shardviz.check.step.jobs.whole_job import WholeJob
     from shardviz.check.step.trace.judging import Judging
     from shardviz.explain.cause import Cause
@@ -109,7 +109,7 @@ def clips_of(reference: WholeJob, job: WholeJob) -> Clips | None:
     unmet = None
     for each in (reference, job):
         calls = _calls(each)
-        is_seen = bool(calls) or not any(record.clips for record in each.job.dump.files.ranks.values())
+        is_seen = bool(calls) or not any(record.clips for record in each.records.values())
         if not is_seen or any(len(set(call.values())) > 1 for call in calls):
             return None
         every = [next(iter(call.values())) for call in calls]
@@ -124,7 +124,7 @@ def clips_of(reference: WholeJob, job: WholeJob) -> Clips | None:
 
 def _calls(job: WholeJob) -> list[dict[int, ClipRecord]]:
     """Return each call of a step that clipped gradients, by rank, with the norm of all ranks; none if ranks differ."""
-    of_ranks = {rank: record.clips for rank, record in job.job.dump.files.ranks.items()}
+    of_ranks = {rank: record.clips for rank, record in job.records.items()}
     if len({len(clips) for clips in of_ranks.values()}) != 1:
         return []
     calls = [dict(zip(of_ranks, clips, strict=True)) for clips in zip(*of_ranks.values(), strict=True)]
@@ -253,10 +253,10 @@ def divided(weight: Weight, by: float) -> Weight:
 
 def _are_reduced(job: WholeJob) -> bool:
     """Whether all ranks have every gradient, and equally: what they were clipped by was then not yet reduced."""
-    every = by_name(job.job.ranks, "grad").values()
+    every = job.weights("grad").values()
     values = [[part.values for part in parts.values() if part.values is not None] for parts in every]
     return bool(values) and all(
-        len(copies) == len(job.job.ranks) and all(np.array_equal(copies[0].values, copy.values) for copy in copies)
+        len(copies) == len(job.ranks) and all(np.array_equal(copies[0].values, copy.values) for copy in copies)
         for copies in values
     )
 

@@ -72,7 +72,7 @@ def add_lines(assembling: Assembling, reference: JobTrace, job: JobTrace, order:
     modules = {lines.module for lines in whole}
     first = min(job.ranks)
     held: list[Kept] = []
-    for rank, record in job.dump.files.ranks.items():
+    for rank, record in job.records.items():
         own = [lines for lines in record.lines if lines.module in modules]
         for name, kept in _values_of(job.ranks[rank], own):
             assembling.add(rank, name, ("step", "activation"), kept.shape, kept.values, kept.dtype)

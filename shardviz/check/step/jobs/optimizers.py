@@ -13,8 +13,7 @@ import numpy as np
 
 from shardviz.check.report import NotChecked
 from shardviz.check.step.comparison import Compared, Reason, compared, rounding_of, weight_of
-from shardviz.check.step.jobs.assembly import Assembling, Weights, add_gradients, add_weight, are_whole
-from shardviz.check.step.jobs.starts import by_name
+from shardviz.check.step.jobs.assembly import Assembling, add_gradients, add_weight, are_whole
 from shardviz.check.step.jobs.updates import Updates
 from shardviz.check.step.trace.traces import coarsest_of
 from shardviz.check.step.update.states import of_others, state_in_another_order, state_of_parts
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from shardviz.check.step.jobs.starts import Weights
     from shardviz.check.step.jobs.whole_job import WholeJob
     from shardviz.dump.dump import Dump
     from shardviz.explain.finding import Finding
@@ -64,7 +64,7 @@ def is_one_resumed(first: WholeJob, second: WholeJob) -> bool:
 
 def options_of(job: WholeJob) -> Options:
     """Return the options with which a job steps each parameter, and what some rank keeps of it."""
-    return options_in(record for of_rank in job.job.dump.files.ranks.values() for record in of_rank.options)
+    return options_in(record for of_rank in job.records.values() for record in of_rank.options)
 
 
 def options_in(records: Iterable[OptionsRecord]) -> Options:
@@ -98,13 +98,13 @@ def _different(options: tuple[Options, Options]) -> Iterator[tuple[str, tuple[st
 
 def different_settings(reference: WholeJob, job: WholeJob) -> Iterator[Finding]:
     """Yield weights that the optimizers of two jobs step with other settings, but for ranks that loaded no states."""
-    records = {rank: options_in(record.options) for rank, record in job.job.dump.files.ranks.items()}
+    records = {rank: options_in(record.options) for rank, record in job.records.items()}
     without = {rank for finding in states_on_some_ranks(job) for rank in finding.ranks}
     options = {name: own for rank, of_rank in records.items() if rank not in without for name, own in of_rank.items()}
     for name, different in in_groups(_different((options_of(reference), options))).items():
         cause = DifferentSettings(_texts(different, (reference, job)), is_resumed=is_one_resumed(reference, job))
         text = "the optimizers of the two jobs step it with different settings"
-        yield cause.finding(name, tuple(job.job.ranks), text)
+        yield cause.finding(name, tuple(job.ranks), text)
 
 
 def states_on_some_ranks(job: WholeJob) -> Iterator[Finding]:
@@ -112,7 +112,7 @@ def states_on_some_ranks(job: WholeJob) -> Iterator[Finding]:
 
     Where ranks share states, as ZeroRedundancyOptimizer's do, none has them all.
     """
-    records = job.job.dump.files.ranks.items()
+    records = job.records.items()
     options = {rank: of_rank for rank, record in records if (of_rank := options_in(record.options))}
     kept = {rank: {name for name, values in of_rank.items() if STATES in values} for rank, of_rank in options.items()}
     full = next((rank for rank, names in kept.items() if len(names) > 1 and names == options[rank].keys()), None)
@@ -141,11 +141,11 @@ def lost_states(reference: WholeJob, job: WholeJob) -> Iterator[Finding]:
         other, without = jobs if kinds[0] else jobs[::-1]
         kept = listed(kinds[0] or kinds[1], MAX_LISTED)
         text = f"the optimizer of {other.name} begins the step with {kept}, and that of {without.name} with none"
-        yield LostStates(without.name, other.name, kept).finding("optimizer", tuple(job.job.ranks), text)
+        yield LostStates(without.name, other.name, kept).finding("optimizer", tuple(job.ranks), text)
     elif all(counts) and (steps := [max(count, key=float) for count in counts])[0] != steps[1]:
         texts = (f"{count} in {each.name}" for count, each in zip(steps, jobs, strict=True))
         cause = LostStates(job.name, reference.name, steps=" and ".join(texts))
-        yield cause.finding("optimizer", tuple(job.job.ranks), f"its count of steps is {cause.steps}")
+        yield cause.finding("optimizer", tuple(job.ranks), f"its count of steps is {cause.steps}")
     else:
         yield from states_on_some_ranks(job)
 
@@ -243,19 +243,19 @@ def states_of(reference: WholeJob, job: WholeJob, weights: Weights) -> tuple[lis
     Returns:
         The states of each kind, those that cannot be compared, and how many were not kept whole.
     """
-    parts = by_name(job.job.ranks, "optim")
+    parts = job.weights("optim")
     there = reference.put_as_weights(weights.ways, "optim")
     names = [name for name in there if name in parts]
     whole = [name for name in names if are_whole(there[name], *parts[name].values())]
-    assembling = Assembling(job.job, job.mesh)
+    assembling = Assembling(job, job.mesh)
     add_gradients(assembling, weights)  # with the places of weights that claim none
     for name in whole:
         belonging = weights.belongings.get(weight_of("optim", name))
-        add_weight(assembling, min(job.job.ranks), name, ("reference", "optim"), there[name])
+        add_weight(assembling, min(job.ranks), name, ("reference", "optim"), there[name])
         for rank, state in parts[name].items():
             add_weight(assembling, rank, name, ("step", "optim"), state, belonging)
     dump = assembling.dump()
-    states, coarsest = list(compared(dump, ("optim",))), EPSILON[coarsest_of((reference.job, job.job))]
+    states, coarsest = list(compared(dump, ("optim",))), EPSILON[coarsest_of((reference, job))]
     are_loaded = not reference.steps_before and not job.steps_before
     rounding = max(ROUNDINGS_OF_ROLE["grad"] * coarsest, rounding_of(dump).of_sums)
     kinds = []

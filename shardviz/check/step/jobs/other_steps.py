@@ -28,7 +28,7 @@ from shardviz.check.step.jobs.optimizers import (
     options_of,
     states_of,
 )
-from shardviz.check.step.jobs.starts import OtherWeight, moves_apart
+from shardviz.check.step.jobs.starts import OtherWeight, Weights, moves_apart
 from shardviz.check.step.trace.traces import Weight, coarsest_of
 from shardviz.explain.step.two_jobs import DifferentSettings, EarlierStepsDiffer, Gradients, StepsInNarrowDtype
 from shardviz.explain.step.whole_step import DifferentBatch, FilledBatch, OrderBeginsAgain
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.jobs.assembly import Weights
     from shardviz.check.step.jobs.whole_job import WholeJob
     from shardviz.dump.records.step import GivenRecord
     from shardviz.explain.cause import Cause
@@ -86,7 +85,7 @@ class History:
 
 def histories_of(reference: WholeJob, job: WholeJob, weights: Weights) -> dict[str, History]:
     """Return what is known of the gradients of weights in the steps before, by weight; nothing if there were none."""
-    coarsest = coarsest_of((reference.job, job.job))
+    coarsest = coarsest_of((reference, job))
     usual = MOST_NOISE if EPSILON[coarsest] > EPSILON["float32"] else UPDATE_OF_JOB
     unknown = History(DRIFT_OF_STEPS.get(coarsest, usual))
     histories = dict.fromkeys(weights.params if job.steps_before else (), unknown)
@@ -110,26 +109,18 @@ def histories_of(reference: WholeJob, job: WholeJob, weights: Weights) -> dict[s
     return histories
 
 
-def drifts_of(
-    names: Iterable[str],
-    reference: WholeJob,
-    job: WholeJob,
-    weights: Weights,
-    parts: Mapping[str, Mapping[int, Weight]],
-) -> dict[str, float]:
+def drifts_of(names: Iterable[str], reference: WholeJob, job: WholeJob, weights: Weights) -> dict[str, float]:
     """Return how far weights are apart that rounding may have taken so far before the step, relative to their size.
 
     Args:
         names: The weights that differ.
-        weights: Those of the reference.
-        parts: What ranks of the job have of each.
     """
     steps = max(reference.steps_before, job.steps_before)
     rate = max(_largest_rate(reference), _largest_rate(job))
     drifts = {}
     for name in (name for name in names if name in weights.histories):
         whole, history = weights.params[name], weights.histories[name]
-        apart = moves_apart(whole, parts[name], weights.belongings.get(name))
+        apart = moves_apart(whole, weights.parts[name], weights.belongings.get(name))
         moved = steps * (rate if history.kinds >= MOMENTS else DRIFT * _moved(whole, weights.updated.get(name)))
         if apart is not None and whole.values is not None and history.allow([apart], moved):
             drifts[name] = root_mean_square(apart) / (root_mean_square(whole.values.values) or 1.0)
@@ -150,11 +141,7 @@ def _largest_rate(job: WholeJob) -> float:
 
 
 def cause_of_steps(
-    others: Sequence[OtherWeight],
-    weights: Weights,
-    parts: Mapping[str, Mapping[int, Weight]],
-    jobs: tuple[WholeJob, WholeJob],
-    steps: int,
+    others: Sequence[OtherWeight], weights: Weights, jobs: tuple[WholeJob, WholeJob], steps: int
 ) -> Cause:
     """Return why so many steps before the traced one moved weights differently."""
     options = options_of(jobs[0]), options_of(jobs[1])
@@ -165,7 +152,7 @@ def cause_of_steps(
     agree = [history.agrees for history in histories if history is not None and history.kinds]
     gradients: Gradients = "equal" if agree and all(agree) else "other" if agree and steps == 1 else ""
     unknown = EarlierStepsDiffer(steps, rate if rate and all(options) else "", gradients)
-    dtypes = _narrow_steps(weights.params, parts, jobs, options)
+    dtypes = _narrow_steps(weights, jobs, options)
     if dtypes is None:
         return unknown
     rounding = (steps + 1) * EPSILON[dtypes[0]] / 2
@@ -174,17 +161,14 @@ def cause_of_steps(
 
 
 def _narrow_steps(
-    params: Mapping[str, Weight],
-    parts: Mapping[str, Mapping[int, Weight]],
-    jobs: tuple[WholeJob, WholeJob],
-    options: tuple[Options, Options],
+    weights: Weights, jobs: tuple[WholeJob, WholeJob], options: tuple[Options, Options]
 ) -> tuple[str, str, str] | None:
     """Return the dtypes of weights that one job's optimizer steps in fewer bits, and that job's name; else None.
 
     What an optimizer steps is in its groups: a copy in more bits has another name there.
     """
-    for name, weight in params.items():
-        shard = next(iter(parts.get(name, {}).values()), None)
+    for name, weight in weights.params.items():
+        shard = next(iter(weights.parts.get(name, {}).values()), None)
         if shard is None or shard.values is None or weight.values is None:
             continue
         dtypes = weight.values.dtype, shard.values.dtype
@@ -377,7 +361,7 @@ def _are_padded_alike(now: Iterable[Mapping[int, GivenRecord]], first: Iterable[
 
 def _steps_of(job: WholeJob) -> Steps:
     """Return what each rank was given in every step that all of them followed."""
-    given = {rank: record.given for rank, record in job.job.dump.files.ranks.items()}
+    given = {rank: record.given for rank, record in job.records.items()}
     return [dict(zip(given, step, strict=True)) for step in zip(*given.values(), strict=False)]
 
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.jobs.starts import Belonging, split_of
-from shardviz.check.step.trace.traces import Kept, OfRank, Point, Weight, counts_per_forward, joined_along, largest_of
+from shardviz.check.step.jobs.starts import Weights, split_of
+from shardviz.check.step.trace.traces import Kept, OfRank, Point, counts_per_forward, joined_along, largest_of
 from shardviz.dump.records.trace import Place, What
 from shardviz.explain.step.whole_step import (
     DifferentBatch,
@@ -364,26 +364,15 @@ class Linear:
     factor: int
 
 
-def rows_of_peers(
-    reference: WholeJob,
-    job: WholeJob,
-    parts: Mapping[str, Mapping[int, Weight]],
-    belongings: Mapping[str, Belonging],
-) -> RowsOfPeers | None:
-    """Return the cause if ranks along an axis that splits features were given different rows of one shape.
-
-    Args:
-        reference: A job of one process.
-        parts: What its ranks have of each weight.
-        belongings: Where weights belong that claim nothing.
-    """
-    batches = {rank: own.batch[0] for rank, own in job.job.ranks.items() if own.batch}
+def rows_of_peers(reference: WholeJob, job: WholeJob, weights: Weights) -> RowsOfPeers | None:
+    """Return the cause if ranks along an axis that splits features were given different rows of one shape."""
+    batches = {rank: own.batch[0] for rank, own in job.ranks.items() if own.batch}
     given = next(iter(reference.batches()), [])
     shapes = [*{batch.shape: None for batch in batches.values()}]
     is_of_rows = given and len(shapes) == 1 and shapes[0] and given[0].shape[1:] == shapes[0][1:]
     if not (reference.is_of_one and is_of_rows and shapes[0][0]):
         return None
-    layers = list(_linears(reference, job, parts, belongings, given[0].shape[0] / shapes[0][0]))
+    layers = list(_linears(reference, job, weights, given[0].shape[0] / shapes[0][0]))
     sizes = {axis: job.mesh.axis_size(axis) for axis in job.mesh.axes}
     alone = {(axis, layer.factor) for layer in layers if len(layer.axes) == 1 for axis in layer.axes}
     of_data = {axis for axis, size in sizes.items() if (axis, 1) in alone and (axis, size) not in alone}
@@ -394,19 +383,13 @@ def rows_of_peers(
     return None
 
 
-def _linears(
-    reference: WholeJob,
-    job: WholeJob,
-    parts: Mapping[str, Mapping[int, Weight]],
-    belongings: Mapping[str, Belonging],
-    shares: float,
-) -> Iterator[Linear]:
+def _linears(reference: WholeJob, job: WholeJob, weights: Weights, shares: float) -> Iterator[Linear]:
     """Yield the layers whose weights are split along their first dim, which counts the features that they return."""
-    counts, first = counts_per_forward(reference.counts), min(job.job.ranks)
-    whole, of_rank = (each.job.ranks[min(each.job.ranks)].points(counts) for each in (reference, job))
-    for name in (name for name in parts if name.endswith(".weight") and first in parts[name]):
-        module, belonging = name.removesuffix(".weight"), belongings.get(name)
-        layout = parts[name][first].layout or (belonging.layout if belonging is not None else None)
+    counts, first = counts_per_forward(reference.counts), min(job.ranks)
+    whole, of_rank = (each.ranks[min(each.ranks)].points(counts) for each in (reference, job))
+    for name in (name for name in weights.parts if name.endswith(".weight") and first in weights.parts[name]):
+        module, belonging = name.removesuffix(".weight"), weights.belongings.get(name)
+        layout = weights.parts[name][first].layout or (belonging.layout if belonging is not None else None)
         given, returned, own_given, own_returned = (
             _shape(points, Place(module, 0, what, 0)) for points in (whole, of_rank) for what in SIDES
         )

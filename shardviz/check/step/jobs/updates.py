@@ -17,8 +17,7 @@ import numpy as np
 from shardviz.check.report import NotChecked
 from shardviz.check.step.comparison import Compared, compared, whole_of
 from shardviz.check.step.evidence import Evidence
-from shardviz.check.step.jobs.assembly import Assembling, Weights, add_gradients, add_weight, are_whole
-from shardviz.check.step.jobs.starts import by_name
+from shardviz.check.step.jobs.assembly import Assembling, add_gradients, add_weight, are_whole
 from shardviz.check.step.update.compare import finding_of
 from shardviz.explain.step.two_jobs import OtherChangesBetweenSteps
 from shardviz.relate.tolerance import NOISE, OPPOSITE, ROUNDINGS_OF_RULE, UPDATE_OF_JOB
@@ -31,13 +30,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.check.step.jobs.other_steps import History
+    from shardviz.check.step.jobs.starts import PartsByName, Weights
     from shardviz.check.step.jobs.whole_job import WholeJob
     from shardviz.check.step.trace.traces import Weight
     from shardviz.dump.records.step import GivenRecord
     from shardviz.explain.finding import Finding
-
-    Wholes = Mapping[str, Weight]
-    Parts = Mapping[str, Mapping[int, Weight]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +52,14 @@ class Updates:
 
 def updates_of(job: WholeJob, weights: Weights) -> Updates:
     """Compare the weights that ranks have after the step with the other job's."""
-    parts = by_name(job.job.ranks, "param", "updated")
+    parts = job.weights("param", "updated")
     names = [name for name in weights.updated if name in parts]
     whole = [name for name in names if are_whole(weights.params[name], weights.updated[name], *parts[name].values())]
     if not whole:
         return Updates()
-    assembling = Assembling(job.job, job.mesh)
+    assembling = Assembling(job, job.mesh)
     add_gradients(assembling, weights)
-    first = min(job.job.ranks)
+    first = min(job.ranks)
     for name in whole:
         add_weight(assembling, first, name, ("reference", "param"), weights.params[name])
         add_weight(assembling, first, name, ("updated", "param"), weights.updated[name])
@@ -70,7 +67,7 @@ def updates_of(job: WholeJob, weights: Weights) -> Updates:
             add_weight(assembling, rank, name, ("step", "param"), weight, weights.belongings.get(name))
     dump = assembling.dump()
     evidence = Evidence(dump, tuple(compared(dump)))
-    before = by_name(job.job.ranks, "param")
+    before = job.weights("param")
     results = [
         _result(evidence, weight, before[weight.name], weights.histories.get(weight.name))
         for weight in compared(dump, ("param",), reference="updated")
@@ -195,14 +192,14 @@ class Change:
 
 def between_steps(reference: WholeJob, job: WholeJob, weights: Weights) -> Updates:
     """Compare what becomes of weights before the next forward with what becomes of the other job's."""
-    after = by_name(job.job.ranks, "param", "updated")
-    changed = by_name(job.job.ranks, "param", "next")
+    after = job.weights("param", "updated")
+    changed = job.weights("param", "next")
     changed_there = reference.put_as_weights(weights.ways, "param", "next", since="updated")
     names = [name for name in after if name in weights.updated and (name in changed or name in changed_there)]
     if not names:
         return Updates()
     which = listed([str(folded) for folded, _ in fold((name, None) for name in names)], MAX_LISTED)
-    records = [record for each in (reference, job) for record in each.job.dump.files.ranks.values()]
+    records = [record for each in (reference, job) for record in each.records.values()]
     then = {name: after[name] | changed.get(name, {}) for name in names}
     then_there = {name: changed_there.get(name, weights.updated[name]) for name in names}
     if not _begin_alike([record.given[:1] for record in records]):
@@ -248,12 +245,12 @@ def _alone(job: WholeJob, is_changed: bool, is_changed_there: bool) -> str:
 
 
 def _laid_out(
-    job: WholeJob, weights: Weights, names: Sequence[str], wholes: Wholes, parts: Parts
+    job: WholeJob, weights: Weights, names: Sequence[str], wholes: Mapping[str, Weight], parts: PartsByName
 ) -> dict[str, Compared]:
     """Lay ranks' parts of weights beside the other job's whole ones."""
-    assembling = Assembling(job.job, job.mesh)
+    assembling = Assembling(job, job.mesh)
     for name in names:
-        add_weight(assembling, min(job.job.ranks), name, ("reference", "param"), wholes[name])
+        add_weight(assembling, min(job.ranks), name, ("reference", "param"), wholes[name])
         for rank, part in parts[name].items():
             add_weight(assembling, rank, name, ("step", "param"), part, weights.belongings.get(name))
     weights_there = compared(assembling.dump(), ("param",))

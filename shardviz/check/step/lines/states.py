@@ -15,7 +15,7 @@ from shardviz.dump.records.trace import of_value
 from shardviz.errors import ShardvizError
 from shardviz.layout.layout import Layout
 from shardviz.layout.splits import segment_numbers
-from shardviz.relate.factors import over
+from shardviz.relate.factors import over, pairs_along
 from shardviz.relate.relations import Pair
 from shardviz.relate.search import relation_of
 from shardviz.relate.tolerance import ELEMENT, EXACT, SINGLE, Bound
@@ -356,10 +356,8 @@ class States:
 
     def differs_along(self, value: Value, axis: str, *, gradient: bool = False) -> bool:
         """Whether ranks along an axis hold different numbers, in a tensor or in its gradient."""
-        held = self._arrays(value, gradient=gradient)
-        groups = [[rank for rank in group if rank in held] for group in self.mesh.groups(axis)]
-        first = {rank: held[group[0]] for group in groups for rank in group}
-        return any(held[rank].shape != own.shape or error_of(held[rank], own) > EXACT for rank, own in first.items())
+        pairs = pairs_along(axis, self._arrays(value, gradient=gradient), self.mesh)
+        return any(other.shape != first.shape or error_of(other, first) > EXACT for first, other in pairs)
 
     def _array(self, moment: Literal["step", "reference"], rank: int, number: int, *, gradient: bool) -> NDArray[Any]:
         if moment == "reference" and number in self.lines.without_bias:
