@@ -13,7 +13,6 @@ from shardviz.check.report import NotChecked
 from shardviz.check.step.lines.around import Around, is_around, results_of
 from shardviz.check.step.lines.backward import sent_back_fault
 from shardviz.check.step.lines.calls import Lines
-from shardviz.check.step.lines.fault import Fault, place_of
 from shardviz.check.step.lines.faults import fault_in
 from shardviz.check.step.lines.states import States
 from shardviz.check.step.rules.losses import mean_of_means
@@ -98,6 +97,7 @@ from shardviz.explain.step.whole_step import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from shardviz.check.step.lines.fault import Fault
     from shardviz.dump.dump import Dump
     from shardviz.dump.records.step import UnreadRecord
     from shardviz.explain.cause import Cause
@@ -400,7 +400,7 @@ def _is_lacked(finding: Finding, record: UnreadRecord) -> bool:
 
 
 def _of_line(finding: Finding, record: UnreadRecord) -> Finding:
-    place = place_of(record.line)
+    place = record.line.place
     what = "a copy of the gradient" if record.is_in_place else "the gradient"
     of = f" of {what} of {record.gradient}" if record.gradient else ""
     ran = f"{place} `{record.line.source}` makes the sum{of} over {' and '.join(record.axes)}; nothing reads its result"

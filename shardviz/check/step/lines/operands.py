@@ -21,7 +21,7 @@ from warnings import catch_warnings, simplefilter
 import numpy as np
 
 from shardviz.check.step.lines.calls import ADDITIONS, Call, Value
-from shardviz.check.step.lines.fault import Fault, at, fault_at, place_of, reached
+from shardviz.check.step.lines.fault import Fault, at, fault_at, reached
 from shardviz.check.step.lines.state import MAX_RATIO
 from shardviz.errors import LayoutError
 from shardviz.explain.step.line_reductions import WrongLineBackward, WrongOperator
@@ -113,7 +113,7 @@ def operand_fault(states: States) -> Fault | None:
 
 
 def _fault(lacking: Lacking, ranks: Sequence[int]) -> Fault:
-    cause = OtherOperand(place_of(lacking.line), lacking.function, lacking.lack, lacking.source)
+    cause = OtherOperand(lacking.line.place, lacking.function, lacking.lack, lacking.source)
     how = {"itself": "in place of an operand", "factor": "as a further factor", "term": "as a further term"}
     sentence = (
         f"{at(lacking.line)} is the first wrong line: with {lacking.source} {how[lacking.lack]}, its result on "
@@ -261,7 +261,7 @@ def other_number(call: Call) -> tuple[float, float] | None:
     pairs = list(_other_arguments(call))
     if len(pairs) != 1:
         return None
-    if all(map(_is_size, pairs[0])) and call.first.function not in ARITHMETIC:
+    if all(map(_is_size, pairs[0])) and call.function not in ARITHMETIC:
         return None
     with suppress(ValueError):  # `True` is no number, nor is what a damaged file has
         return float(pairs[0][0]), float(pairs[0][1])
@@ -282,7 +282,7 @@ def counts_of_part(*calls: Call) -> str:
     """Say which numbers ranks give calls in place of which: `arange gets 3 for 5 and div gets 2 for 4`."""
     pairs_of = {call: list(_other_arguments(call)) for call in calls}
     return " and ".join(
-        f"{call.first.function} gets {', '.join(map(' for '.join, pairs))}" for call, pairs in pairs_of.items() if pairs
+        f"{call.function} gets {', '.join(map(' for '.join, pairs))}" for call, pairs in pairs_of.items() if pairs
     )
 
 
@@ -308,7 +308,7 @@ def is_of_axis(number: float, wanted: float, mesh: Mesh) -> bool:
 def generator_of(states: States, call: Call) -> str:
     """Say what ranks draw random numbers from, if they draw as many as the unsharded model; else nothing."""
     whole = states.whole(call.whole.outputs[0]) if call.whole is not None and call.whole.outputs else None
-    held = states.held(call.outputs[0]) if call.outputs and call.first.function in DRAWS else {}
+    held = states.held(call.outputs[0]) if call.outputs and call.function in DRAWS else {}
     if whole is None or not held or any(drawn.shape != whole.shape for drawn in held.values()):
         return ""
     are_equal = all((drawn == next(iter(held.values()))).all() for drawn in held.values())
@@ -339,13 +339,13 @@ def operator_fault(states: States, calls: Iterable[Call] | None = None) -> Fault
         if not _is_operator(states, call) or all(_is_as_claimed(states, value) is not False for value in call.outputs):
             continue
         if all(_is_as_claimed(states, value) for value in call.inputs):
-            function, labels = call.first.function, _labels(states, call)
+            function, labels = call.function, _labels(states, call)
             made = ", ".join(_label(states, value) for value in call.outputs)
             sentence = (
                 f"{reached(call)} is the first wrong line: {function} gets {labels}, all as they claim, and what it "
                 f"returns as {made} is not the unsharded model's"
             )
-            return fault_at(call, sentence, WrongOperator(place_of(call.line), function, labels))
+            return fault_at(call, sentence, WrongOperator(call.place, function, labels))
     return None
 
 
@@ -354,20 +354,20 @@ def with_operator(states: States, fault: Fault | None) -> Fault | None:
     if fault is None or not isinstance(fault.cause, WrongLineBackward):
         return fault
     for call in states.lines.calls:
-        is_here = call.line == fault.line and call.first.function == fault.cause.function
+        is_here = call.line == fault.line and call.function == fault.cause.function
         if not is_here or not _is_operator(states, call):
             continue
         of_call = [*call.inputs, *call.outputs]
         if all(_is_as_claimed(states, value, with_rows=True) for value in of_call):
             labels = _labels(states, call)
-            cause = WrongOperator(place_of(call.line), call.first.function, labels, is_backward=True)
+            cause = WrongOperator(call.place, call.function, labels, is_backward=True)
             return replace(fault, sentence=f"{fault.sentence}; it is given {labels}, all as they claim", cause=cause)
     return fault
 
 
 def _is_operator(states: States, call: Call) -> bool:
     """Whether a call is a function of torch's on DTensors alone, the same as the unsharded model's."""
-    function, whole = call.first.function, call.whole
+    function, whole = call.function, call.whole
     is_same = whole is not None and {record.numbers for record in call.records.values()} == {whole.numbers}
     is_torchs = function.islower() and function not in DRAWS and not call.first.is_collective
     return (

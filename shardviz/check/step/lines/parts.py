@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.lines.exchanges import COPIES
-from shardviz.check.step.lines.fault import Fault, fault_at, place_of, reached
+from shardviz.check.step.lines.fault import Fault, fault_at, reached
 from shardviz.check.step.lines.offsets import distances, starts_of
 from shardviz.check.step.lines.operands import splits
 from shardviz.explain.step.line_reductions import HaloNotSentBack
@@ -65,14 +65,14 @@ MOST_LISTED = 4
 def merged_fault(states: States) -> Fault | None:
     """Return the line that merges dims in a wrong order; None if no order of them makes its result right."""
     for call in states.lines.calls:
-        made = call.outputs[0] if call.first.function in MERGES and call.outputs and call.inputs else None
+        made = call.outputs[0] if call.function in MERGES and call.outputs and call.inputs else None
         if made is None or states.forward(made).moved != "order":
             continue
         whole, held = states.reference_of(made), states.held(made)
         near = ELEMENT.get(states.held_dtype(made), EXACT)
         parts = list(splits(states.mesh, whole, held)) if whole is not None and held else []
         if order := _right_order(states.held(call.inputs[0]), parts, near):
-            function, place = call.first.function, place_of(call.first.frames[-1])
+            function, place = call.function, call.inner_line.place
             makes = f"{function} returns {states.forward(made).text}"
             sentence = (
                 f"{reached(call)} is the first wrong line: {makes}, and with permute{order} before, the rank's part"
@@ -106,14 +106,14 @@ def cause_of_part(states: States, call: Call, given: str) -> Cause | None:
     if value is None or states.forward(value).kind != "right" or not states.forward(value).split_layout:
         return None
     if (other := _split_elsewhere(states, call)) is not None:
-        return PartOfAnotherDim(place_of(call.first.frames[-1]), call.first.function, *other)
+        return PartOfAnotherDim(call.inner_line.place, call.function, *other)
     segments = next((pair for dim in _stretched(states, value) if (pair := _segments(states, call, dim))), None)
     if segments is not None:
         weight, rows, dim = _cut(states, call, segments)
-        return SegmentsOfPart(place_of(call.line), call.first.function, given, *segments, weight, rows, dim)
-    cause_class = RolledPart if call.first.function == "roll" else ReorderedPart
-    is_own = call.first.function not in (*MERGES, *COPIES) and _reorders_part(states, call)
-    return cause_class(place_of(call.first.frames[-1]), call.first.function, is_of_rank=False) if is_own else None
+        return SegmentsOfPart(call.place, call.function, given, *segments, weight, rows, dim)
+    cause_class = RolledPart if call.function == "roll" else ReorderedPart
+    is_own = call.function not in (*MERGES, *COPIES) and _reorders_part(states, call)
+    return cause_class(call.inner_line.place, call.function, is_of_rank=False) if is_own else None
 
 
 def _split_elsewhere(states: States, call: Call) -> tuple[int, int, str] | None:
@@ -123,7 +123,7 @@ def _split_elsewhere(states: States, call: Call) -> tuple[int, int, str] | None:
     """
     layout, whole = states.forward(call.inputs[0]).layout, call.whole
     dims = list(_stretched(states, call.inputs[0]))
-    if layout is None or whole is None or call.first.function not in (*MERGES, *UNFOLDS) or len(dims) != 1:
+    if layout is None or whole is None or call.function not in (*MERGES, *UNFOLDS) or len(dims) != 1:
         return None
     wanted, held = states.lines.wholes[whole.outputs[0]].shape, states.lines.records[call.outputs[0][0]].shape
     apart = [dim for dim, size in enumerate(wanted) if held[dim] != size] if len(held) == len(wanted) else []
@@ -145,7 +145,7 @@ def _stretched(states: States, value: Value) -> Iterator[int]:
 
 def _segments(states: States, call: Call, dim: int) -> tuple[int, int] | None:
     """Return a dim and the number of its segments, if both sides take the dim apart into as many; else None."""
-    lines, function, whole = states.lines, call.first.function, call.whole
+    lines, function, whole = states.lines, call.function, call.whole
     if whole is None or len(call.outputs) != len(whole.outputs):
         return None
     given, made = (lines.records[value[0]].shape for value in (call.inputs[0], call.outputs[0]))
@@ -251,10 +251,10 @@ def neighbor_fault(states: States) -> Fault | None:
         )
         if border is None or given is None or not is_spoiled:
             continue
-        if any(call.first.function in WINDOWS for call in makers) or _is_shifted(states, value, given, border):
+        if any(call.function in WINDOWS for call in makers) or _is_shifted(states, value, given, border):
             call = makers[-1]
-            cause = NeighborLeftOut(place_of(call.line), call.first.function, border.axis, *border.counts)
-            gets = f"{call.first.function} gets {states.forward(given).text}"
+            cause = NeighborLeftOut(call.place, call.function, border.axis, *border.counts)
+            gets = f"{call.function} gets {states.forward(given).text}"
             return fault_at(call, f"{reached(call)} is the first wrong line: {gets}, and {cause.lacks}", cause)
     return None
 
@@ -348,7 +348,7 @@ def halo_not_sent_back(states: States, value: Value, call: Call) -> HaloNotSentB
             is_alike = other != rank and gradient.ndim == lacking.ndim
             if is_alike and gradient.shape[dim] >= lacking.shape[dim] and starts_of(lacking, gradient, dim):
                 elements = (first, first + lacking.shape[dim] - 1)
-                return HaloNotSentBack(place_of(call.line), call.first.function, dim, *elements, rank, other)
+                return HaloNotSentBack(call.place, call.function, dim, *elements, rank, other)
     return None
 
 

@@ -128,7 +128,7 @@ class States:
             if source is None:
                 continue
             state = self.related(value, source)
-            is_reduced = call.first.function in COLLECTIVES_OF_TERMS and before.is_known
+            is_reduced = call.function in COLLECTIVES_OF_TERMS and before.is_known
             if state.is_known or is_reduced:
                 self.lines.wanted[value] = source
                 return state

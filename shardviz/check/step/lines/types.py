@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shardviz.check.step.lines.calls import Lines, Value
-from shardviz.check.step.lines.fault import place_of
 from shardviz.check.step.lines.faults import fault_in
 from shardviz.check.step.lines.states import States
 from shardviz.explain.step.lines import WrongLines
@@ -95,9 +94,9 @@ def table_of(dump: Dump) -> Table | None:
     wrong = fault.place if fault is not None and not isinstance(fault.cause, WrongLines) else ""
     for call in lines.calls:
         for value in call.outputs[:1]:
-            place = place_of(call.line)
+            place = call.place
             held, gradient = states.forward(value).text, states.gradient(value).text
-            sides = call.line.source, call.first.function, types_of(states, value), held, gradient
+            sides = call.line.source, call.function, types_of(states, value), held, gradient
             rows.append(Row(place, *sides, place == wrong, call.whole is None))
     return Table(lines.module, tuple(rows))
 
