@@ -69,7 +69,14 @@ LIKE = 0.25
 """The least cosine of what a rank has and what one process has, if that is made of the rank's rows, too."""
 
 
-def own_buffers(reference: WholeJob, job: WholeJob) -> Iterator[Finding]:
+def buffers_of(reference: WholeJob, job: WholeJob, *, are_updates_right: bool) -> Updates:
+    """Compare the buffers of two jobs after the step: what forwards wrote, and if weights agree, all others."""
+    written = _written_buffers(reference, job)
+    others = _own_buffers(reference, job) if are_updates_right else ()
+    return replace(written, results=(*written.results, *others))
+
+
+def _own_buffers(reference: WholeJob, job: WholeJob) -> Iterator[Finding]:
     """Yield the buffers of which ranks have equal copies before the step, and others before the next one."""
     if not reference.is_of_one or any(wrapper.kind not in ("fsdp", "bypassed") for wrapper in job.wrappers):
         return
@@ -125,22 +132,7 @@ def with_buffer_read(finding: Finding, calls: Calls, reference: WholeJob, job: W
     return finding
 
 
-@dataclass(frozen=True, slots=True)
-class WrittenBuffers:
-    """What the forwards of a step left in buffers.
-
-    Attributes:
-        findings: What is lost of it.
-        num_right: How many buffers are as the other job's.
-        others: Buffers that differ, as they may.
-    """
-
-    findings: tuple[Finding, ...] = ()
-    num_right: int = 0
-    others: tuple[str, ...] = ()
-
-
-def written_buffers(reference: WholeJob, job: WholeJob) -> WrittenBuffers:
+def _written_buffers(reference: WholeJob, job: WholeJob) -> Updates:
     """Compare the buffers that the forwards of both jobs wrote, as they are after the step."""
     written, carried = _written(job), _carried(job) & _carried(reference)
     findings, others, num_right = [], [], 0
@@ -157,7 +149,7 @@ def written_buffers(reference: WholeJob, job: WholeJob) -> WrittenBuffers:
         if shares is not None:
             findings.append(_lost_rows(name, *shares, written[name], job))
         others += [] if shares is not None else [name]
-    return WrittenBuffers(tuple(findings), num_right, tuple(others))
+    return Updates(tuple(findings), num_right, tuple(others))
 
 
 def _shares_of(

@@ -16,14 +16,7 @@ from shardviz.check.report import NotChecked, findings_in, grouped, ranks_by_nam
 from shardviz.check.step.comparison import compared
 from shardviz.check.step.departure import Beside, Departure, StepDifference, departure_for
 from shardviz.check.step.jobs.assembly import JobEvidence, assembled, findings_on
-from shardviz.check.step.jobs.buffers import (
-    WrittenBuffers,
-    averages_of,
-    own_buffers,
-    unseen_buffers,
-    with_buffer_read,
-    written_buffers,
-)
+from shardviz.check.step.jobs.buffers import averages_of, buffers_of, unseen_buffers, with_buffer_read
 from shardviz.check.step.jobs.gradients import clips_of, unclipped, with_own_clips
 from shardviz.check.step.jobs.line_values import OrderInCalls
 from shardviz.check.step.jobs.optimizers import different_settings, is_one_resumed, lost_states, states_before
@@ -78,7 +71,7 @@ from shardviz.relate.values import magnitude
 from shardviz.text import counted, fold, listed, named_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -336,18 +329,19 @@ def _step_of(
     placed = sorted(findings_in(with_lines(dump, findings)), key=lambda finding: not finding.module)
     findings = with_own_clips(placed, job)
     look = _look_at_lines(findings, reference, job)
-    kept = Updates() if findings else states_before(reference, job, weights)
-    findings += grouped(findings_in(kept.results), ranks_by_name(dump))
-    updates = Updates() if findings else updates_of(job, weights)
-    findings += grouped(findings_in(updates.results), ranks_by_name(dump))
-    averages = Updates() if findings else averages_of(reference, job, weights)
-    findings += grouped(findings_in(averages.results), ranks_by_name(dump))
-    written = WrittenBuffers() if findings else written_buffers(reference, job)
-    buffers = [*written.findings, *(() if findings or updates.results else own_buffers(reference, job))]
-    findings += grouped(findings_in(buffers), ranks_by_name(dump))
-    between = Updates() if findings else between_steps(reference, job, weights)
-    findings += grouped(findings_in(between.results), ranks_by_name(dump))
-    results += [*kept.results, *updates.results, *averages.results, *buffers, *between.results]
+
+    def unless_wrong(compare: Callable[[], Updates]) -> Updates:
+        """Compare what comes later in a step, unless something is wrong that it comes of."""
+        later = compare() if not findings else Updates()
+        findings.extend(grouped(findings_in(later.results), ranks_by_name(dump)))
+        results.extend(later.results)
+        return later
+
+    kept = unless_wrong(lambda: states_before(reference, job, weights))
+    updates = unless_wrong(lambda: updates_of(job, weights))
+    averages = unless_wrong(lambda: averages_of(reference, job, weights))
+    buffers = unless_wrong(lambda: buffers_of(reference, job, are_updates_right=not updates.results))
+    unless_wrong(lambda: between_steps(reference, job, weights))
     later = LaterResult() if findings else later_steps_of(reference, job)
     not_compared = [result for result in results if isinstance(result, NotChecked)]
     not_compared += [NotChecked("", why, "step") for why in later.gaps]
@@ -358,16 +352,14 @@ def _step_of(
     right = [place for place, of_ranks in states.items() if not of_ranks & BAD]
     num_odd = len({(place.module, place.call) for place, of_ranks in states.items() if of_ranks & BAD})
     sizes = {place: largest_of(judging.whole[place].values) or 1.0 for place in right}
-    both = (judging.whole, *list(judging.ranks.values())[:1])
-    dtypes = tuple(dict.fromkeys(dtype for points in both for dtype in _dtypes(points)))
     looks = [look, *[""] * len(findings)]
     departures = [_departure(each, num_odd, reference, job, text) for each, text in zip(findings, looks, strict=False)]
     difference = StepDifference(
         (*departures, *((later.departure,) if later.departure is not None else ())),
-        len(weights.params) + len(right) + kept.num_right + updates.num_right + averages.num_right + written.num_right,
+        len(weights.params) + len(right) + kept.num_right + updates.num_right + averages.num_right + buffers.num_right,
         max(judging.drift, _farthest_gradient(evidence)),
         max((judging.judgments[place].near / sizes[place] for place in right), default=0.0),
-        dtypes,
+        _dtypes(judging),
         tuple(not_compared),
         "the jobs agree",
         Beside(evidence, tuple(findings), reference_name),
@@ -376,7 +368,7 @@ def _step_of(
         num_later=later.count,
         num_with_rows=later.with_rows,
         without_rows=tuple(sorted((*later.without_rows, *later.unequal))),
-        unjudged_buffers=written.others,
+        unjudged_buffers=buffers.others,
     )
     return Attempt(difference, bool(findings) and not findings[0].generic, not not_compared)
 
@@ -457,8 +449,11 @@ def _apart(judging: Judging, reference: WholeJob) -> Iterator[NotChecked]:
         yield NotChecked("", why, "step")
 
 
-def _dtypes(points: Mapping[Place, Point]) -> list[str]:
-    return sorted({point.values.dtype for point in points.values() if point.values is not None})
+def _dtypes(judging: Judging) -> tuple[str, ...]:
+    """Return the dtypes of what modules compute, those of the first job first."""
+    both = (judging.whole, *list(judging.ranks.values())[:1])
+    of_jobs = [{point.values.dtype for point in points.values() if point.values is not None} for points in both]
+    return tuple(dict.fromkeys(dtype for dtypes in of_jobs for dtype in sorted(dtypes)))
 
 
 def _without_numbers(judging: Judging, reference: WholeJob) -> Iterator[NotChecked]:

@@ -39,15 +39,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Updates:
-    """What became of a step's updates.
+    """What became of a step's updates, of what optimizers keep for them, or of buffers.
 
     Attributes:
         results: What differs, or was not compared.
-        num_right: How many weights have the same values after the step.
+        num_right: How many weights, states or buffers have the same values.
+        others: Buffers that differ, as they may.
     """
 
     results: tuple[Finding | NotChecked, ...] = ()
     num_right: int = 0
+    others: tuple[str, ...] = ()
 
 
 def updates_of(job: WholeJob, weights: Weights) -> Updates:
