@@ -23,7 +23,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shardviz.dump.records.step import ClipRecord
 from shardviz.live.capture.locals import local_tensors, unwrapped
-from shardviz.live.compat import asks_for_shapes, in_backward, is_making_states, parts_of_norm
+from shardviz.live.compat import (
+    asks_for_shapes,
+    in_backward,
+    is_making_states,
+    parts_of_norm,
+)
 from shardviz.live.lines.job_lines import JobLines
 from shardviz.live.randomness import random_states
 from shardviz.live.run.averages import Averages

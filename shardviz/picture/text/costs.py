@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.dump.costs import elements_text, groups_text, memory_table, received_by_axes, traffic, why_no_traffic
+from shardviz.dump.costs import (
+    elements_text,
+    groups_text,
+    memory_table,
+    received_by_axes,
+    traffic,
+    why_no_traffic,
+)
 from shardviz.layout.notation import write
 from shardviz.layout.routes import cheapest, torch_route, total
 from shardviz.picture.text.terminal import DIM, line, table

@@ -23,7 +23,12 @@ from shardviz.checkpoint.comparing.one_tensor.lengths import (
 from shardviz.checkpoint.comparing.one_tensor.orders import cause_of_order, is_long_line, name_change
 from shardviz.checkpoint.comparing.outcome import Distance
 from shardviz.checkpoint.records import StoredTensor
-from shardviz.explain.checkpoints.conversion import CutOffDigits, ForgottenFactor, ForgottenOffset, NarrowedOnTheWay
+from shardviz.explain.checkpoints.conversion import (
+    CutOffDigits,
+    ForgottenFactor,
+    ForgottenOffset,
+    NarrowedOnTheWay,
+)
 from shardviz.explain.checkpoints.quantization import FactorsOfBlocks, OffsetsOfBlocks
 from shardviz.layout.dtypes import HALVES
 from shardviz.layout.region import box_of, index_of
