@@ -45,7 +45,6 @@ class Change:
     Attributes:
         aspect: What about it changed.
         before: What it was, in the notation or in words; empty if only hashes show that the values differ.
-        after: What it is.
     """
 
     tensor: str

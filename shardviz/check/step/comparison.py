@@ -68,7 +68,6 @@ class Compared(Sides):
     """One tensor after a step, on every rank, and its reference.
 
     Attributes:
-        role: What it is in a step.
         whose: What findings call the wanted values.
         is_assumed: Whether nothing claims the layout, which is the one that a plain output should have.
         padded: A dim that is padded so that all its parts are of one size, and that size; None if there is none.

@@ -59,7 +59,6 @@ def name_order(order: Order, dim: int, shards: Sequence[tuple[int, int]] = ()) -
 
     Args:
         order: The index that each place of the dim holds: all of them once, not in order.
-        dim: Which dim.
         shards: The stretches of the dim that ranks claim; empty if they claim several each.
     """
     regular = _name_rule(order, dim)

@@ -283,7 +283,6 @@ def _filled(
     Args:
         job: The job that may have more.
         steps: What each of its ranks was given in every step.
-        at: The step.
         rows: The rows in each step of this job and of the other one.
         alike: The shapes of rows that both jobs had in the first step.
     """
@@ -325,7 +324,6 @@ def _given_again(
 
     Args:
         steps: What each rank was given in every step.
-        at: The step.
         wanted: The shape of a row, and the rows that the other job has.
         traced: The number of the first step.
     """

@@ -44,9 +44,7 @@ class Fault:
     """A first wrong line.
 
     Attributes:
-        function: What it calls.
         sentence: What is wrong there, with each rank's values and the line before.
-        cause: The cause that it is.
         is_forward: Whether the call makes something wrong of what is right, before any backward.
         is_scaled: Whether it is given what is right, sums nothing, and returns it times a number.
         summed: The collective that sums what it makes; empty if nothing does.
@@ -90,7 +88,6 @@ def given_fault(call: Call, argument: str = "", differs: str = "") -> Fault:
     """Return the fault of a call that reads what its module is given wrong.
 
     Args:
-        call: The call.
         argument: The input that alone is wrong, as `input 1`; empty if that isn't known.
         differs: Where its numbers differ.
     """

@@ -322,9 +322,6 @@ def _is_like(
     """Whether a rank's tensor is that of some queries and keys; None if it has neither, or isn't compared.
 
     Args:
-        states: What ranks have of their tensors.
-        value: The tensor.
-        rank: The rank.
         places: Its queries and keys.
         hidden: Scores of each rank whose mask or bias does not count.
     """

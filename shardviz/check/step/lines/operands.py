@@ -82,7 +82,6 @@ class Lacking:
 
     Attributes:
         line: The line that combines something else.
-        function: What it calls.
         lack: What the tensor is for an operand of it.
         source: Where the tensor comes from: a line with its text, or what the module is given.
     """

@@ -35,7 +35,6 @@ class Row:
     Attributes:
         place: The line, as `moe.py:83`.
         source: Its text.
-        function: What it calls.
         types: The type of its result along each axis.
         held: What each rank has of the unsharded model's result.
         gradient: The same of the gradient.

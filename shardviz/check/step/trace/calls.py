@@ -38,7 +38,6 @@ class Call:
 
     Attributes:
         module: Its name; empty for the model itself.
-        number: The number of the call.
         order: When it ended in the unsharded model.
         points: What ranks wrote of it.
     """

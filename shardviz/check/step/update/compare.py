@@ -303,8 +303,6 @@ def finding_of(evidence: Evidence, comparison: Compared, wrong: Mapping[int, tup
     """Return the finding that a weight, state or buffer differs after the step.
 
     Args:
-        evidence: The step.
-        comparison: The tensor.
         wrong: By rank, the element that is farthest off, and what it should be.
     """
     ranks = tuple(sorted(wrong))
