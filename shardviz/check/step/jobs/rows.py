@@ -350,20 +350,6 @@ def _filled_up(calls: list[Kept], length: int, padding: float) -> Kept | None:
 SIDES: tuple[What, What] = ("input", "output")
 
 
-@dataclass(frozen=True, slots=True)
-class Linear:
-    """A linear layer of a job, compared with that of one process.
-
-    Attributes:
-        axes: The axes that split the rows of its weight.
-        factor: How many times fewer features ranks return; 0 if they also have other rows than they were given.
-    """
-
-    module: str
-    axes: frozenset[str]
-    factor: int
-
-
 def rows_of_peers(reference: WholeJob, job: WholeJob, weights: Weights) -> RowsOfPeers | None:
     """Return the cause if ranks along an axis that splits features were given different rows of one shape."""
     batches = {rank: own.batch[0] for rank, own in job.ranks.items() if own.batch}
@@ -374,17 +360,23 @@ def rows_of_peers(reference: WholeJob, job: WholeJob, weights: Weights) -> RowsO
         return None
     layers = list(_linears(reference, job, weights, given[0].shape[0] / shapes[0][0]))
     sizes = {axis: job.mesh.axis_size(axis) for axis in job.mesh.axes}
-    alone = {(axis, layer.factor) for layer in layers if len(layer.axes) == 1 for axis in layer.axes}
+    alone = {(axis, factor) for _, axes, factor in layers if len(axes) == 1 for axis in axes}
     of_data = {axis for axis, size in sizes.items() if (axis, 1) in alone and (axis, size) not in alone}
-    for layer in layers:
-        for axis in layer.axes - of_data if len(layer.axes - of_data) == 1 else ():
-            if layer.factor == sizes[axis] and _differ_along(axis, batches, job.mesh):
-                return RowsOfPeers(layer.module, axis, is_only_axis=max(sizes.values()) == job.mesh.size)
+    for module, axes, factor in layers:
+        for axis in axes - of_data if len(axes - of_data) == 1 else ():
+            if factor == sizes[axis] and _differ_along(axis, batches, job.mesh):
+                return RowsOfPeers(module, axis, is_only_axis=max(sizes.values()) == job.mesh.size)
     return None
 
 
-def _linears(reference: WholeJob, job: WholeJob, weights: Weights, shares: float) -> Iterator[Linear]:
-    """Yield the layers whose weights are split along their first dim, which counts the features that they return."""
+def _linears(
+    reference: WholeJob, job: WholeJob, weights: Weights, shares: float
+) -> Iterator[tuple[str, frozenset[str], int]]:
+    """Yield the layers whose weights are split along their first dim, which counts the features that they return.
+
+    With each come the axes that split its weight, and how many times fewer features ranks return; 0 if they also have
+    other rows than they were given.
+    """
     counts, first = counts_per_forward(reference.counts), min(job.ranks)
     whole, of_rank = (each.ranks[min(each.ranks)].points(counts) for each in (reference, job))
     for name in (name for name in weights.parts if name.endswith(".weight") and first in weights.parts[name]):
@@ -397,18 +389,8 @@ def _linears(reference: WholeJob, job: WholeJob, weights: Weights, shares: float
             continue
         axes = frozenset({*axes_in(layout.chains[0])} & {*job.mesh.long_axes})
         if axes and layout.shape[0] == returned[-1]:
-            yield Linear(
-                module,
-                axes,
-                returned[-1] // own_returned[-1]
-                if _rows_of_features(given) == _rows_of_features(own_given) * shares
-                else 0,
-            )
-
-
-def _rows_of_features(shape: tuple[int, ...]) -> int:
-    """Return of how many rows of features a tensor is: those of the batch and of a sequence, in any order."""
-    return math.prod(shape[:-1])
+            is_of_all_rows = math.prod(given[:-1]) == math.prod(own_given[:-1]) * shares  # a sequence's, too
+            yield module, axes, returned[-1] // own_returned[-1] if is_of_all_rows else 0
 
 
 def _shape(points: Mapping[Place, Point], place: Place) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -49,24 +49,12 @@ if TYPE_CHECKING:
 
     Groups = frozenset[tuple[int, ...]]
     Parts = Mapping[Coord, Kept]
+    Together = tuple[Placements, Kept]
     Placing = Callable[[int, Sequence[Sequence[Kept]]], Sequence[Placement]]
 
 
-@dataclass(frozen=True, slots=True)
-class Together:
-    """One way to put a tensor together.
-
-    Attributes:
-        way: How ranks share it along each axis.
-        values: The whole.
-    """
-
-    way: Placements
-    values: Kept
-
-
 def together(parts: Mapping[int, Kept], mesh: Mesh, *, is_exact: bool = False) -> Iterator[Together]:
-    """Yield the ways to put a tensor together, those without sums first.
+    """Yield the ways to put a tensor together, each with the whole, those without sums first.
 
     Args:
         parts: What each rank has; ranks that have none of it, as those of other stages, are left out.
@@ -79,7 +67,7 @@ def together(parts: Mapping[int, Kept], mesh: Mesh, *, is_exact: bool = False) -
         return [*(Shard(dim) for dim in range(len(groups[0][0].shape))), *([] if is_exact else [Partial("sum")])]
 
     ways = _merged(_by_coord(parts, mesh), mesh.ndim - 1, (), placements)
-    yield from sorted(ways, key=lambda one: sum(isinstance(placement, Partial) for placement in one.way))
+    yield from sorted(ways, key=lambda way: sum(isinstance(placement, Partial) for placement in way[0]))
 
 
 def put_as(parts: Mapping[int, Kept], mesh: Mesh, way: Placements) -> Kept | None:
@@ -89,7 +77,7 @@ def put_as(parts: Mapping[int, Kept], mesh: Mesh, way: Placements) -> Kept | Non
         is_copied = isinstance(way[axis], Replicate)
         return [] if is_copied and not all(_are_copies(group, is_exact=False) for group in groups) else [way[axis]]
 
-    return next((one.values for one in _merged(_by_coord(parts, mesh), mesh.ndim - 1, (), placements)), None)
+    return next((whole for _, whole in _merged(_by_coord(parts, mesh), mesh.ndim - 1, (), placements)), None)
 
 
 def _by_coord(parts: Mapping[int, Kept], mesh: Mesh) -> Parts:
@@ -99,7 +87,7 @@ def _by_coord(parts: Mapping[int, Kept], mesh: Mesh) -> Parts:
 def _merged(parts: Parts, axis: int, way: Placements, placements: Placing) -> Iterator[Together]:
     """Put parts together along an axis and all before it."""
     if axis < 0:
-        yield from (Together(way, whole) for whole in parts.values())
+        yield from ((way, whole) for whole in parts.values())
         return
     groups = in_groups((coord[:axis], parts[coord]) for coord in sorted(parts))
     for placement in placements(axis, list(groups.values())) if groups else ():
@@ -280,10 +268,10 @@ class WholeJob(JobTrace):
         batches = {rank: own for rank, own in batches.items() if own}
         first = {rank: own[0] for rank, own in batches.items()}
         count = min(map(len, batches.values()), default=0)
-        for way in [*together(first, self.mesh, is_exact=True)][:MAX_BATCHES]:
+        for way, joined in islice(together(first, self.mesh, is_exact=True), MAX_BATCHES):
             parts = ({rank: own[index] for rank, own in batches.items()} for index in range(1, count))
-            others = [put_as(of_ranks, self.mesh, way.way) for of_ranks in parts]
-            whole = [way.values, *(other for other in others if other is not None)]
+            others = [put_as(of_ranks, self.mesh, way) for of_ranks in parts]
+            whole = [joined, *(other for other in others if other is not None)]
             if len(whole) == 1 + len(others):
                 yield whole
 
@@ -314,7 +302,7 @@ class WholeJob(JobTrace):
         )
         if len(parts) < len(points):
             return [((), replace(point, values=None))]
-        return [(one.way, replace(point, values=one.values)) for one in together(parts, self.mesh)]
+        return [(way, replace(point, values=whole)) for way, whole in together(parts, self.mesh)]
 
     def ways(self, others: PartsByName, mesh: Mesh) -> dict[str, Way]:
         """Return its weights before the step, plain ones put together as ranks of the other job have them, by name."""
@@ -341,7 +329,7 @@ class WholeJob(JobTrace):
         if values is None or all(part.layout is not None for part in parts.values()):
             return Way((), Weight(first.shape, None, _as_claimed(parts)))
         assembled = together(values, self.mesh, is_exact=True)
-        ways = [Way(one.way, Weight(one.values.shape, None, one.values)) for one in assembled]
+        ways = [Way(way, Weight(whole.shape, None, whole)) for way, whole in assembled]
         return chosen_weight(ways, others, mesh) if ways else Way((), Weight(first.shape, None, None))
 
     def _put_alike(self, parts: Mapping[int, Weight], way: Way) -> Weight:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from itertools import islice, product
 from typing import TYPE_CHECKING
@@ -76,22 +76,6 @@ OWN_ROWS = (Partial("sum"), Partial("avg"))
 """What ranks may have of a number along the axes of other rows, which a DTensor of a part of the mesh does not name."""
 
 
-@dataclass(frozen=True, slots=True)
-class Lacking:
-    """What makes a rank's result right.
-
-    Attributes:
-        line: The line that combines something else.
-        lack: What the tensor is for an operand of it.
-        source: Where the tensor comes from: a line with its text, or what the module is given.
-    """
-
-    line: FrameRecord
-    function: str
-    lack: Lack
-    source: str
-
-
 def operand_fault(states: States) -> Fault | None:
     """Return the line that lacks a tensor which makes its result right on all ranks; None without proof."""
     lines = states.lines
@@ -106,19 +90,14 @@ def operand_fault(states: States) -> Fault | None:
             lacking = [list(of_ranks[rank].lacking(number, parts[rank])) for rank, number in numbers.items()]
             shared = [each for each in next(iter(lacking), []) if all(each in of_rank for of_rank in lacking[1:])]
             if shared:
-                best = min(shared, key=lambda each: LACKS.index(each.lack))
-                return _fault(best, tuple(numbers))
+                line, cause = min(shared, key=lambda each: LACKS.index(each[1].lack))
+                how = {"itself": "in place of an operand", "factor": "as a further factor", "term": "as a further term"}
+                sentence = (
+                    f"{at(line)} is the first wrong line: with {cause.source} {how[cause.lack]}, its result on "
+                    f"{named_ranks(tuple(numbers))} is the unsharded model's"
+                )
+                return Fault(line, cause.function, sentence, cause)
     return None
-
-
-def _fault(lacking: Lacking, ranks: Sequence[int]) -> Fault:
-    cause = OtherOperand(lacking.line.place, lacking.function, lacking.lack, lacking.source)
-    how = {"itself": "in place of an operand", "factor": "as a further factor", "term": "as a further term"}
-    sentence = (
-        f"{at(lacking.line)} is the first wrong line: with {lacking.source} {how[lacking.lack]}, its result on "
-        f"{named_ranks(ranks)} is the unsharded model's"
-    )
-    return Fault(lacking.line, lacking.function, sentence, cause)
 
 
 def splits(mesh: Mesh, whole: Array, held: Mapping[int, Array]) -> Iterator[dict[int, Array]]:
@@ -146,8 +125,8 @@ class _Rank:
             self._arrays[number] = self._states.held(((self._rank, number),)).get(self._rank)
         return self._arrays[number]
 
-    def lacking(self, number: int, due: Array) -> Iterator[Lacking]:
-        """Yield what would make a tensor the due one: of the call that makes it, or of those before."""
+    def lacking(self, number: int, due: Array) -> Iterator[tuple[FrameRecord, OtherOperand]]:
+        """Yield what would make a tensor the due one, of the call that makes it or of those before, with its line."""
         waiting, seen = [(number, due)], {number}
         while waiting and self._left > 0:
             made, due_of_made = waiting.pop(0)
@@ -158,7 +137,8 @@ class _Rank:
                 if line is None or held is None or _is_near(np.broadcast_to(held, needed.shape), needed):
                     continue
                 for lack, source in self._lacks(held, needed, set(line.inputs), made):
-                    yield Lacking(line.frames[line.innermost], line.function, lack, source)
+                    frame = line.frames[line.innermost]
+                    yield frame, OtherOperand(frame.place, line.function, lack, source)
                 of_operand = _reduced(needed, held.shape)
                 if of_operand is not None and operand not in seen and len(seen) < MAX_TENSORS:
                     seen.add(operand)

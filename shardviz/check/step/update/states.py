@@ -12,7 +12,6 @@ what it was.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -50,6 +49,8 @@ if TYPE_CHECKING:
     from shardviz.dump.dump import Dump
 
     Values = NDArray[np.float64]
+    Shares = tuple[float, str]
+    """How much an average keeps of its old values, and the moment of the weight that it takes: before or after."""
 
 
 def why_state(evidence: Evidence, state: Compared, ranks: Sequence[int]) -> Reason | None:
@@ -230,21 +231,6 @@ MOST_UPDATES = 64
 """An average is not taken to be updated more often in a step."""
 
 
-@dataclass(frozen=True, slots=True)
-class Shares:
-    """What an average is made of.
-
-    Attributes:
-        kept: How much of its old values it keeps.
-        taken: How much of the weight it takes.
-        moment: Whether that is the weight before the step, or after it.
-    """
-
-    kept: float
-    taken: float
-    moment: str
-
-
 def other_average(dump: Dump, comparison: Compared, ranks: Sequence[int]) -> Reason | None:
     """Return what differs in how a buffer averages a weight, if all wrong ranks have the same difference."""
     before = whole_of(dump, "buffer", comparison.name)
@@ -284,14 +270,13 @@ def _difference(wanted: Shares, held: Values, before: Values, sources: Mapping[s
     shares = shares_of(held, before, sources)
     if shares is None:
         return None
-    if not math.isclose(shares.kept, wanted.kept, rel_tol=STEP):
-        times = round(math.log(shares.kept) / math.log(wanted.kept)) if 0 < min(shares.kept, wanted.kept) < 1 else 0
-        if 1 < times <= MOST_UPDATES and math.isclose(shares.kept, wanted.kept**times, rel_tol=STEP):
+    (kept, moment), (due, due_moment) = shares, wanted
+    if not math.isclose(kept, due, rel_tol=STEP):
+        times = round(math.log(kept) / math.log(due)) if 0 < min(kept, due) < 1 else 0
+        if 1 < times <= MOST_UPDATES and math.isclose(kept, due**times, rel_tol=STEP):
             return OtherAverage("times", str(times))
-        return OtherAverage("decay", number(shares.kept), number(wanted.kept))
-    if shares.moment != wanted.moment:
-        return OtherAverage("moment", shares.moment, wanted.moment)
-    return None
+        return OtherAverage("decay", number(kept), number(due))
+    return OtherAverage("moment", moment, due_moment) if moment != due_moment else None
 
 
 def shares_of(values: Values, before: Values, sources: Mapping[str, Values]) -> Shares | None:
@@ -302,5 +287,5 @@ def shares_of(values: Values, before: Values, sources: Mapping[str, Values]) -> 
         (kept, taken), *_ = np.linalg.lstsq(columns, values.ravel(), rcond=None)
         made = (columns @ [kept, taken]).reshape(values.shape)
         if error_of(made, values) <= SINGLE and abs(taken) > STEP:
-            fits.append(Shares(float(kept), float(taken), moment))
+            fits.append((float(kept), moment))
     return fits[0] if len(fits) == 1 else None
