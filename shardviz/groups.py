@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
 Key = TypeVar("Key")
 Thing = TypeVar("Thing")
+Node = TypeVar("Node", bound=Hashable)
 
 
 def in_groups(pairs: Iterable[tuple[Key, Thing]]) -> dict[Key, list[Thing]]:
@@ -22,6 +24,23 @@ def in_groups(pairs: Iterable[tuple[Key, Thing]]) -> dict[Key, list[Thing]]:
     for key, thing in pairs:
         groups.setdefault(key, []).append(thing)
     return groups
+
+
+def walk(starts: Iterable[Node], onward: Callable[[Node], Iterable[Node]]) -> Iterator[Node]:
+    """Yield what is reached from some things, the nearest first, each once.
+
+    Example:
+        >>> list(walk([1], lambda number: [2 * number, 2 * number + 1] if number < 4 else []))
+        [1, 2, 3, 4, 5, 6, 7]
+    """
+    waiting = list(starts)
+    seen: set[Node] = set()
+    while waiting:
+        node = waiting.pop(0)
+        if node not in seen:
+            seen.add(node)
+            yield node
+            waiting += onward(node)
 
 
 def the_only(things: Collection[Thing]) -> Thing | None:

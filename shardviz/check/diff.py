@@ -12,12 +12,12 @@ import numpy as np
 
 from shardviz.check.order.case import LaidOut
 from shardviz.check.ranks import may_have, split_by_certainty, unread_parts, unread_ranks
-from shardviz.check.report import NotChecked, grouped, ranks_by_name, ungrouped
+from shardviz.check.report import NotChecked, Report, grouped, ranks_by_name, ungrouped
 from shardviz.check.run import report_on
-from shardviz.check.step.runs.compare import compare_steps
-from shardviz.check.step.runs.departure import StepDifference
+from shardviz.check.step.departure import StepDifference
+from shardviz.check.step.runs import compare_steps
 from shardviz.dump.gather import NO_WEIGHTS
-from shardviz.dump.tensor import values_and_places
+from shardviz.dump.tensor import Shard, values_and_places
 from shardviz.errors import ShardvizError
 from shardviz.layout.notation import write
 from shardviz.layout.region import index_of
@@ -26,9 +26,7 @@ from shardviz.text import named_ranks, printable
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from shardviz.check.report import Report
     from shardviz.dump.dump import Dump, Tensor
-    from shardviz.dump.tensor import Shard
     from shardviz.explain.finding import Finding
     from shardviz.layout.layout import Layout
     from shardviz.plan.alternatives import PlanSizes, Size
@@ -47,7 +45,6 @@ class Change:
     Attributes:
         aspect: What about it changed.
         before: What it was, in the notation or in words; empty if only hashes show that the values differ.
-        after: What it is.
     """
 
     tensor: str

@@ -20,7 +20,7 @@ import numpy as np
 
 from shardviz.check.report import NotChecked
 from shardviz.check.verdicts import is_of_model
-from shardviz.dump.read import mesh_of
+from shardviz.dump.read import DumpFiles, mesh_of
 from shardviz.dump.validate import mesh_of as mesh_from
 from shardviz.explain.placement.whole_run import (
     DamagedFile,
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
     from shardviz.dump.dump import Dump, Tensor
-    from shardviz.dump.read import DumpFiles
     from shardviz.dump.records.tensors import MeshRecord
     from shardviz.explain.finding import Finding
     from shardviz.layout.mesh import Mesh

@@ -17,10 +17,10 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
-from shardviz.explain.finding import MOST_NAMES, Finding
+from shardviz.explain.finding import MOST_NAMES, Finding, Kind
 from shardviz.explain.kinds import KINDS, PLACES, SEQUENCES, UNCOMPARED
 from shardviz.groups import in_groups
-from shardviz.text import counted, fold, listed
+from shardviz.text import Fold, counted, fold, listed
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from shardviz.check.order.case import LaidOut
     from shardviz.dump.dump import Dump
     from shardviz.dump.records.base import Moment, Role
-    from shardviz.explain.finding import Kind
-    from shardviz.text import Fold
 
 
 About = Literal["order", "no-ids", "gathering", "values", "ties", "step", "run"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardviz.check.order.case import LaidOut, PairOfIds, is_as_claimed
+from shardviz.check.order.case import Case, LaidOut, PairOfIds, is_as_claimed
 from shardviz.check.order.infer.ranks import with_one_order
 from shardviz.check.order.rules.foreign import check_foreign
 from shardviz.check.order.rules.intent import (
@@ -38,7 +38,17 @@ from shardviz.check.order.rules.without_ids import (
     with_suspects,
 )
 from shardviz.check.ranks import check_completeness, check_missing_ranks, check_rank_order
-from shardviz.check.report import NotChecked, Report, findings_in, grouped, is_of_places, ranks_by_name, unhidden
+from shardviz.check.report import (
+    About,
+    NotChecked,
+    Place,
+    Report,
+    findings_in,
+    grouped,
+    is_of_places,
+    ranks_by_name,
+    unhidden,
+)
 from shardviz.check.step.collectives import check_collectives, check_gathered
 from shardviz.check.step.contradictions import check_zero_gradients
 from shardviz.check.step.lines.naming import (
@@ -55,7 +65,7 @@ from shardviz.check.step.update.copies import check_update
 from shardviz.check.values.copies import check_copies, check_identical_shards
 from shardviz.check.values.storage import check_replaced, check_ties, check_unwritten, check_writes
 from shardviz.check.verdicts import num_of_model
-from shardviz.dump.dump import dump_of
+from shardviz.dump.dump import Dump, Tensor, dump_of
 from shardviz.dump.read import read_files
 from shardviz.dump.records.trace import NO_MEAN, STEP
 from shardviz.errors import ShardvizError
@@ -64,7 +74,7 @@ from shardviz.explain.placement.order import OrderNotApplied
 from shardviz.explain.step.update import AnotherLearningRate, RepeatedStep
 from shardviz.groups import in_groups
 from shardviz.layout.mesh import ranks_by
-from shardviz.layout.notation import split_order
+from shardviz.layout.notation import DimOrder, split_order
 from shardviz.machine import collector_paused
 from shardviz.text import natural_key
 
@@ -72,10 +82,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from shardviz.check.order.case import Case
-    from shardviz.check.report import About, Place
-    from shardviz.dump.dump import Dump, Tensor
-    from shardviz.layout.notation import DimOrder
 
 Result = Finding | NotChecked
 

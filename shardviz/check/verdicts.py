@@ -10,19 +10,17 @@ from itertools import chain
 from typing import TYPE_CHECKING, Literal
 
 from shardviz.check.order.rules.intent import is_compared
-from shardviz.check.report import Place
+from shardviz.check.report import Place, Report
 from shardviz.check.step.comparison import Compared, compared
 from shardviz.dump.gather import NO_WEIGHTS
-from shardviz.dump.records.base import WEIGHTS
+from shardviz.dump.records.base import WEIGHTS, Role
 from shardviz.dump.records.files import MEANT
 from shardviz.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from shardviz.check.report import Report
     from shardviz.dump.dump import Dump, Tensor
-    from shardviz.dump.records.base import Role
     from shardviz.explain.finding import Finding
 
 Verdict = Literal["error", "warning", "unknown", "good", "pending"]

@@ -48,7 +48,7 @@ from shardviz.text import printable
 if TYPE_CHECKING:
     import argparse
 
-    from shardviz.check.step.runs.departure import StepDifference
+    from shardviz.check.step.departure import StepDifference
     from shardviz.commands.common.parser import Parser
 
 TRACE_BOTH = "trace a step of both jobs with shardviz run --trace; if it traced none, its output says why"

@@ -7,12 +7,11 @@ from pkgutil import iter_modules
 from typing import TYPE_CHECKING
 
 from shardviz import explain
-from shardviz.explain.cause import BY_NAME
+from shardviz.explain.cause import BY_NAME, Cause
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shardviz.explain.cause import Cause
 
 for family in iter_modules(explain.__path__, f"{explain.__name__}."):
     for module in iter_modules(import_module(family.name).__path__, f"{family.name}.") if family.ispkg else ():

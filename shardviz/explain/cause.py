@@ -6,14 +6,13 @@ import re
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from shardviz.explain.finding import Finding
+from shardviz.explain.finding import Finding, Kind, Severity
 from shardviz.explain.templates import fill, pair_templates
 from shardviz.text import as_clause
 
 if TYPE_CHECKING:
     from typing_extensions import dataclass_transform
 
-    from shardviz.explain.finding import Kind, Severity
 else:
 
     def dataclass_transform(**_: object) -> Any:
@@ -177,13 +176,25 @@ class Cause:
         )
 
 
-class AtLine(Cause, listed=False):
+WRONG: tuple[Kind, ...] = ("wrong-value", "wrong-scale", "unreduced-output", "unreduced-gradient")
+
+
+class AtPlace(Cause, listed=False):
     """A cause that a line of the user's code shows.
 
     Attributes:
         place: The line, as `moe.py:83`.
-        function: What it calls.
     """
 
     place: str
+    kinds = WRONG
+
+
+class AtLine(AtPlace, listed=False):
+    """A cause that a call in a line of the user's code shows.
+
+    Attributes:
+        function: What it calls.
+    """
+
     function: str

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from shardviz.text import fold, listed
+from shardviz.text import Fold, fold, listed
 
 if TYPE_CHECKING:
     from shardviz.explain.cause import Cause
     from shardviz.relate.relations import RankPair
-    from shardviz.text import Fold
 
 Kind = Literal[
     "misordered",

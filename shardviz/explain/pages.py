@@ -11,7 +11,7 @@ from shardviz.errors import ShardvizError
 from shardviz.explain.catalogue import CATALOGUE
 from shardviz.explain.kinds import KINDS
 from shardviz.explain.templates import page_texts, pair_templates
-from shardviz.layout.notation import ORDER, split_order
+from shardviz.layout.notation import ORDER, DimOrder, split_order
 from shardviz.text import did_you_mean, listed
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Kind
-    from shardviz.layout.notation import DimOrder
 
 
 MOST_WITH_WORD = 12

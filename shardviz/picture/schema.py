@@ -9,7 +9,7 @@ import msgspec
 
 from shardviz.check.diff import Difference
 from shardviz.check.report import NotChecked
-from shardviz.check.step.runs.departure import Departure, StepDifference
+from shardviz.check.step.departure import Departure, StepDifference
 from shardviz.dump.records.base import SCHEMA
 from shardviz.dump.records.files import PlanRecord, RankRecord, RunRecord
 from shardviz.explain.finding import FOR_MACHINES, Finding

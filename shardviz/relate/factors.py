@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     Values = NDArray[Any]
 
+Held = TypeVar("Held")
+"""What a rank has."""
 
 MOST_RATIO = 64
 """The largest denominator of a ratio of small numbers: sizes of axes, numbers of micro-batches."""
@@ -209,13 +211,24 @@ def reduced(
     squares = {rank: float(np.square(values).sum()) for rank, values in totals.items()}
     are_terms = False
     for axis, op in ((link.axis, link.op) for link in pending):
-        groups = [[rank for rank in group if rank in totals] for group in mesh.groups(axis)]
-        are_terms = are_terms or any(
-            error_of(totals[rank], totals[ranks[0]]) > limit for ranks in groups for rank in ranks
-        )
+        pairs = pairs_along(axis, totals, mesh)
+        are_terms = are_terms or any(error_of(other, first) > limit for first, other in pairs)
         totals = over(axis, op, totals, mesh)
         squares = {rank: sum(squares[member] for member in mesh.group_of(rank, axis)) for rank in totals}
     return (totals, {rank: math.sqrt(square) for rank, square in squares.items()}) if are_terms else ({}, {})
+
+
+def pairs_along(axis: str, held: Mapping[int, Held], mesh: Mesh) -> Iterator[tuple[Held, Held]]:
+    """Yield what the first rank of each group along an axis has beside what each other one has; some may have nothing.
+
+    Example:
+        >>> from shardviz.layout.mesh import Mesh
+        >>> list(pairs_along("tp", {0: "a", 1: "b", 2: "a"}, Mesh(("dp", "tp"), (2, 2))))
+        [('a', 'b')]
+    """
+    for group in mesh.groups(axis):
+        present = [held[rank] for rank in group if rank in held]
+        yield from ((present[0], other) for other in present[1:])
 
 
 def over(axis: str, op: str, values: Mapping[int, Values], mesh: Mesh) -> dict[int, Values]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from shardviz.check.diff import Change, Difference, compare
-from shardviz.check.step.runs.departure import Departure, StepDifference
+from shardviz.check.step.departure import Departure, StepDifference
 from shardviz.cli import main
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files

@@ -7,8 +7,8 @@ import pytest
 
 from shardviz.check.diff import Difference
 from shardviz.check.step.comparison import compared
+from shardviz.check.step.departure import Beside, Departure, StepDifference
 from shardviz.check.step.evidence import Evidence
-from shardviz.check.step.runs.departure import Beside, Departure, StepDifference
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.dump.records.files import RankRecord, RunRecord

@@ -21,8 +21,8 @@ import numpy as np
 
 from shardviz.check.order.infer import infer_layout
 from shardviz.check.order.infer.layout import axes_of_change, holds
-from shardviz.layout.notation import write
-from shardviz.layout.region import Region, index_of, region_of
+from shardviz.layout.notation import DimOrder, write
+from shardviz.layout.region import Ranges, Region, index_of, region_of
 from shardviz.relate.relations import Group, Located, Related
 
 if TYPE_CHECKING:
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from shardviz.explain.placement.order import Disorder
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Coord, Mesh
-    from shardviz.layout.notation import DimOrder
-    from shardviz.layout.region import Ranges
 
 
 @dataclass(frozen=True)

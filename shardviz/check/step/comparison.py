@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from shardviz.check.order.rules.intent import order_of
-from shardviz.dump.records.step import Wrapper
+from shardviz.dump.records.step import Wrapper, WrapperRecord
 from shardviz.dump.records.trace import is_value
 from shardviz.explain.templates import number as number
 from shardviz.layout.notation import write
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from shardviz.dump.dump import Dump, Shard, Tensor
     from shardviz.dump.records.base import Moment, Role
-    from shardviz.dump.records.step import WrapperRecord
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
     from shardviz.layout.mesh import Mesh
@@ -69,7 +68,6 @@ class Compared(Sides):
     """One tensor after a step, on every rank, and its reference.
 
     Attributes:
-        role: What it is in a step.
         whose: What findings call the wanted values.
         is_assumed: Whether nothing claims the layout, which is the one that a plain output should have.
         padded: A dim that is padded so that all its parts are of one size, and that size; None if there is none.

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.report import NotChecked
-from shardviz.check.step.comparison import whole_of
+from shardviz.check.step.comparison import Compared, whole_of
 from shardviz.explain.step.gradients import CutGraph, GradientOnSomeRanks, ReductionSwitchedOff
 from shardviz.explain.step.losses import PaddingRead
 from shardviz.explain.step.raised import (
@@ -49,7 +49,6 @@ from shardviz.text import counted, folded_names, listed, named_ranks
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from shardviz.check.step.comparison import Compared
     from shardviz.check.step.evidence import Evidence
     from shardviz.dump.dump import Dump
     from shardviz.dump.records.step import RaisedRecord

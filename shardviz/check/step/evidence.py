@@ -15,18 +15,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.comparison import rounding_of, whole_of
+from shardviz.check.step.comparison import Compared, rounding_of, whole_of
 from shardviz.check.step.rules.all_gradients import Parts
 from shardviz.check.step.trace.calls import Calls
 from shardviz.check.step.trace.causes import with_start_of_order
 from shardviz.check.step.trace.divergence import (
+    Divergence,
     blamed_by_weights,
     first_in_backward,
     first_in_forward,
     first_unlike_others,
 )
 from shardviz.check.step.trace.judging import judged_output
-from shardviz.dump.records.trace import is_point
+from shardviz.dump.records.trace import State, is_point
 from shardviz.groups import in_groups
 from shardviz.layout.layout import Layout
 from shardviz.layout.region import indices
@@ -40,10 +41,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.comparison import Compared
-    from shardviz.check.step.trace.divergence import Divergence
     from shardviz.dump.dump import Dump
-    from shardviz.dump.records.trace import State
     from shardviz.relate.sides import Rounding
 
 

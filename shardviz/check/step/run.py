@@ -24,7 +24,7 @@ import numpy as np
 
 from shardviz.check.order.infer.layout import axes_of_change
 from shardviz.check.report import NotChecked, Place, unhidden
-from shardviz.check.step.comparison import apart_text, compared, kind_of, wrapped_over, wrappers_of
+from shardviz.check.step.comparison import Compared, apart_text, compared, kind_of, wrapped_over, wrappers_of
 from shardviz.check.step.contradictions import (
     check_absent_gradients,
     check_held_back,
@@ -37,9 +37,8 @@ from shardviz.check.step.forward.explain import laid_out_by_value, why_unplaced,
 from shardviz.check.step.forward.stages import of_another_stage
 from shardviz.check.step.rules.all_gradients import check_norm, of_all_gradients
 from shardviz.check.step.rules.factors import check_scale, check_tied, check_unreduced
-from shardviz.check.step.rules.losses import check_function, check_mean_of_means, check_scalar, is_loss
+from shardviz.check.step.rules.losses import check_function, check_mean_of_means, check_scalar, check_statistic, is_loss
 from shardviz.check.step.rules.narrow import check_narrow_sums, check_small_factor, other_scale
-from shardviz.check.step.rules.statistics import check_statistic
 from shardviz.check.step.rules.summands import of_loss_terms, of_micro_batches
 from shardviz.check.step.rules.terms import (
     check_order,
@@ -51,8 +50,8 @@ from shardviz.check.step.rules.terms import (
 )
 from shardviz.check.step.trace.causes import with_term_of_some_ranks
 from shardviz.check.step.trace.naming import placed, with_cut
-from shardviz.check.values.copies import copies_of, with_copies
-from shardviz.dump.records.step import WHOLE_LOSS
+from shardviz.check.values.copies import Groups, copies_of, with_copies
+from shardviz.dump.records.step import WHOLE_LOSS, MaskRecord
 from shardviz.explain.finding import Finding
 from shardviz.explain.step.losses import ScalarNotReduced
 from shardviz.explain.step.sums import GradientNotReduced, OutputCopiesDiffer
@@ -69,17 +68,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.comparison import Compared, Found
-    from shardviz.check.values.copies import Groups
+    from shardviz.check.step.comparison import Found
     from shardviz.dump.dump import Dump, Shard, Tensor
-    from shardviz.dump.records.step import MaskRecord
     from shardviz.explain.cause import Cause
     from shardviz.layout.mesh import Mesh
 
     Rule = Callable[[Evidence, Compared], Finding | None]
     Values = dict[int, NDArray[np.float64]]
     Row = dict[int, MaskRecord]
-
 
 NO_REFERENCE = "the step against an unsharded model's: a captured job has none; copies on its ranks were compared"
 CAUSES: Mapping[str, Callable[[tuple[str, ...]], Cause]] = {

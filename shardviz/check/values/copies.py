@@ -133,7 +133,6 @@ def copies_of(tensor: Tensor, ids: Tensor | None) -> Groups:
     """Return the groups of shards that must be equal.
 
     Args:
-        tensor: The values.
         ids: The same tensor when it was stamped, which shows the part that each rank holds.
     """
     groups: dict[Hashable, list[Shard]] = {}

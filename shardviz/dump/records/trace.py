@@ -220,6 +220,11 @@ class FrameRecord(Record, frozen=True):
     function: str
     source: str
 
+    @property
+    def place(self) -> str:
+        """The line as `moe.py:83`."""
+        return f"{self.file}:{self.line}"
+
 
 class LineRecord(Record, frozen=True):
     """One call inside of a module.

@@ -111,7 +111,7 @@ class PositionsStartAgain(Cause):
     )
 
 
-class MisplacedOperand(AtLine):
+class MisplacedOperand(AtLine, kind="wrong-value"):
     """A line takes another rank's part, and a later one combines it with the rank's own.
 
     A head of keys, or a slope or a position, that is chosen by the wrong arithmetic with the rank's number has the
@@ -159,7 +159,7 @@ class MisplacedWeight(Cause):
     )
 
 
-class ShiftedPart(AtLine):
+class ShiftedPart(AtLine, kind="wrong-value"):
     """A line takes a stretch of a dim at another offset than the rank's part.
 
     Labels, positions and slices of a rank's part begin at the rank's coordinate times the part's size. If the offset

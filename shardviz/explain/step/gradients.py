@@ -439,7 +439,6 @@ class ReadBySegments(Cause, kind="misordered"):
     Attributes:
         segments: How many segments there are.
         axis: The axis that cuts the weight.
-        dim: The dim.
     """
 
     segments: int

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from shardviz.explain.cause import AtLine, Cause
-from shardviz.explain.step.lines import WRONG
+from shardviz.explain.cause import AtLine, AtPlace, Cause
 
 
-class CausalMaskOfPart(AtLine):
+class CausalMaskOfPart(AtLine, kind="wrong-value"):
     """A causal mask counts a rank's queries from 0, although they stand later in the sequence.
 
     Under context parallelism a rank has a part of the queries and all keys. `is_causal=True` aligns query 0 with key 0:
@@ -24,7 +23,7 @@ class CausalMaskOfPart(AtLine):
     )
 
 
-class MisplacedMask(Cause):
+class MisplacedMask(AtPlace, kind="wrong-value"):
     """A mask or bias is made for other queries or keys than those that it is applied to.
 
     Under context parallelism a rank has some of the queries, often from the front and the back of the sequence, and
@@ -40,7 +39,6 @@ class MisplacedMask(Cause):
         updated: The line that changes it in each round of a ring; empty if none does.
     """
 
-    place: str
     reader: str
     of: str
     in_ring: bool = False
@@ -68,7 +66,7 @@ class MisplacedMask(Cause):
         return self.in_ring and self.is_of_keys
 
 
-class BlockNotPassedOn(Cause):
+class BlockNotPassedOn(AtPlace):
     """A rank uses the same block in every round of a ring.
 
     Each round is to send the block to the next rank and to go on with the one that came. Code that keeps the block, or
@@ -79,9 +77,7 @@ class BlockNotPassedOn(Cause):
         rounds: How many there are.
     """
 
-    place: str
     rounds: int
-    kinds = WRONG
     why = (
         "A rank has the same block in each of the {rounds} rounds of {place}: no round passes it on to the next rank, "
         "or what comes isn't read"
@@ -89,7 +85,7 @@ class BlockNotPassedOn(Cause):
     how = "send the block to the next rank in each round, and read in the next round what has come"
 
 
-class UnweightedJoin(Cause):
+class UnweightedJoin(AtPlace):
     """Ranks' softmax-weighted sums are joined without the sums that they were divided by.
 
     A rank with some of the keys, words or experts takes a softmax of its own scores. Its result is relative to its own
@@ -101,10 +97,8 @@ class UnweightedJoin(Cause):
         axis: The axis that splits the scores.
     """
 
-    place: str
     softmax: str
     axis: str
-    kinds = WRONG
     why = (
         "{place} joins the ranks' results over {axis} without their weights: {softmax} divides each by the sum of "
         "exponentials of the rank's own scores"
@@ -130,7 +124,6 @@ class PartOfAnotherDim(AtLine):
     dim: int
     other: int
     axis: str
-    kinds = WRONG
     why = (
         "{function} in {place} gets the rank's part along dim {dim} and gives it the shape of a part along dim "
         "{other}: nothing exchanges the parts over {axis} before"
@@ -141,7 +134,7 @@ class PartOfAnotherDim(AtLine):
     )
 
 
-class RowsLeftOut(AtLine):
+class RowsLeftOut(AtLine, kind="wrong-value"):
     """The losses of all ranks together are of fewer rows than the unsharded model's.
 
     `loss(logits[:, :-1], ids[:, 1:])` on a rank's part of the sequence drops the last position of every part, and not
@@ -161,7 +154,7 @@ class RowsLeftOut(AtLine):
     how = "shift labels and drop rows of the whole batch, and cut it for the ranks afterwards"
 
 
-class LabelsOfOtherRows(AtLine):
+class LabelsOfOtherRows(AtLine, kind="wrong-value"):
     """A loss gets the rows of a rank's part with the labels of other rows.
 
     Labels are shifted a second time, cut at another offset or in another order than the rows, or permuted with another
@@ -188,7 +181,6 @@ class OtherLabels(AtLine):
     own. The model's outputs are right, and nothing raises.
     """
 
-    kinds = WRONG
     why = (
         "{function} in {place} gets the right rows with wrong labels. Most likely each rank numbers the classes by "
         "itself, from its own rows, an order or a seed"
@@ -196,7 +188,7 @@ class OtherLabels(AtLine):
     how = "make the labels from what all ranks share: number the classes of all data, in one order"
 
 
-class OffsetOfUnequalParts(Cause):
+class OffsetOfUnequalParts(AtPlace, kind="wrong-value"):
     """A line begins a rank's part at its coordinate times one length, and the parts are unequal.
 
     `start = rank * weight.shape[0]` is right as long as the axis divides the dim. If it doesn't, the last ranks have
@@ -204,11 +196,9 @@ class OffsetOfUnequalParts(Cause):
     second rank on.
 
     Attributes:
-        place: The line, as `embedding.py:30`.
         length: The length that it takes all parts to have, in words.
     """
 
-    place: str
     axis: str
     size: int
     parts: str
@@ -223,7 +213,7 @@ class OffsetOfUnequalParts(Cause):
     )
 
 
-class SameSlices(AtLine):
+class SameSlices(AtLine, kind="wrong-value"):
     """Every rank takes the same slices of a tensor, although each has its own part of another.
 
     With fewer key heads than ranks, a rank has all key heads and chooses those of its query heads. A choice by
@@ -270,7 +260,7 @@ class CutByAnotherAxis(Cause):
     how = "take part mesh.get_local_rank({axis!r}) of mesh[{axis!r}].size(), and don't count by the rank in the world"
 
 
-class LoopFromZero(AtLine):
+class LoopFromZero(AtLine, kind="wrong-value"):
     """A loop over a rank's own slices uses its counter as if it counted the slices of the whole.
 
     A rank has experts 4 to 7 and loops over these 4. The counter is the number of an expert's weights on the rank. The
@@ -302,7 +292,6 @@ class StrangeRows(AtLine):
     """
 
     with_weight: bool
-    kinds = WRONG
     why = (
         "{with_weight:?In {place}, rows meet a different weight than in the unsharded model: the code sends or sorts "
         "them by a different numbering of experts than the one that splits the weights|In {place}, {function} makes "
@@ -327,7 +316,6 @@ class DimsMerged(AtLine):
     """
 
     order: str
-    kinds = WRONG
     why = (
         "{function} in {place} merges dims in a wrong order: the dim of the ranks doesn't stand next to the dim that "
         "they split"
@@ -335,7 +323,7 @@ class DimsMerged(AtLine):
     how = "call permute{order} on what {function} in {place} gets: its result is then right on all ranks"
 
 
-class RowsOfOtherExperts(Cause):
+class RowsOfOtherExperts(AtPlace):
     """Rows are on the rank of their expert, and each meets another of the rank's experts.
 
     Rows come rank by rank, and from each rank sorted by expert. To give each expert its rows they are sorted again, by
@@ -348,10 +336,8 @@ class RowsOfOtherExperts(Cause):
         are_labels: Whether it is the line that makes the numbers.
     """
 
-    place: str
     reader: str
     are_labels: bool
-    kinds = WRONG
     why = (
         "{are_labels:?{place} gives received rows the numbers of other experts than they were sent to, so in {reader} "
         "they meet another of the rank's experts. Rows come rank by rank, and from each rank sorted by expert|In "
@@ -364,7 +350,7 @@ class RowsOfOtherExperts(Cause):
     )
 
 
-class RowsNotRestored(Cause):
+class RowsNotRestored(AtPlace):
     """Rows are sent back in a different order than they arrived in.
 
     Each rank sorts the rows that it is sent, by expert. Sorting again instead of undoing the sort gives the right rows
@@ -376,10 +362,8 @@ class RowsNotRestored(Cause):
         back: The line of the exchange that sends them back.
     """
 
-    place: str
     came: str
     back: str
-    kinds = WRONG
     why = "{place} doesn't restore the order in which {came} brought the rows, so {back} returns them to other tokens"
     how = "undo the sort in {place} by y[order.argsort()] or index_copy(0, order, y); y[order] sorts again"
 
@@ -397,7 +381,6 @@ class ExchangeNotReversed(AtLine):
     """
 
     inner: str
-    kinds = WRONG
     why = (
         "{place} applies a function that exchanges numbers in forward ({function} in {inner}). Its backward doesn't "
         "send the gradients back to where the numbers came from"
@@ -426,7 +409,6 @@ class ForeignNumbersSummed(AtLine):
     """
 
     summed: str
-    kinds = WRONG
     why = (
         "{function} in {place} {writes:?puts a number of its own where the rank doesn't have the index|reads a wrong "
         "number for each index that the rank doesn't have}, and {summed} adds it to the number from the rank that has "
@@ -459,7 +441,6 @@ class NeighborLeftOut(AtLine):
     axis: str
     first: int
     last: int
-    kinds = WRONG
     why = (
         "{function} in {place} works on each rank's own part along {axis}. {first:?Its first {first:1?slice needs|"
         "{first} slices need} the end of the previous part{last:?, and its last {last:1?slice needs|{last} slices "

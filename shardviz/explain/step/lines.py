@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from shardviz.explain.cause import AtLine, Cause
-
-if TYPE_CHECKING:
-    from shardviz.explain.finding import Kind
-
-WRONG: tuple[Kind, ...] = ("wrong-value", "wrong-scale", "unreduced-output", "unreduced-gradient")
-
+from shardviz.explain.cause import WRONG, AtLine, AtPlace, Cause
 
 INDEXING = ("getitem", "index_select", "gather", "take_along_dim", "index_copy", "index_add", "scatter", "scatter_add")
 """Functions that take or write slices at the places of an index."""
@@ -46,7 +40,6 @@ class WrongLine(AtLine):
 
     given: str = ""
     reads: str = ""
-    kinds = WRONG
     why = (
         "{reads:?In {place}, {reads} gets {given:?{given}|a rank's own sizes and offsets}, and {function} makes of its "
         "result what doesn't match the unsharded model's|{function} in {place} gets {given:?{given}|a rank's own sizes "
@@ -100,7 +93,6 @@ class SegmentsOfPart(AtLine):
     weight: str = ""
     rows: str = ""
     weight_dim: int = 0
-    kinds = WRONG
     why = (
         "{function} in {place} takes dim {dim} apart into {number} segments, as in the unsharded model, and gets "
         "{given}: a rank's {number} segments are not its parts of the whole's {number}{weight:?. {weight} is cut in "
@@ -130,7 +122,6 @@ class OtherArgument(AtLine):
     given: str
     wanted: str
     is_of_axis: bool = False
-    kinds = WRONG
     why = (
         "{function} in {place} gets the argument {given}, and in the unsharded model {wanted}{is_of_axis:?: most "
         "likely it is made of a size or a count of the rank's part|. Its tensors are right}"
@@ -152,7 +143,6 @@ class CountOfPart(AtLine):
     """
 
     counts: str
-    kinds = WRONG
     why = (
         "From {place} on, ranks compute with counts of their own part instead of the whole's: {counts}. The result is "
         "that of a smaller model, and no part of the unsharded model's"
@@ -173,7 +163,6 @@ class OtherOperand(AtLine):
 
     lack: Lack
     source: str
-    kinds = WRONG
     why = (
         "{lack:itself?{function} in {place} reads another tensor than its result needs, and the rank has that one"
         "|What {function} in {place} reads lacks a {lack} that its result needs, and the rank has it}, as {source}"
@@ -181,7 +170,7 @@ class OtherOperand(AtLine):
     how = "{lack:itself?read that tensor in {place}|{lack:factor?multiply by|add} it in {place}}"
 
 
-class UnwrittenMemory(AtLine):
+class UnwrittenMemory(AtLine, kind="wrong-value"):
     """A line reads room that was made for a result and that nothing wrote to.
 
     `torch.empty_like(x)` makes room for what a collective receives. If the collective does not run, or the code does
@@ -211,7 +200,6 @@ class UnlikeOperands(AtLine):
 
     given: str
     dim: int
-    kinds = WRONG
     why = (
         "{function} in {place} combines {given}: along dim {dim} a rank's slices of the two are not the same ones of "
         "the whole"
@@ -239,7 +227,6 @@ class MisplacedLine(AtLine):
     """
 
     is_of_rank: bool
-    kinds = WRONG
     why = (
         "{is_of_rank:?{function} in {place} takes a different rank's part, most likely the first on all "
         "ranks|{other:?{function} in {place} repeats slices in a different order than the unsharded model, which "
@@ -294,25 +281,22 @@ class RolledPart(ReorderedPart):
     how = "roll the whole tensor before it is cut, or send what crosses an end to the next rank"
 
 
-class ScaledLine(Cause):
+class ScaledLine(AtPlace):
     """A line returns the right result multiplied by a number.
 
     It multiplies or divides by a size or a count of the rank's own part: the rows of a shard, the tokens of a rank,
     the features of a split layer. Shapes do not depend on it, so nothing raises.
 
     Attributes:
-        place: The line, as `moe.py:83`.
         axis: The axis, or `dp or tp`, whose size that is, or whose size has it as root.
         is_root: Whether it is the root.
         adds: The function by which it adds to what is whole the same numbers; empty if it multiplies.
     """
 
-    place: str
     times: float
     axis: str = ""
     is_root: bool = False
     adds: str = ""
-    kinds = WRONG
     why = (
         "{adds:?{adds} in {place} adds the same numbers to a tensor that is whole already: its result is {times:.5g} "
         "times the unsharded model's|{axis:?{place} {is_larger:?divides|multiplies} by {is_root:?the root of }this "
@@ -338,23 +322,20 @@ class ScaledLine(Cause):
         return bool(self.axis) and not (self.is_root or self.adds)
 
 
-class ScaledTermLine(Cause):
+class ScaledTermLine(AtPlace):
     """A line multiplies each rank's term of a mean by a number.
 
     Each rank computes the loss of its own rows, and DDP and FSDP average the gradients. The term needs no factor. A
     line that multiplies it by the number of ranks takes back an average that is still to come.
 
     Attributes:
-        place: The line, as `train.py:33`.
         axis: The axes over which the terms have the mean.
         is_size: Whether it is the number of ranks along them.
     """
 
-    place: str
     times: float
     axis: str
     is_size: bool
-    kinds = WRONG
     why = (
         "{place} multiplies each rank's mean by {times:.5g}{is_size:?, the number of ranks along {axis}}, although the "
         "mean over {axis} is still taken, of the losses or of their gradients"
@@ -385,7 +366,7 @@ class WrongLines(Cause):
     )
 
 
-class CarriedLine(Cause):
+class CarriedLine(AtPlace):
     """A variable that a loop carries from round to round is wrong after the last one.
 
     Ring attention takes the keys of one rank after the other, and adds to sums that are relative to the largest score
@@ -398,10 +379,8 @@ class CarriedLine(Cause):
         right: The lines of the loop's other variables, if these are right after the last round.
     """
 
-    place: str
     count: int
     right: tuple[str, ...]
-    kinds = WRONG
     why = (
         "{place} runs {count} times on each rank, and its result after the last time doesn't match the unsharded "
         "model's{right:?, although {right} {right:1?does|do}}"
@@ -452,7 +431,7 @@ class UnsummedLine(Cause):
     )
 
 
-class MislabeledPlacement(Cause):
+class MislabeledPlacement(AtPlace):
     """`DTensor.from_local` is told that one term of a sum is the whole, or the reverse.
 
     `from_local` believes its placements. A redistribute of what is called Replicate() has nothing to sum, one of what
@@ -464,7 +443,6 @@ class MislabeledPlacement(Cause):
         axis: The axis of the sum of which it gets terms; empty if it gets the whole.
     """
 
-    place: str
     label: str
     axis: str
     kinds = ("unreduced-output", "wrong-value", "wrong-scale")

@@ -1,11 +1,11 @@
-"""Causes of a wrong loss, or of a different logged value, although the outputs are right."""
+"""Causes of a wrong loss, or of a different logged value or statistic, although the outputs are right."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING
 
-from shardviz.explain.cause import AtLine, Cause
+from shardviz.explain.cause import AtLine, AtPlace, Cause
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -159,7 +159,7 @@ class MiscountedExponentials(Cause):
         return math.log(self.size)
 
 
-class PaddingSummed(AtLine):
+class PaddingSummed(AtLine, kind="wrong-value"):
     """A line sums over padding that the unsharded model cuts off first.
 
     A vocabulary is padded so that the number of ranks divides it. One process cuts the padding off the logits. A rank
@@ -280,7 +280,7 @@ class MeanOfMeans(Cause):
     )
 
 
-class TermsAveraged(Cause, kind="wrong-scale"):
+class TermsAveraged(AtPlace, kind="wrong-scale"):
     """Each rank's loss is a term of a sum over ranks that average their gradients.
 
     A rank that divides its own sum by the count of all ranks has a term: the terms add up to the loss. FSDP and DDP
@@ -291,7 +291,6 @@ class TermsAveraged(Cause, kind="wrong-scale"):
         size: How many ranks there are along them.
     """
 
-    place: str
     axes: str
     size: int
     why = (
@@ -457,3 +456,22 @@ class UnsummedValue(Cause, kind="wrong-scale"):
         "take the mean once",
     )
     references = ("gpt-neox#1259",)
+
+
+class StatisticOfParts(Cause):
+    """A logged statistic is that of each rank's part, or a mean or sum of these.
+
+    A norm, a deviation or a largest number of the whole is no mean of those of the parts. What is logged is near it, as
+    parts are alike, and differs by the root of the number of ranks if squares are averaged instead of summed.
+
+    Attributes:
+        statistic: What it should be of the whole.
+        way: What is logged.
+        remedy: How it is made of the parts.
+    """
+
+    statistic: str
+    way: str
+    remedy: str
+    why = "What is logged is {way}, and that isn't the {statistic} of the whole"
+    how = "{remedy}"

@@ -140,7 +140,6 @@ class LostStates(Cause):
     states: str = ""
     steps: str = ""
     is_of_ranks: bool = False
-    kinds = ("wrong-value",)
     why = (
         "{steps:?The optimizers of the two jobs have made different numbers of steps: {steps}|The optimizer of "
         "{without} begins the step without {states}, which that of {other} has: {is_of_ranks:?it did not load the "

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from shardviz.check.report import NotChecked
+    from shardviz.check.step.departure import Departure, StepDifference
     from shardviz.check.step.lines.types import Row, Table
-    from shardviz.check.step.runs.departure import Departure, StepDifference
     from shardviz.dump.costs import MemoryTable, TensorMemory, Timeline, Traffic
     from shardviz.dump.dump import Dump
     from shardviz.layout.mesh import Mesh

@@ -25,12 +25,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.check.step.comparison import Compared
-    from shardviz.check.step.runs.departure import StepDifference
+    from shardviz.check.step.departure import StepDifference
     from shardviz.check.step.trace.calls import Call
     from shardviz.dump.dump import Dump
     from shardviz.dump.records.trace import State, What
     from shardviz.explain.finding import Finding
-
 
 SIDES: tuple[What, ...] = ("input", "output", "gradient of output", "gradient of input")
 """In the order in which they come to be."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from shardviz.check.diff import Change, Difference
-    from shardviz.check.step.runs.departure import StepDifference
+    from shardviz.check.step.departure import StepDifference
     from shardviz.picture.text.terminal import Terminal
     from shardviz.plan.alternatives import Size
     from shardviz.text import Fold

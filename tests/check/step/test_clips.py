@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from shardviz.check.step.jobs import clips as clips_module
-from shardviz.check.step.jobs.clips import clips_of, own_norms, with_own_clips, with_round_norms
+from shardviz.check.step.jobs import gradients as clips_module
+from shardviz.check.step.jobs.gradients import clips_of, own_norms, with_own_clips, with_round_norms
 from shardviz.dump.records.step import ClipRecord
 from shardviz.explain.step.scales import ClippedByOwnNorms, ScaledBackward, ScaledInStep
 from shardviz.explain.step.two_jobs import DifferentClips
@@ -20,8 +20,7 @@ def job(*norms, limit=0.5):
     """Return a job whose ranks clipped once each, by the given norms; those of None did not clip."""
     clips = [() if norm is None else (ClipRecord(norm, limit),) for norm in norms]
     records = {rank: SimpleNamespace(clips=of_rank) for rank, of_rank in enumerate(clips)}
-    dump = SimpleNamespace(files=SimpleNamespace(ranks=records))
-    return SimpleNamespace(job=SimpleNamespace(dump=dump, ranks={}))
+    return SimpleNamespace(records=records, ranks={}, weights=lambda role: {})
 
 
 def test_norms_that_differ_are_each_ranks_own():
@@ -42,7 +41,7 @@ def parts(*clips):
     """Return a job whose ranks clipped once each, by a norm of which each has a part."""
     made = job(*(1.0 for _ in clips))
     for rank, clip in enumerate(clips):
-        made.job.dump.files.ranks[rank].clips = (clip,)
+        made.records[rank].clips = (clip,)
     return made
 
 
@@ -68,7 +67,7 @@ def test_norms_of_parts_of_which_some_lack_or_over_one_axis_alone_are_no_whole_n
 def calling(*clips):
     """Return a job of two ranks that make these calls, each with a norm and a limit."""
     made = job(1.0, 1.0)
-    for record in made.job.dump.files.ranks.values():
+    for record in made.records.values():
         record.clips = tuple(ClipRecord(*clip) for clip in clips)
     return made
 

@@ -13,7 +13,7 @@ from shardviz.check.step.jobs.rows import rows_of
 from shardviz.check.step.jobs.starts import OtherWeight, other_weights, repeated_weight
 from shardviz.check.step.jobs.whole_job import mesh_of_groups
 from shardviz.check.step.rules.all_gradients import ranks_of
-from shardviz.check.step.trace.traces import Kept, Weight, coarsest_of, in_both, joined
+from shardviz.check.step.trace.traces import JobTrace, Kept, Weight, coarsest_of, in_both, joined
 from shardviz.dump.arrays import kept_indices, strides_between, strides_for
 from shardviz.dump.records.base import SCHEMA
 from shardviz.dump.records.files import RankRecord
@@ -246,7 +246,7 @@ def test_a_weight_that_only_this_job_trains_is_named(gradient, of_reference, nam
     """Zeros are what DDP leaves of an unused parameter, and a job without gradients has not come to its step."""
     parts = {"head": np.ones(4), "body": np.full(4, gradient)}
     parts = {name: Weight((4,), None, Kept.of((4,), values, "float64")) for name, values in parts.items()}
-    job = SimpleNamespace(job=SimpleNamespace(ranks={0: SimpleNamespace(weights=lambda role, moment: parts.items())}))
+    job = JobTrace(None, {0: SimpleNamespace(weights=lambda role, moment: parts.items())})
     weights = SimpleNamespace(params=parts, grads={name: parts[name] for name in of_reference})
     assert [finding.tensor for finding in trained_in_one_job(weights, job)] == names
 
@@ -276,5 +276,4 @@ def test_a_step_is_as_coarse_as_what_modules_make_and_not_as_what_a_line_tries(n
     bodies = tuple(Body("activation", "step", (2,), (2,), dtype) for dtype in ("float32", "bfloat16"))
     tensors = TensorRecord("up: input 0", 0), TensorRecord(name, 1)
     record = RankRecord(SCHEMA, 0, 1, "", bodies=bodies, tensors=tensors)
-    job = SimpleNamespace(dump=SimpleNamespace(files=SimpleNamespace(ranks={0: record})))
-    assert coarsest_of([job]) == coarsest
+    assert coarsest_of([SimpleNamespace(records={0: record})]) == coarsest

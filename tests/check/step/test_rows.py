@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from shardviz.check.step.jobs.compare import frozen_in_one_job
-from shardviz.check.step.jobs.later import is_filled_batch, later_steps_of
+from shardviz.check.step.jobs.other_steps import is_filled_batch, later_steps_of
 from shardviz.check.step.jobs.rows import rows_of, rows_without_padding
-from shardviz.check.step.trace.stages import is_pipeline, parted_modules
+from shardviz.check.step.trace.calls import is_pipeline, parted_modules
 from shardviz.check.step.trace.traces import Kept, OfRank, Weight
 from shardviz.dump.records.step import GivenRecord
 from shardviz.explain.step.whole_step import DifferentBatch, NormalizedByOwnRows, WholeBatchPerRank
@@ -60,9 +60,7 @@ def test_rows_of_one_length_are_not_looked_at_again():
 def job(*steps):
     """Return a job of two ranks: what each is given in each step."""
     ranks = {rank: SimpleNamespace(given=of_rank) for rank, of_rank in enumerate(zip(*steps, strict=True))}
-    return SimpleNamespace(
-        name="a job", steps_before=0, job=SimpleNamespace(dump=SimpleNamespace(files=SimpleNamespace(ranks=ranks)))
-    )
+    return SimpleNamespace(name="a job", steps_before=0, records=ranks)
 
 
 def rows(length, *checksums):
@@ -162,10 +160,11 @@ def test_what_contains_a_module_that_one_rank_leaves_out_is_compared():
 def test_a_weight_that_only_the_other_job_trains_is_named(gradients, unknown, names):
     parts = {name: Weight((4,), None, Kept.of((4,), np.ones(4), "float64")) for name in ("head", "body")}
     own = {name: parts[name] for name in gradients}
-    rank = SimpleNamespace(weights=lambda role, moment: (own if role == "grad" else parts).items())
     record = SimpleNamespace(held_back=(), not_checked=[(name, "why") for name in unknown])
-    files = SimpleNamespace(ranks={0: record})
-    watched = SimpleNamespace(job=SimpleNamespace(ranks={0: rank}, dump=SimpleNamespace(files=files)))
+    watched = SimpleNamespace(
+        records={0: record},
+        weights=lambda role: {name: {0: part} for name, part in (own if role == "grad" else parts).items()},
+    )
     weights = SimpleNamespace(params=parts, grads=parts)
     assert [finding.tensor for finding in frozen_in_one_job(weights, watched)] == names
 

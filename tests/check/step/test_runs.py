@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from shardviz.check.step.runs.compare import Pair
+from shardviz.check.step.runs import Pair
 from shardviz.dump.arrays import sketch
 from shardviz.dump.records.trace import SketchRecord
 

@@ -37,9 +37,9 @@ def test_any_split_is_among_the_ways_to_put_it_together(dp, tp, rows, columns):
     regions = [layout.region(MESH.coord_of(rank)) for rank in MESH.ranks]
     assume(all(region.size and all(len(spans) == 1 for spans in region.dims) for region in regions))
     parts = cut(values, MESH, layout)
-    found = [one for one in together(parts, MESH) if one.way == (dp, tp)]
+    found = [whole for way, whole in together(parts, MESH) if way == (dp, tp)]
     assert len(found) == 1
-    assert np.array_equal(found[0].values.values, values)
+    assert np.array_equal(found[0].values, values)
     whole = put_as(parts, MESH, (dp, tp))
     assert whole is not None
     assert np.array_equal(whole.values, values)
@@ -48,23 +48,23 @@ def test_any_split_is_among_the_ways_to_put_it_together(dp, tp, rows, columns):
 def test_terms_of_a_sum_are_a_way_of_activations_and_not_of_weights():
     parts = {rank: kept(numbers(4, 4) * (rank + 1)) for rank in range(2)}
     mesh = Mesh(("tp",), (2,))
-    sums = [one for one in together(parts, mesh) if one.way == (Partial("sum"),)]
-    assert np.allclose(sums[0].values.values, numbers(4, 4) * 3)
-    ways = [one.way for one in together(parts, mesh, is_exact=True)]
+    sums = [whole for way, whole in together(parts, mesh) if way == (Partial("sum"),)]
+    assert np.allclose(sums[0].values, numbers(4, 4) * 3)
+    ways = [way for way, _ in together(parts, mesh, is_exact=True)]
     assert ways
     assert (Partial("sum"),) not in ways
 
 
 def test_equal_parts_are_copies_and_nothing_else():
     parts = dict.fromkeys(range(2), kept(numbers(4, 4)))
-    assert [one.way for one in together(parts, Mesh(("tp",), (2,)))] == [(Replicate(),)]
+    assert [way for way, _ in together(parts, Mesh(("tp",), (2,)))] == [(Replicate(),)]
 
 
 def test_ranks_that_have_nothing_are_left_out():
     values = numbers(4, 4)
     mesh = Mesh(("pp", "tp"), (2, 2))
-    (one, *_) = together({2: kept(values[:2]), 3: kept(values[2:])}, mesh)
-    assert np.array_equal(one.values.values, values)
+    ((_, whole), *_) = together({2: kept(values[:2]), 3: kept(values[2:])}, mesh)
+    assert np.array_equal(whole.values, values)
 
 
 def test_copies_that_differ_are_not_put_together():

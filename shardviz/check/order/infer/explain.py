@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.order.case import Fit
+from shardviz.check.order.case import Case, Fit
 from shardviz.check.order.infer.orders import explain_dims, name_order, transpositions
 from shardviz.check.order.infer.ranks import explain_ranks
 from shardviz.check.order.infer.splits import explain_flattened, explain_label, explain_splits
 from shardviz.explain.placement.order import (
+    Disorder,
     Interleaved,
     OddCopies,
     Padded,
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.order.case import Case
-    from shardviz.explain.placement.order import Disorder
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Coord
 

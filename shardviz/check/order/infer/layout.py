@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING
 from shardviz.errors import LayoutError
 from shardviz.groups import in_groups
 from shardviz.layout.layout import Layout
-from shardviz.layout.region import Ranges, length, merge_ranges
+from shardviz.layout.region import Ranges, Region, length, merge_ranges
 from shardviz.layout.splits import JOIN, MAX_SEGMENTS, Chain, Link, chunk
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
     from shardviz.layout.mesh import Coord, Mesh
-    from shardviz.layout.region import Region
 
 Place = tuple[int, ...]
 Table = dict[Place, Ranges]

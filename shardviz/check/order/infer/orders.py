@@ -16,6 +16,7 @@ from shardviz.check.order.case import Fit
 from shardviz.explain.placement.order import (
     AsText,
     Blocks,
+    Disorder,
     Grouped,
     Interleaved,
     OneShard,
@@ -26,7 +27,7 @@ from shardviz.explain.placement.order import (
     WithinShards,
 )
 from shardviz.explain.placement.splits import PermutedRanks, Segments
-from shardviz.layout.region import Ranges, indices, length
+from shardviz.layout.region import Ranges, Region, indices, length
 from shardviz.text import listed
 
 if TYPE_CHECKING:
@@ -34,10 +35,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.explain.placement.order import Disorder
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Coord
-    from shardviz.layout.region import Region
 
     Order = NDArray[np.int64]
     Named = tuple[Disorder, str]
@@ -60,7 +59,6 @@ def name_order(order: Order, dim: int, shards: Sequence[tuple[int, int]] = ()) -
 
     Args:
         order: The index that each place of the dim holds: all of them once, not in order.
-        dim: Which dim.
         shards: The stretches of the dim that ranks claim; empty if they claim several each.
     """
     regular = _name_rule(order, dim)

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.order.case import Fit
+from shardviz.check.order.case import Case, Fit, LaidOut
 from shardviz.check.order.infer.layout import same_region
 from shardviz.check.order.infer.orders import as_text
-from shardviz.check.report import is_of_places
+from shardviz.check.report import NotChecked, is_of_places
 from shardviz.errors import ShardvizError
 from shardviz.explain.finding import Finding
-from shardviz.explain.placement.order import AsText
+from shardviz.explain.placement.order import AsText, Disorder
 from shardviz.explain.placement.splits import (
     ExchangedRanks,
     GlobalRank,
@@ -37,9 +37,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.order.case import Case, LaidOut
-    from shardviz.check.report import NotChecked
-    from shardviz.explain.placement.order import Disorder
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Coord, Mesh
     from shardviz.layout.region import Region

@@ -37,7 +37,7 @@ from shardviz.explain.placement.splits import (
 from shardviz.layout.notation import order_between, write
 from shardviz.layout.placements import Replicate, spell
 from shardviz.layout.region import Ranges, Region, length, merge_ranges
-from shardviz.layout.splits import JOIN, axes_in, bind_chain, chunk, follow_with_splits, numbers_in, slice_ranges
+from shardviz.layout.splits import JOIN, Chain, axes_in, bind_chain, chunk, follow_with_splits, numbers_in, slice_ranges
 from shardviz.layout.splits import Split as Cut
 
 if TYPE_CHECKING:
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from shardviz.explain.placement.order import Disorder
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Coord, Mesh
-    from shardviz.layout.splits import Chain
 
 LABELS_FSDP_OVER_TP = (2, 5)
 """From this version of torch on, FSDP2 labels shards that tensor parallel split before it by _StridedShard."""

@@ -16,7 +16,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from shardviz.check.order.case import Fit
+from shardviz.check.order.case import Case, Fit
 from shardviz.check.order.infer.explain import explain
 from shardviz.check.order.infer.layout import same_region
 from shardviz.check.report import NotChecked
@@ -30,18 +30,16 @@ from shardviz.explain.placement.labels import (
     SplitAgainstIntent,
     UnevenPlan,
 )
-from shardviz.layout.notation import Pattern, order_between, parse_intended, split_order, write
+from shardviz.layout.notation import DimOrder, Pattern, order_between, parse_intended, split_order, write
 from shardviz.layout.placements import spell
 from shardviz.layout.splits import JOIN, axes_in, numbers_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from shardviz.check.order.case import Case
     from shardviz.dump.dump import Dump, Tensor
     from shardviz.explain.finding import Finding, Kind
     from shardviz.layout.layout import Layout
-    from shardviz.layout.notation import DimOrder
 
 
 def intended_text(intended: Mapping[str, str], name: str) -> str:

@@ -21,16 +21,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.order.case import Fit, cases_of
+from shardviz.check.order.case import Case, Fit, cases_of
 from shardviz.check.order.infer.explain import explain
 from shardviz.check.order.infer.layout import same_region
 from shardviz.check.order.infer.ranks import explain_ranks
 from shardviz.check.order.infer.splits import disorder_between, splitting
-from shardviz.check.order.rules.foreign import CountError, cause_of_zeros, count_ids
+from shardviz.check.order.rules.foreign import CountError, Counts, cause_of_zeros, count_ids
 from shardviz.check.report import NotChecked
 from shardviz.errors import DumpError
 from shardviz.explain.placement.content import BufferMadeAgain, RankDependentOrder
-from shardviz.explain.placement.order import Scrambled, UnreadOrder
+from shardviz.explain.placement.order import Disorder, Scrambled, UnreadOrder
 from shardviz.explain.placement.splits import (
     AcrossSegments,
     AnotherOrder,
@@ -51,10 +51,7 @@ from shardviz.text import listed, named_ranks
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from shardviz.check.order.case import Case
-    from shardviz.check.order.rules.foreign import Counts
     from shardviz.explain.finding import Finding, Kind
-    from shardviz.explain.placement.order import Disorder
     from shardviz.layout.mesh import Coord
 
     Spans = Mapping[Coord, tuple[int, int]]

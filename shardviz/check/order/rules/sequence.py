@@ -17,7 +17,7 @@ from shardviz.check.order.infer import infer_layout
 from shardviz.check.order.infer.splits import explain_splits
 from shardviz.check.report import NotChecked
 from shardviz.errors import ShardvizError
-from shardviz.explain.placement.order import SequenceOrderDiffers, SequenceRestart, SequenceShift
+from shardviz.explain.placement.order import Disorder, SequenceOrderDiffers, SequenceRestart, SequenceShift
 from shardviz.layout.layout import Layout
 from shardviz.layout.notation import write
 from shardviz.layout.region import Ranges, Region, indices, length
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from shardviz.check.order.case import LaidOut
     from shardviz.dump.dump import Dump, Tensor
     from shardviz.explain.finding import Finding
-    from shardviz.explain.placement.order import Disorder
     from shardviz.layout.mesh import Mesh
 
 

@@ -27,11 +27,11 @@ from shardviz.explain.placement.labels import (
     RankDependentPlacements,
     ShardedOverDifferent,
 )
-from shardviz.explain.placement.order import Scrambled
+from shardviz.explain.placement.order import Disorder, Scrambled
 from shardviz.layout.layout import Layout
-from shardviz.layout.mesh import ranks_by
+from shardviz.layout.mesh import Coord, ranks_by
 from shardviz.layout.notation import write
-from shardviz.layout.region import indices
+from shardviz.layout.region import Region, indices
 from shardviz.text import counted, named_ranks
 
 if TYPE_CHECKING:
@@ -42,9 +42,6 @@ if TYPE_CHECKING:
     from shardviz.check.order.case import Case, LaidOut
     from shardviz.dump.dump import Tensor
     from shardviz.explain.finding import Finding
-    from shardviz.explain.placement.order import Disorder
-    from shardviz.layout.mesh import Coord
-    from shardviz.layout.region import Region
 
 MOST_SHAPES = 3
 """So many wrong shapes are named, each with its ranks; of more, how many more there are."""

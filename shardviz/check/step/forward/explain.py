@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from shardviz.check.step.comparison import Reason
+from shardviz.check.step.comparison import Compared, Reason
 from shardviz.check.step.forward.parts import (
     check_experts,
     check_fused,
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.comparison import Compared
     from shardviz.check.step.evidence import Evidence
     from shardviz.dump.dump import Dump
     from shardviz.explain.finding import Finding

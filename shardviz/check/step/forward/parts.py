@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.comparison import Reason, spans
+from shardviz.check.step.comparison import Compared, Reason, spans
 from shardviz.check.step.trace.calls import NUMBER, is_within
 from shardviz.explain.step.forward import (
     ExpertsSentElsewhere,
@@ -29,8 +29,8 @@ from shardviz.explain.step.forward import (
 )
 from shardviz.explain.step.gradients import RepeatedMicroBatch
 from shardviz.layout.notation import order_between
-from shardviz.layout.region import indices
-from shardviz.layout.splits import JOIN
+from shardviz.layout.region import Region, indices
+from shardviz.layout.splits import JOIN, Chain
 from shardviz.relate.orders import places_of
 from shardviz.text import listed
 
@@ -39,13 +39,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.comparison import Compared
     from shardviz.check.step.evidence import Activation, Evidence
     from shardviz.dump.dump import Tensor
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh
-    from shardviz.layout.region import Region
-    from shardviz.layout.splits import Chain
 
 
 MAX_LISTED = 4

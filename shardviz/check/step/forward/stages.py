@@ -12,7 +12,7 @@ from functools import cached_property
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING
 
-from shardviz.check.step.comparison import Reason
+from shardviz.check.step.comparison import Compared, Reason
 from shardviz.dump.records.base import WEIGHTS
 from shardviz.explain.step.forward import LayersDropped, OverlappingStages, StagesMisnumbered, StagesOutOfOrder
 from shardviz.text import listed, named_ranks
@@ -20,7 +20,6 @@ from shardviz.text import listed, named_ranks
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from shardviz.check.step.comparison import Compared
     from shardviz.check.step.evidence import Evidence
     from shardviz.dump.dump import Dump
     from shardviz.dump.records.files import RankRecord

@@ -17,27 +17,33 @@ from msgspec import structs
 from shardviz.check.report import NotChecked, findings_in
 from shardviz.check.step.contradictions import check_no_gradient
 from shardviz.check.step.evidence import Evidence
-from shardviz.check.step.jobs.clips import by_another_norm, divided, of_size_before, with_round_norms
+from shardviz.check.step.jobs.gradients import (
+    Clips,
+    broken_ties,
+    by_another_norm,
+    divided,
+    of_size_before,
+    of_unequal_losses,
+    with_round_norms,
+)
 from shardviz.check.step.jobs.line_values import add_lines
-from shardviz.check.step.jobs.starts import by_name
-from shardviz.check.step.jobs.ties import broken_ties
-from shardviz.check.step.jobs.unequal_losses import of_unequal_losses
 from shardviz.check.step.rules.all_gradients import of_all_gradients
 from shardviz.check.step.run import explained, seen_in
-from shardviz.check.step.trace.calls import is_within
-from shardviz.check.step.trace.divergence import blamed_by_weights, first_in_backward, first_in_forward
+from shardviz.check.step.trace.calls import Call, is_within
+from shardviz.check.step.trace.divergence import Divergence, blamed_by_weights, first_in_backward, first_in_forward
 from shardviz.check.step.trace.naming import of_output, placed, with_cut
-from shardviz.check.step.trace.traces import coarsest_of, largest_of
+from shardviz.check.step.trace.traces import JobTrace, Point, Weight, coarsest_of, largest_of
 from shardviz.dump.dump import Dump, dump_of
 from shardviz.dump.read import DumpFiles
 from shardviz.dump.records.files import RankRecord
 from shardviz.dump.records.step import NoiseRecord
 from shardviz.dump.records.tensors import Body, FlatRecord, LayoutRecord, MeshRecord, TensorRecord
-from shardviz.dump.records.trace import Place
+from shardviz.dump.records.trace import LinesRecord, Place
 from shardviz.explain.finding import Finding
 from shardviz.explain.step.modules import LayerOnTwoStages, UnexplainedInput
 from shardviz.explain.step.whole_step import DifferentMasks, IdenticalMasks, UnexplainedForward
 from shardviz.layout.placements import Replicate, Shard
+from shardviz.relate.factors import pairs_along
 from shardviz.relate.tolerance import EPSILON, NOISE, POINT_EPSILON, allowed_in_narrow
 from shardviz.relate.values import farthest, magnitude
 
@@ -46,16 +52,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.jobs.clips import Clips
-    from shardviz.check.step.jobs.earlier import History
-    from shardviz.check.step.jobs.line_values import OrderInCalls
-    from shardviz.check.step.jobs.starts import Belonging, Way
-    from shardviz.check.step.trace.calls import Call
-    from shardviz.check.step.trace.divergence import Divergence
+    from shardviz.check.step.jobs.starts import Belonging, Weights
     from shardviz.check.step.trace.judging import Judging
-    from shardviz.check.step.trace.traces import JobTrace, Point, Weight
     from shardviz.dump.records.base import Moment, Role
-    from shardviz.dump.records.trace import LinesRecord
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh
     from shardviz.layout.region import Region
@@ -138,7 +137,7 @@ class Assembling:
     def dump(self, judging: Judging | None = None) -> Dump:
         """Return the dump, with every rank's values at every place if these were judged."""
         records = {}
-        for rank, record in self.job.dump.files.ranks.items():
+        for rank, record in self.job.records.items():
             tables = self.ranks.get(rank, _Rank())
             records[rank] = RankRecord(
                 record.schema,
@@ -210,31 +209,6 @@ class JobEvidence(Evidence):
         return first_in_forward(self.calls) or blamed_by_weights(backward, self.calls, self.gradients)
 
 
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """The weights of both jobs.
-
-    Attributes:
-        params: Those of the job that the other is compared with, whole.
-        grads: Their gradients.
-        updated: The weights after the optimizer's step.
-        belongings: Where those of the other job's belong that claim nothing.
-        order: Which of the batch's rows the other job's ranks have in a call; None if lines can't be compared.
-        ways: How those of the first job were put together.
-        kept: Which share of each rank's gradients clipping left in the other job, if they are compared without it.
-        histories: What is known of the gradients of weights in the steps before.
-    """
-
-    params: Mapping[str, Weight]
-    grads: Mapping[str, Weight]
-    updated: Mapping[str, Weight]
-    belongings: Mapping[str, Belonging]
-    order: OrderInCalls | None = None
-    ways: Mapping[str, Way] = field(default_factory=dict)
-    kept: Mapping[int, float] = field(default_factory=dict)
-    histories: Mapping[str, History] = field(default_factory=dict)
-
-
 def assembled(job: JobTrace, judging: Judging, weights: Weights, reference: JobTrace) -> tuple[Dump, tuple[str, ...]]:
     """Return a dump that compares two jobs, and the gradients that are incomplete."""
     assembling = Assembling(job, judging.mesh)
@@ -260,7 +234,7 @@ def _micro_batches(job: JobTrace, reference: JobTrace) -> int:
 
 def add_gradients(assembling: Assembling, weights: Weights) -> tuple[str, ...]:
     """Add the gradients of weights that are there whole; return the names of the others."""
-    parts = by_name(assembling.job.ranks, "grad")
+    parts = assembling.job.weights("grad")
     sampled = []
     for name, whole in weights.grads.items():
         by_rank = parts.get(name, {})
@@ -434,8 +408,7 @@ def check_masks(judging: Judging, module: str, call: int) -> Finding | None:
     if layout is None or len(masks) < len(judging.ranks):
         return None
     for axis, placement in zip(judging.mesh.axes, layout, strict=True):
-        groups = [group for group in judging.mesh.groups(axis) if len(group) > 1]
-        pairs = [(group[0], other) for group in groups for other in group[1:]]
+        pairs = list(pairs_along(axis, {rank: rank for rank in masks}, judging.mesh))
         equal = [np.array_equal(masks[one], masks[other]) for one, other in pairs]
         if pairs and isinstance(placement, Replicate) and not all(equal):
             return _finding(module, axis, pairs[equal.index(False)], is_same=True)

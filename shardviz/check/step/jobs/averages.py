@@ -1,4 +1,4 @@
-"""Averages of weights that two jobs keep: what the reference's are made of, and whether ranks' are made of the same.
+"""Averages of weights that two jobs keep in buffers, such as an EMA.
 
 An average moves toward a weight by a share of its distance to it. What of the other job does so is an average; a
 teacher, a gradient or a copy does not, and is left out. A rank's average is compared with what the rank's own weights
@@ -15,13 +15,19 @@ import numpy as np
 
 from shardviz.check.report import NotChecked
 from shardviz.check.step.comparison import weight_of
-from shardviz.check.step.jobs.starts import by_name
 from shardviz.check.step.jobs.updates import Updates
 from shardviz.explain.step.buffers import OtherAverage, UnexplainedBuffer
 from shardviz.explain.templates import number
 from shardviz.groups import in_groups, the_only
 from shardviz.relate.factors import factor_of
-from shardviz.relate.tolerance import ALIKE, CANCELED, EPSILON, FEW, LEAST_STATISTIC, ROUNDINGS_OF_RULE
+from shardviz.relate.tolerance import (
+    ALIKE,
+    CANCELED,
+    EPSILON,
+    FEW,
+    LEAST_STATISTIC,
+    ROUNDINGS_OF_RULE,
+)
 from shardviz.relate.values import magnitude, root_mean_square
 from shardviz.text import named_ranks
 
@@ -30,7 +36,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.jobs.assembly import Weights
+    from shardviz.check.step.jobs.starts import Weights
     from shardviz.check.step.jobs.whole_job import WholeJob
     from shardviz.check.step.trace.traces import Weight
     from shardviz.explain.finding import Finding
@@ -38,7 +44,7 @@ if TYPE_CHECKING:
     Values = NDArray[np.float64]
     Why = OtherAverage | UnexplainedBuffer
     Wanted = tuple[float, str, Values]  # the share, the moment of the weight, and the average before the step
-    OfRank = Sequence[tuple[str, str, "Average"]]
+    Averages = Sequence[tuple[str, str, "Average"]]
 
 MAX_LISTED = 3
 MOMENTS = ("after", "before")
@@ -97,10 +103,10 @@ class Average:
 
 def averages_of(reference: WholeJob, job: WholeJob, weights: Weights) -> Updates:
     """Compare what a job's ranks make of their averages in the step with what the other job makes of its own."""
-    averages = in_groups(_of_ranks(job, weights))
+    averages = in_groups(_averages_of_ranks(job, weights))
     results: list[Finding | NotChecked] = []
     num_right = 0
-    for wanted in in_groups(_shares(reference, weights)).values():
+    for wanted in in_groups(_moved_averages(reference, weights)).values():
         reasons = [_best(of_rank, dict(wanted)) for of_rank in averages.values()]
         # One piece of code makes them all: what a few numbers do not show, others do.
         explained = {why for own in reasons for why in own.values() if isinstance(why, OtherAverage)}
@@ -109,7 +115,7 @@ def averages_of(reference: WholeJob, job: WholeJob, weights: Weights) -> Updates
             of_ranks = {rank: own[weight] for rank, own in zip(averages, reasons, strict=True) if weight in own}
             if any(why is not None for why in of_ranks.values()):
                 is_copied = all(_has_all(averages[rank], weight, weights) for rank in of_ranks)
-                results.append(_result(f"average of {weight}", of_ranks, of_all, is_copied=is_copied))
+                results.append(_result_of_average(f"average of {weight}", of_ranks, of_all, is_copied=is_copied))
             num_right += bool(of_ranks) and not any(of_ranks.values())
         if not any(reasons):
             why = "averages of weights: one process keeps some, and of the other job none was found"
@@ -117,13 +123,13 @@ def averages_of(reference: WholeJob, job: WholeJob, weights: Weights) -> Updates
     return Updates(tuple(results), num_right)
 
 
-def _best(of_rank: OfRank, wanted: Mapping[str, Wanted]) -> dict[str, Why | None]:
+def _best(of_rank: Averages, wanted: Mapping[str, Wanted]) -> dict[str, Why | None]:
     """Return why each weight's average is wrong, None if it is right, of what the rank keeps that is nearest.
 
     What nothing moves, as a teacher, is farther than what moves.
     """
     by_which = in_groups((which, (weight, average)) for which, weight, average in of_rank if weight in wanted)
-    reasons = [{weight: _why(average, wanted[weight]) for weight, average in own} for own in by_which.values()]
+    reasons = [{weight: _why_other(average, wanted[weight]) for weight, average in own} for own in by_which.values()]
     return min(reasons, key=lambda own: (sum(why is not None for why in own.values()), _num_idle(own)), default={})
 
 
@@ -132,13 +138,15 @@ def _num_idle(reasons: Mapping[str, Why | None]) -> int:
     return sum(isinstance(why, OtherAverage) and why.what == "none" for why in reasons.values())
 
 
-def _has_all(of_rank: OfRank, weight: str, weights: Weights) -> bool:
+def _has_all(of_rank: Averages, weight: str, weights: Weights) -> bool:
     """Whether a rank's average is of a whole weight."""
     whole = weights.params[weight].shape
     return all(average.before.shape == whole for _, name, average in of_rank if name == weight)
 
 
-def _result(name: str, of_ranks: Mapping[int, Why | None], of_all: Why, *, is_copied: bool) -> Finding | NotChecked:
+def _result_of_average(
+    name: str, of_ranks: Mapping[int, Why | None], of_all: Why, *, is_copied: bool
+) -> Finding | NotChecked:
     """Return the finding of an average that is wrong on some ranks: one that is saved by one rank may be right."""
     ranks = tuple(rank for rank, why in of_ranks.items() if why is not None)
     causes = {why for why in of_ranks.values() if isinstance(why, OtherAverage)}
@@ -150,34 +158,36 @@ def _result(name: str, of_ranks: Mapping[int, Why | None], of_all: Why, *, is_co
     return cause.finding(name, ranks, text, kind="wrong-value")
 
 
-def _shares(reference: WholeJob, weights: Weights) -> Iterator[tuple[str, tuple[str, Wanted]]]:
+def _moved_averages(reference: WholeJob, weights: Weights) -> Iterator[tuple[str, tuple[str, Wanted]]]:
     """Yield each average that moved in the step: which, of which weight, and how."""
     before = reference.put_as_weights(weights.ways, "buffer")
     for name, after in reference.put_as_weights(weights.ways, "buffer", "updated").items():
         weight = weight_of("buffer", name)
-        average = _average(before.get(name), after, weights.params.get(weight), weights.updated.get(weight))
+        average = _average_of(before.get(name), after, weights.params.get(weight), weights.updated.get(weight))
         for moment in MOMENTS if average is not None and average.is_moved else ():
             if average is not None and (share := average.share(moment)) is not None:
                 yield name.partition(" of ")[0], (weight, (share, moment, average.before))
                 break
 
 
-def _of_ranks(job: WholeJob, weights: Weights) -> Iterator[tuple[int, tuple[str, str, Average]]]:
+def _averages_of_ranks(job: WholeJob, weights: Weights) -> Iterator[tuple[int, tuple[str, str, Average]]]:
     """Yield what ranks have of each average, beside their own part of the weight or, if it has another shape, all."""
-    old, after = by_name(job.job.ranks, "buffer"), by_name(job.job.ranks, "buffer", "updated")
-    params, updated = by_name(job.job.ranks, "param"), by_name(job.job.ranks, "param", "updated")
+    old, after = job.weights("buffer"), job.weights("buffer", "updated")
+    params, updated = job.weights("param"), job.weights("param", "updated")
     for name, held in after.items():
         weight = weight_of("buffer", name)
         for rank, part in held.items():
             sides = old.get(name, {}).get(rank), part
-            average = _average(*sides, params.get(weight, {}).get(rank), updated.get(weight, {}).get(rank))
+            average = _average_of(*sides, params.get(weight, {}).get(rank), updated.get(weight, {}).get(rank))
             if average is None:
-                average = _average(*sides, weights.params.get(weight), weights.updated.get(weight), of_other_job=True)
+                average = _average_of(
+                    *sides, weights.params.get(weight), weights.updated.get(weight), of_other_job=True
+                )
             if average is not None:
                 yield rank, (name.partition(" of ")[0], weight, average)
 
 
-def _average(*sides: Weight | None, of_other_job: bool = False) -> Average | None:
+def _average_of(*sides: Weight | None, of_other_job: bool = False) -> Average | None:
     """Return an average before and after a step, with the weight before and after it; None if they do not fit."""
     kept = [side.values for side in sides if side is not None and side.values is not None]
     is_complete = len(kept) == len(sides) and all(side.is_whole for side in kept)
@@ -188,7 +198,7 @@ def _average(*sides: Weight | None, of_other_job: bool = False) -> Average | Non
     return Average(before, after, {"after": new, "before": old}, near, of_other_job)
 
 
-def _why(average: Average, wanted: Wanted) -> OtherAverage | UnexplainedBuffer | None:
+def _why_other(average: Average, wanted: Wanted) -> OtherAverage | UnexplainedBuffer | None:
     """Return why a rank's average is not what the other job's share of the weight makes; None if it is."""
     taken, moment, before = wanted
     due = average.made_by(taken, moment)

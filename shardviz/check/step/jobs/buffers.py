@@ -1,4 +1,4 @@
-"""Buffers that ranks make different from each other in a step or after it, and that the model's forward reads.
+"""Buffers that ranks of a job make different from each other in a step or after it, and that the forward reads.
 
 Between two steps: ranks had the same before the step, and one process has another one after it, too. What is drawn at
 random also differs, so that of each rank must be like that of one process. DistributedDataParallel sends rank 0's
@@ -10,19 +10,23 @@ right for statistics. It is wrong if the next forward reads rows that others wro
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shardviz.check.step.jobs.assembly import are_whole
-from shardviz.check.step.jobs.starts import by_name
+from shardviz.check.step.jobs.updates import Updates
 from shardviz.check.step.update.reasons import factor_to
 from shardviz.explain.placement.values import UnsynchronizedBuffer
 from shardviz.explain.step.buffers import BufferOfParts, OwnBufferRead, RowsOfOneRank
 from shardviz.explain.step.modules import UnexplainedModule
+from shardviz.relate.factors import pairs_along
 from shardviz.relate.orders import places_of
-from shardviz.relate.tolerance import SINGLE, UPDATE_OF_JOB
+from shardviz.relate.tolerance import (
+    SINGLE,
+    UPDATE_OF_JOB,
+)
 from shardviz.relate.values import farthest, magnitude
 from shardviz.text import join_numbers, listed, named_ranks
 
@@ -33,8 +37,9 @@ if TYPE_CHECKING:
 
     from shardviz.check.step.jobs.whole_job import WholeJob
     from shardviz.check.step.trace.calls import Calls
-    from shardviz.check.step.trace.traces import OfRank, Weight
+    from shardviz.check.step.trace.traces import Weight
     from shardviz.dump.dump import Dump
+    from shardviz.dump.records.base import Moment
     from shardviz.explain.finding import Finding
 
 SENDING = ("ddp", "unfrozen", "no_sync")
@@ -43,32 +48,48 @@ SENDING = ("ddp", "unfrozen", "no_sync")
 LIKE = 0.25
 """The least cosine of what a rank has and what one process has, if that is made of the rank's rows, too."""
 
+BETWEEN_STEPS = (
+    "before the step ranks along {} have the same in this buffer, and before the next one each has its own; the "
+    "forward reads it"
+)
 SUMMED, AVERAGED = "sum over ranks of what each adds", "mean over ranks"
 """What makes one process's buffer of those that ranks have."""
 
 
-def own_buffers(reference: WholeJob, job: WholeJob) -> Iterator[Finding]:
+def buffers_of(reference: WholeJob, job: WholeJob, *, are_updates_right: bool) -> Updates:
+    """Compare the buffers of two jobs after the step: what forwards wrote, and if weights agree, all others."""
+    written = _written_buffers(reference, job)
+    others = _own_buffers(reference, job) if are_updates_right else ()
+    return replace(written, results=(*written.results, *others))
+
+
+def _own_buffers(reference: WholeJob, job: WholeJob) -> Iterator[Finding]:
     """Yield the buffers of which ranks have equal copies before the step, and others before the next one."""
-    wrappers = [wrapper for record in job.job.dump.files.ranks.values() for wrapper in record.wrappers or ()]
-    if not reference.is_of_one or any(one.kind not in ("fsdp", "bypassed") for one in wrappers):
+    if not reference.is_of_one or any(wrapper.kind not in ("fsdp", "bypassed") for wrapper in job.wrappers):
         return
-    before, after = (by_name(job.job.ranks, "buffer", moment) for moment in ("step", "updated"))
-    whole, whole_after = (by_name(reference.job.ranks, "buffer", moment) for moment in ("step", "updated"))
     written = _written(job)
-    names = [name for name in after if name not in written]
-    for name in (name for name in names if name in before and name in whole and name in whole_after):
-        wanted, wanted_after = (next(iter(each[name].values())) for each in (whole, whole_after))
-        copies = before[name]
-        if not are_whole(wanted, wanted_after, *copies.values(), *after[name].values()) or not _are_equal(
-            wanted, copies
-        ):
-            continue
-        values = {rank: _array(weight) for rank, weight in after[name].items()}
-        expected = _array(wanted_after)
-        moved = max(farthest(own, _array(wanted)) for own in (*values.values(), expected))
-        axes = [axis for axis in job.mesh.long_axes if _differ_along(axis, values, job, UPDATE_OF_JOB * moved)]
-        if axes and all(_is_like(own, expected) for own in values.values()):
-            yield _finding(name, axes, job, tuple(values))
+    for name in (name for name in job.weights("buffer", "updated") if name not in written):
+        if axes := _axes_apart(name, reference, job):
+            yield _finding(name, axes, job, BETWEEN_STEPS.format(listed(axes)))
+
+
+def _axes_apart(name: str, reference: WholeJob, job: WholeJob) -> list[str]:
+    """Return the axes along which ranks make different buffers of equal ones, all of them like one process's."""
+    before, after = (job.weights("buffer", moment).get(name, {}) for moment in ("step", "updated"))
+    whole, whole_after = (_of_one(reference, moment).get(name) for moment in ("step", "updated"))
+    if not before or whole is None or whole_after is None:
+        return []
+    copies = [whole, *before.values()]
+    if not are_whole(whole_after, *copies, *after.values()):
+        return []
+    wanted, *others = map(_array, copies)
+    values, expected = {rank: _array(weight) for rank, weight in after.items()}, _array(whole_after)
+    if not all(np.array_equal(wanted, other) for other in others) or any(
+        own.shape != wanted.shape or not _is_like(own, expected) for own in values.values()
+    ):
+        return []
+    moved = max(farthest(own, wanted) for own in (*values.values(), expected))
+    return [axis for axis in job.mesh.long_axes if _differ_along(axis, values, job, UPDATE_OF_JOB * moved)]
 
 
 def with_buffer_read(finding: Finding, calls: Calls, reference: WholeJob, job: WholeJob) -> Finding:
@@ -80,11 +101,11 @@ def with_buffer_read(finding: Finding, calls: Calls, reference: WholeJob, job: W
     if not isinstance(finding.explanation, UnexplainedModule) or not reference.is_of_one:
         return finding
     wrong = {rank for call in calls.by_module.get(finding.module, ()) for rank, _ in call.tensors("output", "odd")}
-    before, whole = (by_name(each.job.ranks, "buffer", "step") for each in (job, reference))
+    before, whole = job.weights("buffer"), _of_one(reference, "step")
     written, carried = _written(job), _carried(job)
     names = [name for name in before if name.rpartition(".")[0] == finding.module and name in whole]
     for name in (name for name in names if name in carried or name not in written):
-        wanted = next(iter(whole[name].values()))
+        wanted = whole[name]
         if not are_whole(wanted, *before[name].values()):
             continue
         values = {rank: _array(weight) for rank, weight in before[name].items()}
@@ -104,28 +125,13 @@ def with_buffer_read(finding: Finding, calls: Calls, reference: WholeJob, job: W
     return finding
 
 
-@dataclass(frozen=True, slots=True)
-class WrittenBuffers:
-    """What the forwards of a step left in buffers.
-
-    Attributes:
-        findings: What is lost of it.
-        num_right: How many buffers are as the other job's.
-        others: Buffers that differ, as they may.
-    """
-
-    findings: tuple[Finding, ...] = ()
-    num_right: int = 0
-    others: tuple[str, ...] = ()
-
-
-def written_buffers(reference: WholeJob, job: WholeJob) -> WrittenBuffers:
+def _written_buffers(reference: WholeJob, job: WholeJob) -> Updates:
     """Compare the buffers that the forwards of both jobs wrote, as they are after the step."""
     written, carried = _written(job), _carried(job) & _carried(reference)
     findings, others, num_right = [], [], 0
-    after, whole_after = (by_name(each.job.ranks, "buffer", "updated") for each in (job, reference))
+    after, whole_after = job.weights("buffer", "updated"), _of_one(reference, "updated")
     for name in (name for name in _written(reference) if name in written and name in after and name in whole_after):
-        wanted = next(iter(whole_after[name].values()))
+        wanted = whole_after[name]
         copies = after[name].values()
         is_known = reference.is_of_one and are_whole(wanted, *copies)
         rounding = UPDATE_OF_JOB * magnitude(_array(wanted)) if is_known else 0.0
@@ -136,66 +142,37 @@ def written_buffers(reference: WholeJob, job: WholeJob) -> WrittenBuffers:
         if shares is not None and _is_sent(job):
             findings.append(_lost_rows(name, *shares, written[name], job))
             continue
-        may_be_lost = is_known and name in carried and shares is None and not _is_sent(job)
-        if may_be_lost and (axes := _axes_of_rows(name, reference, job)):
-            findings.append(_own_copies(name, axes, reference, job))
+        is_kept = is_known and name in carried and shares is None and _is_of_floats(wanted) and not _is_sent(job)
+        axes = _axes_apart(name, reference, job) if is_kept else []
+        if axes and all(_are_given_other_rows(axis, job) for axis in axes):
+            findings.append(_of_own_rows(name, axes, reference, job))
         else:
             others.append(name)
-    return WrittenBuffers(tuple(findings), num_right, tuple(others))
+    return Updates(tuple(findings), num_right, tuple(others))
 
 
-def _axes_of_rows(name: str, reference: WholeJob, job: WholeJob) -> list[str]:
-    """Return the axes along which ranks have made different buffers of equal ones, each of its own rows."""
-    before, after = (by_name(job.job.ranks, "buffer", moment)[name] for moment in ("step", "updated"))
-    wanted, expected = (
-        next(iter(by_name(reference.job.ranks, "buffer", moment)[name].values())) for moment in ("step", "updated")
-    )
-    if not are_whole(wanted, *before.values()) or not _is_of_floats(wanted) or not _are_equal(wanted, before):
-        return []
-    values = {rank: _array(weight) for rank, weight in after.items()}
-    if not all(own.shape == wanted.shape and _is_like(own, _array(expected)) for own in values.values()):
-        return []
-    moved = max(farthest(own, _array(wanted)) for own in values.values())
-    axes = [axis for axis in job.mesh.long_axes if _differ_along(axis, values, job, UPDATE_OF_JOB * moved)]
-    return axes if all(_are_given_other_rows(axis, job.job.ranks, job) for axis in axes) else []
-
-
-def _own_copies(name: str, axes: list[str], reference: WholeJob, job: WholeJob) -> Finding:
+def _of_own_rows(name: str, axes: list[str], reference: WholeJob, job: WholeJob) -> Finding:
     """Return the finding of a buffer that each rank makes of its own rows, and that the next forward reads."""
-    written, along = _written(job), listed(axes)
-    sentence = (
-        f"each rank's forward writes this buffer from its own rows{_in_line(written[name])}, and the next forward "
-        f"reads it: ranks along {along} have different values after the step"
-    )
-    module = name.rpartition(".")[0]
-    siblings = {other: line for other, line in written.items() if other.rpartition(".")[0] == module}
-    by_op = {op: [other for other in siblings if _reduction(other, reference, job) == op] for op in (SUMMED, AVERAGED)}
-    for op, names in by_op.items():
-        if names:
-            lines = [f"{other}{_in_line(siblings[other])}" for other in names]
-            sentence += f". With the {op} it would be one process's: {listed(lines)}"
-    ranks = tuple(by_name(job.job.ranks, "buffer", "updated")[name])
-    return OwnBufferRead(along).finding(name, ranks, sentence, held=f"different values along {along}")
-
-
-def _in_line(line: str) -> str:
-    return f" ({line})" if line else ""
+    lines = {other: f"{other} ({line})" if line else other for other, line in _written(job).items()}
+    siblings = [other for other in lines if other.rpartition(".")[0] == name.rpartition(".")[0]]
+    sentence = f"each rank's forward writes {lines[name]} from its own rows, and the next forward reads it: "
+    sentence += f"ranks along {listed(axes)} have different values after the step"
+    for op in (SUMMED, AVERAGED):
+        if of_op := [lines[other] for other in siblings if _reduction(other, reference, job) == op]:
+            sentence += f". With the {op} it would be one process's: {listed(of_op)}"
+    return _finding(name, axes, job, sentence)
 
 
 def _reduction(name: str, reference: WholeJob, job: WholeJob) -> str:
     """Return what over ranks gives one process's buffer; empty if nothing does.
 
-    The sum of what ranks add counts what a buffer keeps of its old value once for each of them: what is left is a
-    multiple of the old value.
+    The sum of what ranks add has the share that a buffer keeps of its old value once for each of them.
     """
-    before, after = (by_name(reference.job.ranks, "buffer", moment) for moment in ("step", "updated"))
-    held = by_name(job.job.ranks, "buffer", "updated").get(name)
-    if name not in before or name not in after or held is None:
+    old, expected = (_of_one(reference, moment).get(name) for moment in ("step", "updated"))
+    held = tuple(job.weights("buffer", "updated").get(name, {}).values())
+    if old is None or expected is None or not held or not are_whole(old, expected, *held) or not _is_of_floats(old):
         return ""
-    old, expected = (next(iter(each[name].values())) for each in (before, after))
-    if not are_whole(old, expected, *held.values()) or not _is_of_floats(old):
-        return ""
-    parts, wanted = [_array(weight) for weight in held.values()], _array(expected)
+    parts, wanted = [*map(_array, held)], _array(expected)
     if {part.shape for part in parts} != {wanted.shape} or all(np.array_equal(part, wanted) for part in parts):
         return ""
     if farthest(np.mean(parts, axis=0), wanted) <= UPDATE_OF_JOB * magnitude(wanted):
@@ -212,11 +189,8 @@ def _shares_of(
         The dim of the slices; by rank, which of the buffer's slices it writes, and at which ones one process has what
         they hold. None unless the ranks have all slices together, and those with the same ones have all of them alike.
     """
-    before, after = (by_name(job.job.ranks, "buffer", moment)[name] for moment in ("step", "updated"))
-    wanted, wanted_after = (
-        _array(next(iter(by_name(reference.job.ranks, "buffer", moment)[name].values())))
-        for moment in ("step", "updated")
-    )
+    before, after = job.weights("buffer")[name], job.weights("buffer", "updated")[name]
+    wanted, wanted_after = (_array(_of_one(reference, moment)[name]) for moment in ("step", "updated"))
     if not all(weight.values is not None and weight.values.is_whole for weight in before.values()):
         return None
     values = {rank: (_array(before[rank]), _array(weight)) for rank, weight in after.items()}
@@ -260,7 +234,11 @@ def _lost_rows(
         f"rank {rank} wrote {join_numbers(slices[rank])}, with what one process has in {join_numbers(shares[rank])}"
         for rank in (first, other)
     ]
-    axes = [axis for axis in job.mesh.long_axes if _are_apart_along(axis, shares, job)]
+    axes = [
+        axis
+        for axis in job.mesh.long_axes
+        if not all(np.array_equal(*pair) for pair in pairs_along(axis, shares, job.mesh))
+    ]
     sentence = (
         f"after the step each rank has written its own {len(slices[first])} slices along dim {dim} of this buffer, and "
         f"one process all {count}: {listed(places)}. The next forward reads them"
@@ -269,42 +247,38 @@ def _lost_rows(
     return cause.finding(name, tuple(slices), sentence, held=f"{len(slices[first])} of {count} slices")
 
 
-def _are_apart_along(axis: str, shares: Mapping[int, NDArray[np.int64]], job: WholeJob) -> bool:
-    groups = [[shares[rank] for rank in group if rank in shares] for group in job.mesh.groups(axis)]
-    return any(not np.array_equal(group[0], other) for group in groups for other in group[1:])
+def _of_one(job: WholeJob, moment: Moment) -> dict[str, Weight]:
+    """Return the buffers of a job as its first rank has them, which has all of each if the job is one process."""
+    return {name: next(iter(parts.values())) for name, parts in job.weights("buffer", moment).items()}
 
 
 def _written(job: WholeJob) -> dict[str, str]:
     """Return the buffers that a forward of a job wrote, each with the line that writes it."""
-    return dict(pair for record in job.job.dump.files.ranks.values() for pair in record.written_buffers)
+    return dict(pair for record in job.records.values() for pair in record.written_buffers)
 
 
 def _carried(job: WholeJob) -> set[str]:
     """Return the buffers that a forward of a job writes, and reads before it does."""
-    return {name for record in job.job.dump.files.ranks.values() for name in record.read_buffers}
+    return {name for record in job.records.values() for name in record.read_buffers}
 
 
 def _is_sent(job: WholeJob) -> bool:
     """Whether DistributedDataParallel sends rank 0's buffers to all ranks before a forward."""
-    wrappers = [wrapper for record in job.job.dump.files.ranks.values() for wrapper in record.wrappers or ()]
-    return any(wrapper.kind in SENDING and not wrapper.keeps_buffers for wrapper in wrappers)
+    return any(wrapper.kind in SENDING and not wrapper.keeps_buffers for wrapper in job.wrappers)
 
 
 def unseen_buffers(dump: Dump, job: WholeJob) -> list[str]:
     """Return the buffers of a job's model that its trace lacks after the step."""
-    seen = by_name(job.job.ranks, "buffer", "updated")
+    seen = job.weights("buffer", "updated")
     buffers = (tensor for tensor in dump.at("initial") if tensor.role == "buffer")
     return [name for buffer in buffers for name in buffer.names if name not in seen]
 
 
-def _finding(name: str, axes: list[str], job: WholeJob, ranks: tuple[int, ...]) -> Finding:
+def _finding(name: str, axes: list[str], job: WholeJob, sentence: str) -> Finding:
     along = listed(axes)
-    is_of_rows = any(_are_given_other_rows(axis, job.job.ranks, job) for axis in axes)
+    is_of_rows = any(_are_given_other_rows(axis, job) for axis in axes)
     cause = OwnBufferRead(along) if is_of_rows else BufferOfParts(along)
-    sentence = (
-        f"before the step ranks along {along} have the same in this buffer, and before the next one each has its own; "
-        "the forward reads it"
-    )
+    ranks = tuple(job.weights("buffer", "updated")[name])
     return cause.finding(name, ranks, sentence, held=f"different values along {along}")
 
 
@@ -317,24 +291,14 @@ def _is_of_floats(weight: Weight) -> bool:
     return weight.values is not None and "float" in weight.values.dtype
 
 
-def _are_equal(wanted: Weight, copies: Mapping[int, Weight]) -> bool:
-    """Whether ranks have what one process has, whole."""
-    return all(np.array_equal(_array(wanted), _array(copy)) for copy in copies.values())
-
-
 def _differ_along(axis: str, values: Mapping[int, NDArray[np.float64]], job: WholeJob, allowed: float) -> bool:
-    groups = [[values[rank] for rank in group if rank in values] for group in job.mesh.groups(axis)]
-    return any(farthest(group[0], other) > allowed for group in groups for other in group[1:])
+    return any(farthest(*pair) > allowed for pair in pairs_along(axis, values, job.mesh))
 
 
-def _are_given_other_rows(axis: str, ranks: Mapping[int, OfRank], job: WholeJob) -> bool:
-    batches = {rank: [given.values for given in of_rank.batch] for rank, of_rank in ranks.items()}
-    groups = [[batches[rank] for rank in group if rank in batches] for group in job.mesh.groups(axis)]
-    return any(
-        len(group[0]) != len(other) or not all(map(np.array_equal, group[0], other))
-        for group in groups
-        for other in group[1:]
-    )
+def _are_given_other_rows(axis: str, job: WholeJob) -> bool:
+    batches = {rank: [given.values for given in of_rank.batch] for rank, of_rank in job.ranks.items()}
+    pairs = pairs_along(axis, batches, job.mesh)
+    return any(len(first) != len(other) or not all(map(np.array_equal, first, other)) for first, other in pairs)
 
 
 def _is_like(values: NDArray[np.float64], wanted: NDArray[np.float64]) -> bool:

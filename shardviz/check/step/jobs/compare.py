@@ -14,56 +14,50 @@ import numpy as np
 from shardviz.check.ranks import without_trace
 from shardviz.check.report import NotChecked, findings_in, grouped, ranks_by_name
 from shardviz.check.step.comparison import compared
-from shardviz.check.step.jobs.assembly import JobEvidence, Weights, assembled, findings_on
+from shardviz.check.step.departure import Beside, Departure, StepDifference, departure_for
+from shardviz.check.step.jobs.assembly import JobEvidence, assembled, findings_on
 from shardviz.check.step.jobs.averages import averages_of
-from shardviz.check.step.jobs.between_steps import between_steps
-from shardviz.check.step.jobs.buffers import (
-    WrittenBuffers,
-    own_buffers,
-    unseen_buffers,
-    with_buffer_read,
-    written_buffers,
-)
-from shardviz.check.step.jobs.clips import clips_of, unclipped, with_own_clips
-from shardviz.check.step.jobs.earlier import cause_of_steps, drifts_of, histories_of
-from shardviz.check.step.jobs.later import LaterResult, is_filled_batch, later_steps_of
+from shardviz.check.step.jobs.buffers import buffers_of, unseen_buffers, with_buffer_read
+from shardviz.check.step.jobs.gradients import clips_of, unclipped, with_own_clips
 from shardviz.check.step.jobs.line_values import OrderInCalls
-from shardviz.check.step.jobs.optimizers import (
-    different_settings,
-    is_one_resumed,
-    lost_states,
+from shardviz.check.step.jobs.optimizers import different_settings, is_one_resumed, lost_states, states_before
+from shardviz.check.step.jobs.other_steps import (
+    LaterResult,
+    cause_of_steps,
+    drifts_of,
+    histories_of,
+    is_filled_batch,
+    later_steps_of,
 )
-from shardviz.check.step.jobs.peers import rows_of_peers
-from shardviz.check.step.jobs.rows import Rows, rows_of, rows_without_padding
+from shardviz.check.step.jobs.rows import Rows, rows_of, rows_of_peers, rows_without_padding
 from shardviz.check.step.jobs.starts import (
+    OtherWeight,
+    Weights,
     belongings_of,
-    by_name,
     farthest_weights,
     other_weights,
     repeated_weight,
 )
-from shardviz.check.step.jobs.states import states_before
-from shardviz.check.step.jobs.updates import Updates, updates_of
+from shardviz.check.step.jobs.updates import Updates, between_steps, updates_of
 from shardviz.check.step.jobs.whole_job import WholeJob, chosen, mesh_of_job
 from shardviz.check.step.lines.naming import module_to_open, with_lines
-from shardviz.check.step.runs.departure import Beside, Departure, StepDifference, departure_for
+from shardviz.check.step.trace.calls import parted_modules, with_first_module
 from shardviz.check.step.trace.judging import Judging
-from shardviz.check.step.trace.stages import parted_modules, with_first_module
 from shardviz.check.step.trace.traces import (
+    JobTrace,
+    Point,
+    Weight,
     coarsest_of,
     counts_per_forward,
     largest_of,
     trace_of,
 )
-from shardviz.dump.records.trace import STEP
+from shardviz.dump.records.trace import STEP, Place
 from shardviz.explain.checkpoints.conversion import NarrowedOnTheWay
 from shardviz.explain.placement.values import RepeatedDraw
 from shardviz.explain.step.gradients import ReductionSwitchedOff
 from shardviz.explain.step.modules import UnexplainedModule
-from shardviz.explain.step.two_jobs import (
-    DifferentWeights,
-    TrainedInOneJob,
-)
+from shardviz.explain.step.two_jobs import DifferentWeights, TrainedInOneJob
 from shardviz.explain.step.whole_step import (
     DifferentBatch,
     FilledBatch,
@@ -78,17 +72,14 @@ from shardviz.relate.values import magnitude
 from shardviz.text import counted, fold, listed, named_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.jobs.starts import OtherWeight
-    from shardviz.check.step.trace.traces import Point, Weight
+    from shardviz.check.step.jobs.starts import PartsByName
     from shardviz.dump.dump import Dump
-    from shardviz.dump.records.trace import Place
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
-
 
 MAX_LISTED = 3
 MAX_ROWS = 1 << 24
@@ -155,11 +146,15 @@ def compare_jobs(before: Dump, after: Dump) -> StepDifference | None:
         missing = first_trace.dump.files.missing_ranks or second_trace.dump.files.missing_ranks
         if missing:
             return _not_compared(f"the step, module by module: no trace of {named_ranks(missing, MAX_LISTED)}")
-        first = WholeJob(first_trace, mesh_of_job(before, first_trace), "the first run")
-        second = WholeJob(second_trace, mesh_of_job(after, second_trace), "the second run")
+        first = _whole_job(first_trace, before, "the first run")
+        second = _whole_job(second_trace, after, "the second run")
         names = {name: None for dump, job in ((before, first), (after, second)) for name in unseen_buffers(dump, job)}
         difference = _compare_both(first, second)
         return replace(difference, unjudged_buffers=tuple(names | dict.fromkeys(difference.unjudged_buffers)))
+
+
+def _whole_job(trace: JobTrace, dump: Dump, name: str) -> WholeJob:
+    return WholeJob(trace.dump, trace.ranks, mesh_of_job(dump, trace), name)
 
 
 def _compare_both(first: WholeJob, second: WholeJob) -> StepDifference:
@@ -182,25 +177,25 @@ def _not_compared(why: str) -> StepDifference:
 
 def _compare(reference: WholeJob, job: WholeJob) -> Attempt:
     """Compare a job, rank by rank, with what the ranks of another job have together."""
-    ways = reference.ways(job.job.ranks, job.mesh)
+    parts = job.weights("param")
+    ways = reference.ways(parts, job.mesh)
     params = {name: way.weight for name, way in ways.items()}
-    parts = by_name(job.job.ranks, "param")
     belongings = belongings_of(params, parts, job.mesh)
     grads, updated = reference.put_as_weights(ways, "grad"), reference.put_as_weights(ways, "param", "updated")
-    weights = Weights(params, grads, updated, belongings, ways=ways)
+    weights = Weights(params, grads, updated, parts, belongings, ways=ways)
     weights = replace(weights, histories=histories_of(reference, job, weights))
     others, num_weights = other_weights(params, parts, belongings)
-    drifts = drifts_of([other.name for other in others if not other.has_relation], reference, job, weights, parts)
+    drifts = drifts_of([other.name for other in others if not other.has_relation], reference, job, weights)
     others = [other for other in others if other.name not in drifts]
     if others:
-        departure = _of_weights(others, num_weights, weights, parts, (reference, job))
-        farthest, allowed = farthest_weights(params, parts, belongings)
+        departure = _of_weights(others, num_weights, weights, (reference, job))
+        farthest, allowed = farthest_weights(weights)
         dtypes = dtypes_of(params, parts) if farthest else ()
         num_equal = num_weights - len(others)
         return Attempt(StepDifference((departure,), num_equal, farthest, allowed, dtypes, (), WEIGHTS, is_of_jobs=True))
     rows = _rows_of(reference, job)
     if rows.problem:
-        peers = rows_of_peers(reference, job, parts, belongings)
+        peers = rows_of_peers(reference, job, weights)
         clause = f"; ranks along {peers.axis} were given different rows" if peers is not None else ""
         cause = peers or rows.cause
         if isinstance(cause, DifferentBatch):
@@ -209,12 +204,12 @@ def _compare(reference: WholeJob, job: WholeJob) -> Attempt:
             cause = FilledBatch()
         departure = departure_for(cause, "batch", "", f"{job.name}: {rows.problem}{clause}")
         return Attempt(StepDifference((departure,), num_weights, agreement=WEIGHTS, is_of_jobs=True))
-    records = (record for each in (reference, job) for record in each.job.dump.files.ranks.values())
+    records = (record for each in (reference, job) for record in each.records.values())
     reasons = dict.fromkeys(why for record in records for _, why in record.not_checked)
     left_out = [NotChecked("", why, "step") for why in reasons]
     if rows.not_joined:  # gradients are of the whole batch, however ranks share it
         left_out.append(NotChecked("", f"the step, module by module: {rows.not_joined}", "step"))
-    order = OrderInCalls.of(rows, reference.job, job.job)
+    order = OrderInCalls.of(rows, reference, job)
     left_out += (
         [NotChecked("", DRIFTED.format(counted(len(drifts), "weight"), max(drifts.values())), "step")] if drifts else []
     )
@@ -224,7 +219,7 @@ def _compare(reference: WholeJob, job: WholeJob) -> Attempt:
         return Attempt(_not_compared(DIFFERS_AFTER_DRIFT), is_complete=False)
     first = next(iter(attempt.difference.departures), None)
     if first is not None and isinstance(first.explanation, UnexplainedModule):  # a sum of different rows, as a lookup's
-        peers = rows_of_peers(reference, job, parts, belongings)
+        peers = rows_of_peers(reference, job, weights)
         if peers is not None:
             clause = f"ranks along {peers.axis} were given different rows; {first.place} is the first wrong module"
             departure = departure_for(peers, "batch", "", f"{job.name}: {clause}", following=first.following)
@@ -235,20 +230,16 @@ def _compare(reference: WholeJob, job: WholeJob) -> Attempt:
 
 def _rows_of(reference: WholeJob, job: WholeJob) -> Rows:
     """Return how a job's ranks share the other's rows, by the first assembly that fits."""
-    ranks = with_first_module(reference.first_module, job.job.ranks)
+    ranks = with_first_module(reference.first_module, job.ranks)
     batches = {rank: own.batch for rank, own in ranks.items() if own.batch}
     rows_by_way = [rows_of(given, batches, job.mesh) for given in reference.batches()]
     rows = next((rows for rows in rows_by_way if not rows.problem), next(iter(rows_by_way), Rows()))
-    unpadded = rows_without_padding(reference.job.ranks[0], ranks, job.mesh) if reference.is_of_one else None
+    unpadded = rows_without_padding(reference.ranks[0], ranks, job.mesh) if reference.is_of_one else None
     return unpadded if rows.problem and unpadded is not None else rows
 
 
 def _of_weights(
-    others: Sequence[OtherWeight],
-    total: int,
-    weights: Weights,
-    parts: Mapping[str, Mapping[int, Weight]],
-    jobs: tuple[WholeJob, WholeJob],
+    others: Sequence[OtherWeight], total: int, weights: Weights, jobs: tuple[WholeJob, WholeJob]
 ) -> Departure:
     """Return the difference of the weights; if matrices are near and steps were made before, those made it."""
     first = others[0]
@@ -257,10 +248,11 @@ def _of_weights(
     steps = jobs[1].steps_before
     is_near = all(weight.apart <= NEAR_STARTS for weight in others if len(weights.params[weight.name].shape) > 1)
     if steps and isinstance(cause, DifferentWeights):
-        cause = cause_of_steps(others, weights, parts, jobs, steps) if is_near else replace(cause, steps=steps)
+        cause = cause_of_steps(others, weights, jobs, steps) if is_near else replace(cause, steps=steps)
     begin = f"weights differ already before the step, {len(others)} of {total}: {names}"
-    if (repeated := repeated_weight(others, weights.params, parts)) is not None and isinstance(cause, DifferentWeights):
-        part = next(iter(parts[repeated.name].values())).values
+    repeated = repeated_weight(others, weights.params, weights.parts) if isinstance(cause, DifferentWeights) else None
+    if repeated is not None:
+        part = next(iter(weights.parts[repeated.name].values())).values
         assert part is not None, "it was compared"
         shapes = f"{list(part.shape)} of {list(weights.params[repeated.name].shape)}"
         clause = f"each rank of {jobs[1].name} has a part of {repeated.name}, {shapes}, and all have the same values"
@@ -289,9 +281,9 @@ def _judging(
     reference: WholeJob, job: WholeJob, order: NDArray[np.int64] | None, drifts: Mapping[str, float]
 ) -> Judging:
     counts = counts_per_forward(reference.counts)
-    parted = parted_modules(reference.job.ranks) | parted_modules(job.job.ranks)
+    parted = parted_modules(reference.ranks) | parted_modules(job.ranks)
     counts = {name: count for name, count in counts.items() if name not in parted}
-    of_ranks = {rank: own.points(counts, rows=reference.rows(counts)) for rank, own in job.job.ranks.items()}
+    of_ranks = {rank: own.points(counts, rows=reference.rows(counts)) for rank, own in job.ranks.items()}
     choices = reference.choices(counts, job.rows(counts))
     if order is not None:
         choices = {
@@ -301,7 +293,7 @@ def _judging(
     whole = chosen(choices, of_ranks, job.mesh)
     of_modules = in_groups((name.rpartition(".")[0], far) for name, far in drifts.items())
     drifted = {module: max(all_far) for module, all_far in of_modules.items()}
-    return Judging(whole, of_ranks, job.mesh, coarsest=coarsest_of((reference.job, job.job)), drifted=drifted)
+    return Judging(whole, of_ranks, job.mesh, coarsest=coarsest_of((reference, job)), drifted=drifted)
 
 
 def _reordered(
@@ -338,18 +330,19 @@ def _step_of(
     placed = sorted(findings_in(with_lines(dump, findings)), key=lambda finding: not finding.module)
     findings = with_own_clips(placed, job)
     look = _look_at_lines(findings, reference, job)
-    kept = Updates() if findings else states_before(reference, job, weights)
-    findings += grouped(findings_in(kept.results), ranks_by_name(dump))
-    updates = Updates() if findings else updates_of(job, weights)
-    findings += grouped(findings_in(updates.results), ranks_by_name(dump))
-    averages = Updates() if findings else averages_of(reference, job, weights)
-    findings += grouped(findings_in(averages.results), ranks_by_name(dump))
-    written = WrittenBuffers() if findings else written_buffers(reference, job)
-    buffers = [*written.findings, *(() if findings or updates.results else own_buffers(reference, job))]
-    findings += grouped(findings_in(buffers), ranks_by_name(dump))
-    between = Updates() if findings else between_steps(reference, job, weights)
-    findings += grouped(findings_in(between.results), ranks_by_name(dump))
-    results += [*kept.results, *updates.results, *averages.results, *buffers, *between.results]
+
+    def unless_wrong(compare: Callable[[], Updates]) -> Updates:
+        """Compare what comes later in a step, unless something is wrong that it comes of."""
+        later = compare() if not findings else Updates()
+        findings.extend(grouped(findings_in(later.results), ranks_by_name(dump)))
+        results.extend(later.results)
+        return later
+
+    kept = unless_wrong(lambda: states_before(reference, job, weights))
+    updates = unless_wrong(lambda: updates_of(job, weights))
+    averages = unless_wrong(lambda: averages_of(reference, job, weights))
+    buffers = unless_wrong(lambda: buffers_of(reference, job, are_updates_right=not updates.results))
+    unless_wrong(lambda: between_steps(reference, job, weights))
     later = LaterResult() if findings else later_steps_of(reference, job)
     not_compared = [result for result in results if isinstance(result, NotChecked)]
     not_compared += [NotChecked("", why, "step") for why in later.gaps]
@@ -360,16 +353,14 @@ def _step_of(
     right = [place for place, of_ranks in states.items() if not of_ranks & BAD]
     num_odd = len({(place.module, place.call) for place, of_ranks in states.items() if of_ranks & BAD})
     sizes = {place: largest_of(judging.whole[place].values) or 1.0 for place in right}
-    both = (judging.whole, *list(judging.ranks.values())[:1])
-    dtypes = tuple(dict.fromkeys(dtype for points in both for dtype in _dtypes(points)))
     looks = [look, *[""] * len(findings)]
     departures = [_departure(each, num_odd, reference, job, text) for each, text in zip(findings, looks, strict=False)]
     difference = StepDifference(
         (*departures, *((later.departure,) if later.departure is not None else ())),
-        len(weights.params) + len(right) + kept.num_right + updates.num_right + averages.num_right + written.num_right,
+        len(weights.params) + len(right) + kept.num_right + updates.num_right + averages.num_right + buffers.num_right,
         max(judging.drift, _farthest_gradient(evidence)),
         max((judging.judgments[place].near / sizes[place] for place in right), default=0.0),
-        dtypes,
+        _dtypes(judging),
         tuple(not_compared),
         "the jobs agree",
         Beside(evidence, tuple(findings), reference_name),
@@ -378,14 +369,14 @@ def _step_of(
         num_later=later.count,
         num_with_rows=later.with_rows,
         without_rows=tuple(sorted((*later.without_rows, *later.unequal))),
-        unjudged_buffers=written.others,
+        unjudged_buffers=buffers.others,
     )
     return Attempt(difference, bool(findings) and not findings[0].generic, not not_compared)
 
 
 def _without_lines(reference: WholeJob, order: OrderInCalls | None) -> Iterator[NotChecked]:
     """Yield why recorded lines were not compared, if they were not."""
-    has_lines = any(record.lines for record in reference.job.dump.files.ranks.values())
+    has_lines = any(record.lines for record in reference.records.values())
     if reference.is_of_one and has_lines and not (order is not None and order.has_one_loss):
         yield NotChecked("", LINES_OF_OTHER_ROWS if order is None else LINES_OF_LOSSES, "step")
 
@@ -397,10 +388,10 @@ def _judged(
 
     If each rank clipped gradients by its own norm and no rule explains them, a rule may explain what they were before.
     """
-    dump, sampled = assembled(job.job, judging, weights, reference.job)
-    micro_batches = max(rank.counts.get("", 1) for rank in job.job.ranks.values())
+    dump, sampled = assembled(job, judging, weights, reference)
+    micro_batches = max(rank.counts.get("", 1) for rank in job.ranks.values())
     clips, reference_name = clips_of(reference, job), "one process" if reference.is_of_one else reference.name
-    holding = {name: frozenset(parts) for name, parts in by_name(job.job.ranks, "param").items()}
+    holding = {name: frozenset(parts) for name, parts in job.weights("param").items()}
     evidence = JobEvidence(dump, tuple(compared(dump)), clips, micro_batches, reference.is_of_one, holding)
     results = list(findings_on(evidence, judging, reference_name))
     is_unexplained = any(isinstance(finding.explanation, UnexplainedCopies) for finding in findings_in(results))
@@ -421,7 +412,7 @@ def _farthest_gradient(evidence: JobEvidence) -> float:
 
 def trained_in_one_job(weights: Weights, job: WholeJob) -> Iterator[Finding]:
     """Yield weights of which only this job has a gradient, if the other job has gradients of others."""
-    for name, parts in by_name(job.job.ranks, "grad").items() if weights.grads else ():
+    for name, parts in job.weights("grad").items() if weights.grads else ():
         held = [rank for rank, part in parts.items() if part.values is not None and np.any(part.values.values)]
         if name in weights.params and name not in weights.grads and held:
             text = "it has a gradient, and the unsharded model's has none"
@@ -430,8 +421,8 @@ def trained_in_one_job(weights: Weights, job: WholeJob) -> Iterator[Finding]:
 
 def frozen_in_one_job(weights: Weights, job: WholeJob) -> Iterator[Finding]:
     """Yield weights of which only the other job has a gradient, if this job has gradients of others."""
-    params, gradients = by_name(job.job.ranks, "param"), by_name(job.job.ranks, "grad")
-    records = job.job.dump.files.ranks.values()
+    params, gradients = job.weights("param"), job.weights("grad")
+    records = job.records.values()
     unknown = {name for record in records for name in (*record.held_back, *(name for name, _ in record.not_checked))}
     for name, whole in weights.grads.items() if gradients else ():
         is_due = whole.values is not None and bool(np.any(whole.values.values))
@@ -442,8 +433,8 @@ def frozen_in_one_job(weights: Weights, job: WholeJob) -> Iterator[Finding]:
 
 def held_back_gradients(weights: Weights, job: WholeJob) -> Iterator[Finding]:
     """Yield weights that a job's optimizer steps without a gradient, because FSDP holds it back."""
-    params, gradients = by_name(job.job.ranks, "param"), by_name(job.job.ranks, "grad")
-    files = job.job.dump.files
+    params, gradients = job.weights("param"), job.weights("grad")
+    files = job.dump.files
     ranks_of = ranks_by((rank, name) for rank, record in files.ranks.items() for name in record.held_back)
     for name in (name for name in weights.grads if name in ranks_of and name in params and name not in gradients):
         text = "the optimizer steps while .grad is None on every rank: FSDP holds the gradient back"
@@ -459,8 +450,11 @@ def _apart(judging: Judging, reference: WholeJob) -> Iterator[NotChecked]:
         yield NotChecked("", why, "step")
 
 
-def _dtypes(points: Mapping[Place, Point]) -> list[str]:
-    return sorted({point.values.dtype for point in points.values() if point.values is not None})
+def _dtypes(judging: Judging) -> tuple[str, ...]:
+    """Return the dtypes of what modules compute, those of the first job first."""
+    both = (judging.whole, *list(judging.ranks.values())[:1])
+    of_jobs = [{point.values.dtype for point in points.values() if point.values is not None} for points in both]
+    return tuple(dict.fromkeys(dtype for dtypes in of_jobs for dtype in sorted(dtypes)))
 
 
 def _without_numbers(judging: Judging, reference: WholeJob) -> Iterator[NotChecked]:
@@ -475,7 +469,7 @@ def _look_at_lines(findings: Sequence[Finding], reference: WholeJob, job: WholeJ
     module = module_to_open(findings[0]) if findings and not findings[0].line else None
     if module is None or not reference.is_of_one or reference.is_pipeline or job.is_pipeline:
         return ""
-    recorded = [lines for record in job.job.dump.files.ranks.values() for lines in record.lines]
+    recorded = [lines for record in job.records.values() for lines in record.lines]
     seen = {name for lines in recorded for name in (lines.module, lines.asked)}
     what = "lines" if module in ("", STEP) else f"lines={module}"
     return "" if module in seen else f"to see the line, run both jobs again with --trace {what}"
@@ -491,7 +485,7 @@ def _departure(finding: Finding, num_odd: int, reference: WholeJob, job: WholeJo
     return Departure("sharded", module, "", first, why, max(following, 0), finding.explanation, finding.line, look)
 
 
-def dtypes_of(params: Mapping[str, Weight], parts: Mapping[str, Mapping[int, Weight]]) -> tuple[str, ...]:
+def dtypes_of(params: Mapping[str, Weight], parts: PartsByName) -> tuple[str, ...]:
     """Return the dtypes of both jobs' weights."""
     first = {weight.values.dtype: None for weight in params.values() if weight.values is not None}
     of_ranks = (part for of_name in parts.values() for part in of_name.values())

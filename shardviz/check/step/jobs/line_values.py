@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec import structs
 
-from shardviz.dump.records.trace import STEP, of_value
+from shardviz.dump.records.trace import STEP, LinesRecord, of_value
 from shardviz.groups import in_groups, the_only
 from shardviz.relate.tolerance import ELEMENT, EXACT
 from shardviz.relate.values import farthest, magnitude
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from shardviz.check.step.jobs.assembly import Assembling
     from shardviz.check.step.jobs.rows import Rows
     from shardviz.check.step.trace.traces import JobTrace, Kept, OfRank
-    from shardviz.dump.records.trace import LinesRecord
 
     Reorder = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
@@ -73,7 +72,7 @@ def add_lines(assembling: Assembling, reference: JobTrace, job: JobTrace, order:
     modules = {lines.module for lines in whole}
     first = min(job.ranks)
     held: list[Kept] = []
-    for rank, record in job.dump.files.ranks.items():
+    for rank, record in job.records.items():
         own = [lines for lines in record.lines if lines.module in modules]
         for name, kept in _values_of(job.ranks[rank], own):
             assembling.add(rank, name, ("step", "activation"), kept.shape, kept.values, kept.dtype)

@@ -1,19 +1,51 @@
-"""What the optimizers of two jobs step with at the traced step: their settings, and the states that they keep."""
+"""What the optimizers of two jobs step with at the traced step: their settings, and the states that they keep.
+
+A job that goes on from a checkpoint may have loaded the states of another rank, another weight or another step. Its
+loss and its gradients are right, and only what the optimizer makes of them is not.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shardviz.dump.records.step import STATES, STEPS
-from shardviz.explain.step.two_jobs import DifferentSettings, LostStates
+import numpy as np
+
+from shardviz.check.report import NotChecked
+from shardviz.check.step.comparison import Compared, Reason, compared, rounding_of, weight_of
+from shardviz.check.step.jobs.assembly import Assembling, add_gradients, add_weight, are_whole
+from shardviz.check.step.jobs.updates import Updates
+from shardviz.check.step.trace.traces import coarsest_of
+from shardviz.check.step.update.states import of_others, state_in_another_order, state_of_parts
+from shardviz.dump.records.step import STATES, STEPS, OptionsRecord
+from shardviz.explain.checkpoints.states import StateInAnotherOrder, StateNotLoaded
+from shardviz.explain.step.two_jobs import DifferentSettings, DifferentStates, LostStates
+from shardviz.explain.templates import number
+from shardviz.explain.testing.transfers import StateByNumber
 from shardviz.groups import in_groups
-from shardviz.text import listed, named_ranks
+from shardviz.relate.factors import factor_of
+from shardviz.relate.measures import owner_of
+from shardviz.relate.tolerance import (
+    ALIKE,
+    EPSILON,
+    EXPLAINED_UPDATE,
+    FEW,
+    MOST_NOISE,
+    ROUNDINGS_OF_ONE,
+    ROUNDINGS_OF_ROLE,
+    STEP,
+)
+from shardviz.relate.values import error_of, magnitude, root_mean_square
+from shardviz.text import counted, listed, named_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
+    from numpy.typing import NDArray
+
+    from shardviz.check.step.jobs.starts import Weights
     from shardviz.check.step.jobs.whole_job import WholeJob
-    from shardviz.dump.records.step import OptionsRecord
+    from shardviz.dump.dump import Dump
     from shardviz.explain.finding import Finding
 
 MAX_LISTED = 3
@@ -32,7 +64,7 @@ def is_one_resumed(first: WholeJob, second: WholeJob) -> bool:
 
 def options_of(job: WholeJob) -> Options:
     """Return the options with which a job steps each parameter, and what some rank keeps of it."""
-    return options_in(record for of_rank in job.job.dump.files.ranks.values() for record in of_rank.options)
+    return options_in(record for of_rank in job.records.values() for record in of_rank.options)
 
 
 def options_in(records: Iterable[OptionsRecord]) -> Options:
@@ -66,13 +98,13 @@ def _different(options: tuple[Options, Options]) -> Iterator[tuple[str, tuple[st
 
 def different_settings(reference: WholeJob, job: WholeJob) -> Iterator[Finding]:
     """Yield weights that the optimizers of two jobs step with other settings, but for ranks that loaded no states."""
-    records = {rank: options_in(record.options) for rank, record in job.job.dump.files.ranks.items()}
+    records = {rank: options_in(record.options) for rank, record in job.records.items()}
     without = {rank for finding in states_on_some_ranks(job) for rank in finding.ranks}
     options = {name: own for rank, of_rank in records.items() if rank not in without for name, own in of_rank.items()}
     for name, different in in_groups(_different((options_of(reference), options))).items():
         cause = DifferentSettings(_texts(different, (reference, job)), is_resumed=is_one_resumed(reference, job))
         text = "the optimizers of the two jobs step it with different settings"
-        yield cause.finding(name, tuple(job.job.ranks), text)
+        yield cause.finding(name, tuple(job.ranks), text)
 
 
 def states_on_some_ranks(job: WholeJob) -> Iterator[Finding]:
@@ -80,7 +112,7 @@ def states_on_some_ranks(job: WholeJob) -> Iterator[Finding]:
 
     Where ranks share states, as ZeroRedundancyOptimizer's do, none has them all.
     """
-    records = job.job.dump.files.ranks.items()
+    records = job.records.items()
     options = {rank: of_rank for rank, record in records if (of_rank := options_in(record.options))}
     kept = {rank: {name for name, values in of_rank.items() if STATES in values} for rank, of_rank in options.items()}
     full = next((rank for rank, names in kept.items() if len(names) > 1 and names == options[rank].keys()), None)
@@ -109,10 +141,158 @@ def lost_states(reference: WholeJob, job: WholeJob) -> Iterator[Finding]:
         other, without = jobs if kinds[0] else jobs[::-1]
         kept = listed(kinds[0] or kinds[1], MAX_LISTED)
         text = f"the optimizer of {other.name} begins the step with {kept}, and that of {without.name} with none"
-        yield LostStates(without.name, other.name, kept).finding("optimizer", tuple(job.job.ranks), text)
+        yield LostStates(without.name, other.name, kept).finding("optimizer", tuple(job.ranks), text)
     elif all(counts) and (steps := [max(count, key=float) for count in counts])[0] != steps[1]:
         texts = (f"{count} in {each.name}" for count, each in zip(steps, jobs, strict=True))
         cause = LostStates(job.name, reference.name, steps=" and ".join(texts))
-        yield cause.finding("optimizer", tuple(job.job.ranks), f"its count of steps is {cause.steps}")
+        yield cause.finding("optimizer", tuple(job.ranks), f"its count of steps is {cause.steps}")
     else:
         yield from states_on_some_ranks(job)
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """One kind of state, of every weight.
+
+    Attributes:
+        states: What ranks have of each, beside the other job's.
+        epsilon: The coarsest rounding of any of them.
+        narrowest: The coarsest rounding of them and of what either job computes in.
+        noise: What rounding in steps before may leave of a state that cancels.
+        are_loaded: Whether no optimizer made a step before: all of it was loaded, and only a cast may round it.
+    """
+
+    states: Sequence[Compared]
+    epsilon: float
+    narrowest: float
+    noise: float
+    are_loaded: bool
+
+    def wrong(self, state: Compared) -> tuple[int, ...]:
+        """Return the ranks that have something else."""
+        off = {rank: held - state.wanted_of(rank) for rank, held in state.reduced.items()}
+        return tuple(rank for rank, apart in off.items() if not self._is_near(apart, state.wanted))
+
+    def _is_near(self, apart: NDArray[np.float64], whole: NDArray[np.float64]) -> bool:
+        if self.are_loaded:
+            return magnitude(apart) <= max(STEP, ROUNDINGS_OF_ONE * self.epsilon) * magnitude(whole)
+        most = (ALIKE if self.narrowest <= EPSILON["float32"] else MOST_NOISE) * root_mean_square(whole)
+        return root_mean_square(apart) <= most or magnitude(apart) <= self.noise
+
+    def why(self, state: Compared, ranks: tuple[int, ...]) -> Reason | None:
+        """Return what ranks have instead; None if no rule says it."""
+        others = {rank: owner for rank in ranks if (owner := owner_of(state, rank)) is not None}
+        if len(others) == len(ranks):
+            return of_others(others)
+        if all(not np.any(state.reduced[rank]) for rank in ranks) and np.count_nonzero(state.wanted) >= FEW:
+            return Reason(StateNotLoaded(), f"on {named_ranks(ranks, MAX_LISTED)} the optimizer's state is zeros")
+        why = self._of_another_weight(state, ranks) or state_in_another_order(state, ranks) or _over_ranks(state)
+        return why or (None if self.are_loaded else state_of_parts(state))
+
+    def _of_another_weight(self, state: Compared, ranks: tuple[int, ...]) -> Reason | None:
+        for other in self.states:
+            is_alike = other is not state and other.wanted.shape == state.wanted.shape
+            if is_alike and all(state.near(state.reduced[rank], state.part(other.wanted, rank)) for rank in ranks):
+                weight = weight_of("optim", other.name)
+                return Reason(StateByNumber(), f"the optimizer's state has the values of the other job's of {weight}")
+        return None
+
+    def finding(self, state: Compared, ranks: tuple[int, ...]) -> Finding:
+        """Return the finding that ranks have something else."""
+        held, wanted = state.reduced[ranks[0]], state.wanted_of(ranks[0])
+        at = np.unravel_index(np.argmax(np.nan_to_num(np.abs(held - wanted), nan=np.inf)), held.shape)
+        off = f"rank {ranks[0]} has {number(float(held[at]))} instead of {number(float(wanted[at]))}"
+        if (reason := self.why(state, ranks)) is not None:
+            return state.finding(reason.explanation, f"{reason.clause}; {off}", ranks).seen_in(state)
+        where = f"on {len(ranks):,} of {len(state.reduced):,} ranks"
+        text = f"the optimizer's state before the step is not the other job's {where}{_times(state, ranks)}: {off}"
+        return state.finding(DifferentStates(self.are_loaded), text, ranks).seen_in(state)
+
+
+def states_before(reference: WholeJob, job: WholeJob, weights: Weights) -> Updates:
+    """Compare what optimizers keep of elements before the step with the other job's."""
+    kinds, unlike, num_sampled = states_of(reference, job, weights)
+    results: list[Finding | NotChecked] = []
+    num_right = num_of_noise = 0
+    for alike in kinds:
+        for state in alike.states:
+            ranks = alike.wrong(state)
+            is_of_noise = bool(ranks) and _is_of_noise(state, weights)
+            results += [alike.finding(state, ranks)] if ranks and not is_of_noise else []
+            num_right += not ranks
+            num_of_noise += is_of_noise
+    if num_of_noise:
+        why = f"{counted(num_of_noise, 'state')} of the optimizer: made of gradients that are rounding alone"
+        results.append(NotChecked("", why, "step"))
+    results += [NotChecked(state.name, f"the optimizer's state: {state.incomparable}", "step") for state in unlike]
+    if num_sampled:
+        why = f"{counted(num_sampled, 'state')} of the optimizer: only a sample of each was kept"
+        results.append(NotChecked("", why, "step"))
+    return Updates(tuple(results), num_right)
+
+
+def _is_of_noise(state: Compared, weights: Weights) -> bool:
+    """Whether the gradients of a state's weight were rounding alone in the steps before."""
+    history = weights.histories.get(weight_of("optim", state.name))
+    return history is not None and history.is_noise
+
+
+def states_of(reference: WholeJob, job: WholeJob, weights: Weights) -> tuple[list[States], list[Compared], int]:
+    """Return what optimizers keep before the step beside the other job's.
+
+    Returns:
+        The states of each kind, those that cannot be compared, and how many were not kept whole.
+    """
+    parts = job.weights("optim")
+    there = reference.put_as_weights(weights.ways, "optim")
+    names = [name for name in there if name in parts]
+    whole = [name for name in names if are_whole(there[name], *parts[name].values())]
+    assembling = Assembling(job, job.mesh)
+    add_gradients(assembling, weights)  # with the places of weights that claim none
+    for name in whole:
+        belonging = weights.belongings.get(weight_of("optim", name))
+        add_weight(assembling, min(job.ranks), name, ("reference", "optim"), there[name])
+        for rank, state in parts[name].items():
+            add_weight(assembling, rank, name, ("step", "optim"), state, belonging)
+    dump = assembling.dump()
+    states, coarsest = list(compared(dump, ("optim",))), EPSILON[coarsest_of((reference, job))]
+    are_loaded = not reference.steps_before and not job.steps_before
+    rounding = max(ROUNDINGS_OF_ROLE["grad"] * coarsest, rounding_of(dump).of_sums)
+    kinds = []
+    for of_kind in in_groups((kind_of_state(state), state) for state in states if not state.incomparable).values():
+        noise = rounding * max(magnitude(state.wanted) for state in of_kind)
+        epsilon = _epsilon_of(dump, of_kind)
+        kinds.append(States(of_kind, epsilon, max(epsilon, coarsest), noise, are_loaded))
+    return kinds, [state for state in states if state.incomparable], len(names) - len(whole)
+
+
+def kind_of_state(state: Compared) -> str:
+    """Return which kind of state it is, such as `exp_avg`."""
+    return state.name.rpartition(".")[2]
+
+
+def _epsilon_of(dump: Dump, states: Iterable[Compared]) -> float:
+    """Return the coarsest rounding of some states in either job."""
+    tensors = (dump.find(moment, "optim", state.name) for state in states for moment in ("step", "reference"))
+    bodies = (shard.body for tensor in tensors if tensor is not None for shard in tensor.shards.values())
+    return max(EPSILON.get(body.dtype, 0.0) for body in bodies)
+
+
+def _over_ranks(state: Compared) -> Reason | None:
+    """Return that ranks together have the numbers of the other job's state at other places, as one transposed."""
+    held, wanted = (
+        np.sort(np.concatenate([part.ravel() for part in parts]))
+        for parts in (state.reduced.values(), map(state.wanted_of, state.reduced))
+    )
+    if len(held) < FEW or len(held) != len(wanted) or not state.near(held, wanted):
+        return None
+    return Reason(StateInAnotherOrder(), "ranks together have the numbers of the optimizer's state, at other places")
+
+
+def _times(state: Compared, ranks: tuple[int, ...]) -> str:
+    """Return the words that say which multiple of the other job's state ranks have; empty if it is none."""
+    factors = {rank: factor_of(state.reduced[rank], state.wanted_of(rank)) for rank in ranks}
+    scaled = [(state.reduced[rank], factor * state.wanted_of(rank)) for rank, factor in factors.items() if factor]
+    is_multiple = len(scaled) == len(ranks) and all(error_of(*sides) <= EXPLAINED_UPDATE for sides in scaled)
+    texts = dict.fromkeys(number(factor) for factor in factors.values() if factor)
+    return f", but {next(iter(texts))} times that" if is_multiple and len(texts) == 1 else ""

@@ -1,4 +1,9 @@
-"""The rows that two jobs' models are given, compared: in any order, on any rank, with any padding."""
+"""The rows that two jobs' models are given, compared: in any order, on any rank, with any padding.
+
+If no row is compared, ranks that share the features of a layer must still be given the same ones. What they return says
+which axis splits features: a linear layer whose weight is split over the axis returns a part of them. Under FSDP, which
+splits the same weights, it returns all of them.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +15,31 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.jobs.starts import split_of
-from shardviz.check.step.trace.traces import Kept, joined_along, largest_of
-from shardviz.explain.step.whole_step import DifferentBatch, NormalizedByOwnRows, SharedRows, WholeBatchPerRank
+from shardviz.check.step.jobs.starts import Weights, split_of
+from shardviz.check.step.trace.traces import Kept, OfRank, Point, counts_per_forward, joined_along, largest_of
+from shardviz.dump.records.trace import Place, What
+from shardviz.explain.step.whole_step import (
+    DifferentBatch,
+    NormalizedByOwnRows,
+    RowsOfPeers,
+    SharedRows,
+    WholeBatchPerRank,
+)
 from shardviz.explain.templates import number
 from shardviz.groups import the_only
-from shardviz.layout.mesh import ranks_by
+from shardviz.layout.mesh import Mesh, ranks_by
+from shardviz.layout.splits import axes_in
 from shardviz.relate.orders import places_of
 from shardviz.relate.tolerance import FEW, LEAST_STATISTIC
 from shardviz.text import join_numbers, listed, named_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.trace.traces import OfRank
+    from shardviz.check.step.jobs.whole_job import WholeJob
     from shardviz.explain.cause import Cause
-    from shardviz.layout.mesh import Mesh
 
 MOST_SHARES = 4
 """Ranks whose rows are listed."""
@@ -333,3 +345,60 @@ def _filled_up(calls: list[Kept], length: int, padding: float) -> Kept | None:
         values = np.pad(tensor.values, ((0, 0), (0, length - own_length)), constant_values=padding)
         filled.append(replace(tensor, shape=(count, length), at=(tensor.at[0], np.arange(length)), values=values))
     return joined_along(0, filled)
+
+
+SIDES: tuple[What, What] = ("input", "output")
+
+
+def rows_of_peers(reference: WholeJob, job: WholeJob, weights: Weights) -> RowsOfPeers | None:
+    """Return the cause if ranks along an axis that splits features were given different rows of one shape."""
+    batches = {rank: own.batch[0] for rank, own in job.ranks.items() if own.batch}
+    given = next(iter(reference.batches()), [])
+    shapes = [*{batch.shape: None for batch in batches.values()}]
+    is_of_rows = given and len(shapes) == 1 and shapes[0] and given[0].shape[1:] == shapes[0][1:]
+    if not (reference.is_of_one and is_of_rows and shapes[0][0]):
+        return None
+    layers = list(_linears(reference, job, weights, given[0].shape[0] / shapes[0][0]))
+    sizes = {axis: job.mesh.axis_size(axis) for axis in job.mesh.axes}
+    alone = {(axis, factor) for _, axes, factor in layers if len(axes) == 1 for axis in axes}
+    of_data = {axis for axis, size in sizes.items() if (axis, 1) in alone and (axis, size) not in alone}
+    for module, axes, factor in layers:
+        for axis in axes - of_data if len(axes - of_data) == 1 else ():
+            if factor == sizes[axis] and _differ_along(axis, batches, job.mesh):
+                return RowsOfPeers(module, axis, is_only_axis=max(sizes.values()) == job.mesh.size)
+    return None
+
+
+def _linears(
+    reference: WholeJob, job: WholeJob, weights: Weights, shares: float
+) -> Iterator[tuple[str, frozenset[str], int]]:
+    """Yield the layers whose weights are split along their first dim, which counts the features that they return.
+
+    With each come the axes that split its weight, and how many times fewer features ranks return; 0 if they also have
+    other rows than they were given.
+    """
+    counts, first = counts_per_forward(reference.counts), min(job.ranks)
+    whole, of_rank = (each.ranks[min(each.ranks)].points(counts) for each in (reference, job))
+    for name in (name for name in weights.parts if name.endswith(".weight") and first in weights.parts[name]):
+        module, belonging = name.removesuffix(".weight"), weights.belongings.get(name)
+        layout = weights.parts[name][first].layout or (belonging.layout if belonging is not None else None)
+        given, returned, own_given, own_returned = (
+            _shape(points, Place(module, 0, what, 0)) for points in (whole, of_rank) for what in SIDES
+        )
+        if layout is None or not (given and returned and own_given and own_returned and own_returned[-1]):
+            continue
+        axes = frozenset({*axes_in(layout.chains[0])} & {*job.mesh.long_axes})
+        if axes and layout.shape[0] == returned[-1]:
+            is_of_all_rows = math.prod(given[:-1]) == math.prod(own_given[:-1]) * shares  # a sequence's, too
+            yield module, axes, returned[-1] // own_returned[-1] if is_of_all_rows else 0
+
+
+def _shape(points: Mapping[Place, Point], place: Place) -> tuple[int, ...]:
+    values = points[place].values if place in points else None
+    return () if values is None else values.shape
+
+
+def _differ_along(axis: str, batches: Mapping[int, Kept], mesh: Mesh) -> bool:
+    """Whether no group of ranks along an axis was given the same rows."""
+    groups = [[batches[rank].values for rank in group if rank in batches] for group in mesh.groups(axis)]
+    return all(len(group) > 1 and not all(np.array_equal(group[0], rows) for rows in group[1:]) for group in groups)

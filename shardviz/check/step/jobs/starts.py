@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shardviz.check.order.infer.orders import name_order
-from shardviz.check.step.trace.traces import Kept, in_both, largest_of
+from shardviz.check.step.trace.traces import Kept, Weight, in_both, largest_of
 from shardviz.layout.dtypes import HALVES
-from shardviz.layout.layout import Layout, shared_placements
+from shardviz.layout.layout import Layout, Placements, shared_placements
 from shardviz.layout.region import Region, merge_ranges
 from shardviz.relate.casts import rounding_between
 from shardviz.relate.orders import orders_of_slices, places_of
@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.trace.traces import OfRank, Weight
-    from shardviz.dump.records.base import Moment
-    from shardviz.layout.layout import Placements
+    from shardviz.check.step.jobs.line_values import OrderInCalls
+    from shardviz.check.step.jobs.other_steps import History
     from shardviz.layout.mesh import Mesh
+
+    PartsByName = Mapping[str, Mapping[int, Weight]]
 
 SOME_NUMBERS = 256
 """So many different numbers of a weight are enough to tell its elements apart by."""
@@ -86,9 +87,34 @@ class Way:
     order: NDArray[np.int64] | None = None
 
 
-def belongings_of(
-    full: Mapping[str, Weight], parts: Mapping[str, Mapping[int, Weight]], mesh: Mesh
-) -> dict[str, Belonging]:
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The weights of both jobs.
+
+    Attributes:
+        params: Those of the job that the other is compared with, whole.
+        grads: Their gradients.
+        updated: The weights after the optimizer's step.
+        parts: The weights that ranks of the other job have.
+        belongings: Where those of these belong that claim nothing.
+        order: Which of the batch's rows the other job's ranks have in a call; None if lines can't be compared.
+        ways: How those of the first job were put together.
+        kept: Which share of each rank's gradients clipping left in the other job, if they are compared without it.
+        histories: What is known of the gradients of weights in the steps before.
+    """
+
+    params: Mapping[str, Weight]
+    grads: Mapping[str, Weight]
+    updated: Mapping[str, Weight]
+    parts: PartsByName
+    belongings: Mapping[str, Belonging]
+    order: OrderInCalls | None = None
+    ways: Mapping[str, Way] = field(default_factory=dict)
+    kept: Mapping[int, float] = field(default_factory=dict)
+    histories: Mapping[str, History] = field(default_factory=dict)
+
+
+def belongings_of(full: Mapping[str, Weight], parts: PartsByName, mesh: Mesh) -> dict[str, Belonging]:
     """Return where weights belong that claim nothing.
 
     Args:
@@ -165,7 +191,7 @@ def split_of(
 
 
 def other_weights(
-    full: Mapping[str, Weight], parts: Mapping[str, Mapping[int, Weight]], belongings: Mapping[str, Belonging]
+    full: Mapping[str, Weight], parts: PartsByName, belongings: Mapping[str, Belonging]
 ) -> tuple[list[OtherWeight], int]:
     """Return the weights that differ before the step, and how many could be compared."""
     held = {name for name, own in parts.items() if any(part.values is not None for part in own.values())}
@@ -179,7 +205,7 @@ def other_weights(
 
 
 def repeated_weight(
-    others: Sequence[OtherWeight], full: Mapping[str, Weight], parts: Mapping[str, Mapping[int, Weight]]
+    others: Sequence[OtherWeight], full: Mapping[str, Weight], parts: PartsByName
 ) -> OtherWeight | None:
     """Return the first weight of which every rank has the same values for a part that is smaller than the whole."""
     for other in others:
@@ -191,16 +217,15 @@ def repeated_weight(
     return None
 
 
-def farthest_weights(
-    full: Mapping[str, Weight], parts: Mapping[str, Mapping[int, Weight]], belongings: Mapping[str, Belonging]
-) -> tuple[float, float]:
+def farthest_weights(weights: Weights) -> tuple[float, float]:
     """Return how far weights that agree are apart at most, relative to their largest elements, and may be."""
     farthest = allowed = 0.0
-    for name, whole in full.items():
-        for rank, part in parts.get(name, {}).items():
+    for name, whole in weights.params.items():
+        belonging = weights.belongings.get(name)
+        for rank, part in weights.parts.get(name, {}).items():
             if whole.values is None or part.values is None:
                 continue
-            near, apart = _allowed(whole.values, part.values), _apart_on(rank, whole.values, part, belongings.get(name))
+            near, apart = _allowed(whole.values, part.values), _apart_on(rank, whole.values, part, belonging)
             if 0 < apart <= near:
                 farthest, allowed = max(farthest, apart), max(allowed, near)
     return farthest, allowed
@@ -324,12 +349,3 @@ def _allowed(whole: Kept, part: Kept) -> float:
     """Return how far equal weights may differ: by a rounding if their dtypes differ or they were stepped, else 0."""
     is_exact = whole.dtype == part.dtype and not part.is_stepped
     return 0.0 if is_exact else max(whole.tolerance, part.tolerance)
-
-
-def by_name(ranks: Mapping[int, OfRank], role: str, moment: Moment = "step") -> dict[str, dict[int, Weight]]:
-    """Return ranks' weights before the step, "updated" ones, or gradients, by name."""
-    parts: dict[str, dict[int, Weight]] = {}
-    for rank, of_rank in ranks.items():
-        for name, weight in of_rank.weights(role, moment):
-            parts.setdefault(name, {})[rank] = weight
-    return parts

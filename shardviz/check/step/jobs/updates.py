@@ -1,7 +1,10 @@
-"""What the optimizers of two jobs make of equal gradients: how a step moves weights, in sentences.
+"""How two jobs' weights move after equal gradients: in the optimizer's step, and between it and the next forward.
 
 Where a gradient is nearly zero, rounding decides what an optimizer makes of it: Adam divides by its size. If steps were
 made before, what the optimizer keeps of an element may be nearly zero, too.
+
+Between steps a job may prune or clamp weights, or copy averages into them. Weights that the step leaves alike then have
+to change alike.
 """
 
 from __future__ import annotations
@@ -12,51 +15,53 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.report import NotChecked
-from shardviz.check.step.comparison import compared, whole_of
+from shardviz.check.step.comparison import Compared, compared, whole_of
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.jobs.assembly import Assembling, add_gradients, add_weight, are_whole
-from shardviz.check.step.jobs.starts import by_name
 from shardviz.check.step.update.compare import finding_of
-from shardviz.relate.tolerance import NOISE, OPPOSITE, UPDATE_OF_JOB
+from shardviz.explain.step.two_jobs import OtherChangesBetweenSteps
+from shardviz.relate.tolerance import NOISE, OPPOSITE, ROUNDINGS_OF_RULE, UPDATE_OF_JOB
 from shardviz.relate.values import farthest, magnitude
-from shardviz.text import counted
+from shardviz.text import counted, fold, listed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.comparison import Compared
-    from shardviz.check.step.jobs.assembly import Weights
-    from shardviz.check.step.jobs.earlier import History
+    from shardviz.check.step.jobs.other_steps import History
+    from shardviz.check.step.jobs.starts import PartsByName, Weights
     from shardviz.check.step.jobs.whole_job import WholeJob
     from shardviz.check.step.trace.traces import Weight
+    from shardviz.dump.records.step import GivenRecord
     from shardviz.explain.finding import Finding
 
 
 @dataclass(frozen=True, slots=True)
 class Updates:
-    """What became of a step's updates.
+    """What became of a step's updates, of what optimizers keep for them, or of buffers.
 
     Attributes:
         results: What differs, or was not compared.
-        num_right: How many weights have the same values after the step.
+        num_right: How many weights, states or buffers have the same values.
+        others: Buffers that differ, as they may.
     """
 
     results: tuple[Finding | NotChecked, ...] = ()
     num_right: int = 0
+    others: tuple[str, ...] = ()
 
 
 def updates_of(job: WholeJob, weights: Weights) -> Updates:
     """Compare the weights that ranks have after the step with the other job's."""
-    parts = by_name(job.job.ranks, "param", "updated")
+    parts = job.weights("param", "updated")
     names = [name for name in weights.updated if name in parts]
     whole = [name for name in names if are_whole(weights.params[name], weights.updated[name], *parts[name].values())]
     if not whole:
         return Updates()
-    assembling = Assembling(job.job, job.mesh)
+    assembling = Assembling(job, job.mesh)
     add_gradients(assembling, weights)
-    first = min(job.job.ranks)
+    first = min(job.ranks)
     for name in whole:
         add_weight(assembling, first, name, ("reference", "param"), weights.params[name])
         add_weight(assembling, first, name, ("updated", "param"), weights.updated[name])
@@ -64,7 +69,7 @@ def updates_of(job: WholeJob, weights: Weights) -> Updates:
             add_weight(assembling, rank, name, ("step", "param"), weight, weights.belongings.get(name))
     dump = assembling.dump()
     evidence = Evidence(dump, tuple(compared(dump)))
-    before = by_name(job.job.ranks, "param")
+    before = job.weights("param")
     results = [
         _result(evidence, weight, before[weight.name], weights.histories.get(weight.name))
         for weight in compared(dump, ("param",), reference="updated")
@@ -140,3 +145,164 @@ def _errors(evidence: Evidence, weight: Compared, rank: int) -> NDArray[np.float
     sizes = np.abs(weight.part(gradient.wanted, rank))
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(sizes > 0, error / sizes, np.inf if error else 0.0)
+
+
+FEWEST_ODD, LEAST_ODD = 3, 0.01
+"""If fewer elements differ, or a smaller share of those that change, rounding may decide about them."""
+MAX_LISTED = 3
+WHAT = "what changes weights between the optimizer's step and the next forward"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What becomes of a rank's part of a weight between two steps.
+
+    Attributes:
+        after: What the optimizer leaves: the rank's, and what the other job has there.
+        then: What the next forward begins with, in the same order.
+        near: How far rounding may take an element.
+    """
+
+    after: tuple[NDArray[np.float64], NDArray[np.float64]]
+    then: tuple[NDArray[np.float64], NDArray[np.float64]]
+    near: float
+
+    @property
+    def moves(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """How far each element is moved, in the two jobs."""
+        return self.then[0] - self.after[0], self.then[1] - self.after[1]
+
+    @property
+    def num_moved(self) -> int:
+        """How many elements are moved in one of the jobs."""
+        return int(np.count_nonzero((np.abs(self.moves[0]) > self.near) | (np.abs(self.moves[1]) > self.near)))
+
+    @property
+    def odd(self) -> NDArray[np.bool_]:
+        """Which elements are moved in another way than in the other job."""
+        first, second = self.moves
+        drift = magnitude(self.after[0] - self.after[1])
+        largest = max(magnitude(first), magnitude(second))
+        return np.asarray(np.abs(first - second) > self.near + 2 * drift + UPDATE_OF_JOB * largest)
+
+    @property
+    def are_zeros(self) -> bool:
+        """Whether each of these becomes zero in one of the jobs, and not in the other."""
+        held, wanted = (values[self.odd] == 0 for values in self.then)
+        return bool(np.all(held != wanted))
+
+
+def between_steps(reference: WholeJob, job: WholeJob, weights: Weights) -> Updates:
+    """Compare what becomes of weights before the next forward with what becomes of the other job's."""
+    after = job.weights("param", "updated")
+    changed = job.weights("param", "next")
+    changed_there = reference.put_as_weights(weights.ways, "param", "next", since="updated")
+    names = [name for name in after if name in weights.updated and (name in changed or name in changed_there)]
+    if not names:
+        return Updates()
+    which = listed([str(folded) for folded, _ in fold((name, None) for name in names)], MAX_LISTED)
+    records = [record for each in (reference, job) for record in each.records.values()]
+    then = {name: after[name] | changed.get(name, {}) for name in names}
+    then_there = {name: changed_there.get(name, weights.updated[name]) for name in names}
+    if not _begin_alike([record.given[:1] for record in records]):
+        why = "the jobs begin their next steps with calls of different modules, or one job's call was not seen"
+        return Updates((NotChecked("", f"{WHAT} ({which}): {why}", "step"),))
+    every = [(then_there[name], weights.updated[name], *after[name].values(), *then[name].values()) for name in names]
+    if not all(are_whole(*of_name) for of_name in every):
+        why = "only a sample of some was kept, or ranks' parts do not fit together"
+        return Updates((NotChecked("", f"{WHAT} ({which}): {why}", "step"),))
+    pairs = (
+        _laid_out(job, weights, names, wholes, parts)
+        for wholes, parts in ((weights.updated, after), (then_there, then))
+    )
+    changes = _changes(*pairs)
+    num_odd = sum(int(np.count_nonzero(change.odd)) for of_ranks in changes.values() for change in of_ranks.values())
+    num_moved = sum(change.num_moved for of_ranks in changes.values() for change in of_ranks.values())
+    if num_odd == 0:
+        return Updates((), len(changes))
+    if any(record.given[0].draws_after for record in records):
+        why = "it differs between the jobs, and random numbers are drawn there"
+        return Updates((NotChecked("", f"{WHAT} ({which}): {why}", "step"),))
+    if num_odd < FEWEST_ODD or num_odd < LEAST_ODD * num_moved:
+        why = f"{num_odd} of {num_moved} elements differ, and rounding may decide about these"
+        return Updates((NotChecked("", f"{WHAT} ({which}): {why}", "step"),))
+    cause = OtherChangesBetweenSteps(_what(changes), _alone(job, bool(changed), bool(changed_there)))
+    return Updates(tuple(_findings(changes, cause)))
+
+
+def _begin_alike(given: Sequence[tuple[GivenRecord, ...]]) -> bool:
+    """Whether the step after the traced one begins with a call of one module, with tensors of one kind, on all ranks.
+
+    Lightning calls the whole model on several ranks, and in one process only what the training step calls.
+    """
+    begins = {
+        (record.followed_by, frozenset(shape[1:] for shape in record.shapes)) for records in given for record in records
+    }
+    return all(given) and len(begins) == 1 and None not in {followed_by for followed_by, _ in begins}
+
+
+def _alone(job: WholeJob, is_changed: bool, is_changed_there: bool) -> str:
+    """Return the only job that changes weights, in words; empty if both do."""
+    return "" if is_changed and is_changed_there else job.name if is_changed else "the other job"
+
+
+def _laid_out(
+    job: WholeJob, weights: Weights, names: Sequence[str], wholes: Mapping[str, Weight], parts: PartsByName
+) -> dict[str, Compared]:
+    """Lay ranks' parts of weights beside the other job's whole ones."""
+    assembling = Assembling(job, job.mesh)
+    for name in names:
+        add_weight(assembling, min(job.ranks), name, ("reference", "param"), wholes[name])
+        for rank, part in parts[name].items():
+            add_weight(assembling, rank, name, ("step", "param"), part, weights.belongings.get(name))
+    weights_there = compared(assembling.dump(), ("param",))
+    return {weight.name: weight for weight in weights_there if not weight.incomparable}
+
+
+def _changes(after: Mapping[str, Compared], then: Mapping[str, Compared]) -> dict[str, dict[int, Change]]:
+    return {
+        name: {
+            rank: Change(
+                (after[name].reduced[rank], after[name].wanted_of(rank)),
+                (weight.reduced[rank], weight.wanted_of(rank)),
+                ROUNDINGS_OF_RULE * weight.rounding.epsilon * magnitude(weight.wanted),
+            )
+            for rank in weight.reduced
+        }
+        for name, weight in then.items()
+        if name in after
+    }
+
+
+def _what(changes: Mapping[str, Mapping[int, Change]]) -> str:
+    """Return `shard` if each rank alone zeroes an equal share of its part, `zeros` if zeros differ, else empty."""
+    odd = {name: of_ranks for name, of_ranks in changes.items() if any(each.odd.any() for each in of_ranks.values())}
+    if not all(change.are_zeros for of_ranks in odd.values() for change in of_ranks.values()):
+        return ""
+    are_equal, are_equal_there = (
+        all(_are_equal_shares([change.then[which] for change in of_ranks.values()]) for of_ranks in odd.values())
+        for which in (0, 1)
+    )
+    return "shard" if are_equal and not are_equal_there else "zeros"
+
+
+def _are_equal_shares(parts: Sequence[NDArray[np.float64]]) -> bool:
+    """Whether as many elements of each part are zero, relative to its size, within one element."""
+    counts = [(np.count_nonzero(part == 0), part.size) for part in parts if part.size]
+    share = sum(zeros for zeros, _ in counts) / max(sum(size for _, size in counts), 1)
+    return all(abs(zeros - share * size) <= 1 for zeros, size in counts)
+
+
+def _findings(changes: Mapping[str, Mapping[int, Change]], cause: OtherChangesBetweenSteps) -> list[Finding]:
+    findings = []
+    for name, of_ranks in changes.items():
+        ranks = tuple(rank for rank, change in of_ranks.items() if change.odd.any())
+        if ranks:
+            change = of_ranks[ranks[0]]
+            count = f"{np.count_nonzero(change.odd):,} of {change.odd.size:,}"
+            text = (
+                "it agrees with the other job's after the optimizer's step, and no longer as the next forward begins: "
+                f"on rank {ranks[0]} {count} elements changed differently"
+            )
+            findings.append(cause.finding(name, ranks, text))
+    return findings

@@ -12,18 +12,19 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, islice
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shardviz.check.step.comparison import weight_of
-from shardviz.check.step.jobs.starts import Way, by_name, chosen_weight
-from shardviz.check.step.trace.calls import NUMBER
+from shardviz.check.step.jobs.starts import Way, chosen_weight
+from shardviz.check.step.trace.calls import NUMBER, is_pipeline, with_first_module
 from shardviz.check.step.trace.judging import Judging
-from shardviz.check.step.trace.stages import is_pipeline, with_first_module
 from shardviz.check.step.trace.traces import (
+    JobTrace,
     Kept,
+    Point,
     Weight,
     added,
     joined_along,
@@ -32,41 +33,28 @@ from shardviz.check.step.trace.traces import (
     places_in_whole,
 )
 from shardviz.groups import in_groups
-from shardviz.layout.mesh import Mesh
-from shardviz.layout.placements import Partial, Replicate, Shard
+from shardviz.layout.mesh import Coord, Mesh
+from shardviz.layout.placements import Partial, Placement, Replicate, Shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from shardviz.check.step.trace.traces import JobTrace, OfRank, Point
+    from shardviz.check.step.jobs.starts import PartsByName
     from shardviz.dump.dump import Dump
     from shardviz.dump.records.base import Moment
+    from shardviz.dump.records.step import WrapperRecord
     from shardviz.dump.records.trace import Place
     from shardviz.layout.layout import Layout, Placements
-    from shardviz.layout.mesh import Coord
-    from shardviz.layout.placements import Placement
     from shardviz.layout.region import Region
 
     Groups = frozenset[tuple[int, ...]]
     Parts = Mapping[Coord, Kept]
+    Together = tuple[Placements, Kept]
     Placing = Callable[[int, Sequence[Sequence[Kept]]], Sequence[Placement]]
 
 
-@dataclass(frozen=True, slots=True)
-class Together:
-    """One way to put a tensor together.
-
-    Attributes:
-        way: How ranks share it along each axis.
-        values: The whole.
-    """
-
-    way: Placements
-    values: Kept
-
-
 def together(parts: Mapping[int, Kept], mesh: Mesh, *, is_exact: bool = False) -> Iterator[Together]:
-    """Yield the ways to put a tensor together, those without sums first.
+    """Yield the ways to put a tensor together, each with the whole, those without sums first.
 
     Args:
         parts: What each rank has; ranks that have none of it, as those of other stages, are left out.
@@ -79,7 +67,7 @@ def together(parts: Mapping[int, Kept], mesh: Mesh, *, is_exact: bool = False) -
         return [*(Shard(dim) for dim in range(len(groups[0][0].shape))), *([] if is_exact else [Partial("sum")])]
 
     ways = _merged(_by_coord(parts, mesh), mesh.ndim - 1, (), placements)
-    yield from sorted(ways, key=lambda one: sum(isinstance(placement, Partial) for placement in one.way))
+    yield from sorted(ways, key=lambda way: sum(isinstance(placement, Partial) for placement in way[0]))
 
 
 def put_as(parts: Mapping[int, Kept], mesh: Mesh, way: Placements) -> Kept | None:
@@ -89,7 +77,7 @@ def put_as(parts: Mapping[int, Kept], mesh: Mesh, way: Placements) -> Kept | Non
         is_copied = isinstance(way[axis], Replicate)
         return [] if is_copied and not all(_are_copies(group, is_exact=False) for group in groups) else [way[axis]]
 
-    return next((one.values for one in _merged(_by_coord(parts, mesh), mesh.ndim - 1, (), placements)), None)
+    return next((whole for _, whole in _merged(_by_coord(parts, mesh), mesh.ndim - 1, (), placements)), None)
 
 
 def _by_coord(parts: Mapping[int, Kept], mesh: Mesh) -> Parts:
@@ -99,7 +87,7 @@ def _by_coord(parts: Mapping[int, Kept], mesh: Mesh) -> Parts:
 def _merged(parts: Parts, axis: int, way: Placements, placements: Placing) -> Iterator[Together]:
     """Put parts together along an axis and all before it."""
     if axis < 0:
-        yield from (Together(way, whole) for whole in parts.values())
+        yield from ((way, whole) for whole in parts.values())
         return
     groups = in_groups((coord[:axis], parts[coord]) for coord in sorted(parts))
     for placement in placements(axis, list(groups.values())) if groups else ():
@@ -167,7 +155,7 @@ def mesh_of_job(dump: Dump, job: JobTrace) -> Mesh:
     """Return the mesh of a job's model, or that of its process groups if this has more axes; else all its ranks."""
     num_ranks = job.dump.files.run.num_ranks
     recorded = dump.files.mesh if dump.files.run.mesh is not None and dump.files.mesh.size == num_ranks else None
-    records = [mesh for record in job.dump.files.ranks.values() for mesh in record.meshes]
+    records = [mesh for record in job.records.values() for mesh in record.meshes]
     from_groups = mesh_of_groups(
         [(mesh.axes[0], mesh.ranks) for mesh in dict.fromkeys(records) if len(mesh.axes) == 1], num_ranks
     )
@@ -233,37 +221,36 @@ Choice = tuple["Placements", "Point"]
 
 
 @dataclass(frozen=True)
-class WholeJob:
+class WholeJob(JobTrace):
     """A job that another one is compared with.
 
     Attributes:
         name: What it is called: the first run, or the second.
     """
 
-    job: JobTrace
     mesh: Mesh
     name: str
 
     @property
     def steps_before(self) -> int:
         """How many optimizer steps it made before the traced one."""
-        return max(record.steps_before for record in self.job.dump.files.ranks.values())
+        return max(record.steps_before for record in self.records.values())
 
     @property
-    def is_of_one(self) -> bool:
-        """Whether the job is one process."""
-        return self.job.is_of_one
+    def wrappers(self) -> list[WrapperRecord]:
+        """What wraps modules of the model, on any rank."""
+        return [wrapper for record in self.records.values() for wrapper in record.wrappers or ()]
 
     @property
     def is_pipeline(self) -> bool:
         """Whether its ranks have other modules."""
-        return is_pipeline(self.job.ranks)
+        return is_pipeline(self.ranks)
 
     @cached_property
     def counts(self) -> Mapping[str, int]:
         """How often each module was called, on the rank that called it most often."""
         counts: dict[str, int] = {}
-        for of_rank in self.job.ranks.values():
+        for of_rank in self.ranks.values():
             for module, count in of_rank.counts.items():
                 counts[module] = max(counts.get(module, 0), count)
         return counts
@@ -271,26 +258,26 @@ class WholeJob:
     @cached_property
     def first_module(self) -> str:
         """The module whose call ended first."""
-        first_rank = self.job.ranks[min(self.job.ranks)]
+        first_rank = self.ranks[min(self.ranks)]
         calls = {one.module: one.order for one in reversed(first_rank.records) if one.module and one.what != "batch"}
         return min(calls, key=calls.__getitem__, default="")
 
     def batches(self) -> Iterator[list[Kept]]:
         """Yield the model's batch in every way to put ranks' parts together."""
-        batches = {rank: own.batch for rank, own in with_first_module(self.first_module, self.job.ranks).items()}
+        batches = {rank: own.batch for rank, own in with_first_module(self.first_module, self.ranks).items()}
         batches = {rank: own for rank, own in batches.items() if own}
         first = {rank: own[0] for rank, own in batches.items()}
         count = min(map(len, batches.values()), default=0)
-        for way in [*together(first, self.mesh, is_exact=True)][:MAX_BATCHES]:
+        for way, joined in islice(together(first, self.mesh, is_exact=True), MAX_BATCHES):
             parts = ({rank: own[index] for rank, own in batches.items()} for index in range(1, count))
-            others = [put_as(of_ranks, self.mesh, way.way) for of_ranks in parts]
-            whole = [way.values, *(other for other in others if other is not None)]
+            others = [put_as(of_ranks, self.mesh, way) for of_ranks in parts]
+            whole = [joined, *(other for other in others if other is not None)]
             if len(whole) == 1 + len(others):
                 yield whole
 
     def rows(self, counts: Mapping[str, int]) -> dict[Place, frozenset[int]]:
         """Return how many rows there are at every place in forward, in any call on any rank."""
-        return joined_rows(own.rows(counts) for own in self.job.ranks.values())
+        return joined_rows(own.rows(counts) for own in self.ranks.values())
 
     def choices(self, counts: Mapping[str, int], rows: Mapping[Place, frozenset[int]]) -> dict[Place, list[Choice]]:
         """Return the ways to assemble ranks' values at each place.
@@ -299,7 +286,7 @@ class WholeJob:
             counts: How often each module is called in one forward.
             rows: How many rows the other job has at every place.
         """
-        of_ranks = {rank: own.points(counts, rows=rows) for rank, own in self.job.ranks.items()}
+        of_ranks = {rank: own.points(counts, rows=rows) for rank, own in self.ranks.items()}
         places = dict.fromkeys(place for own in of_ranks.values() for place in own)
         return {
             place: self._ways({rank: own[place] for rank, own in of_ranks.items() if place in own}) for place in places
@@ -315,13 +302,12 @@ class WholeJob:
         )
         if len(parts) < len(points):
             return [((), replace(point, values=None))]
-        return [(one.way, replace(point, values=one.values)) for one in together(parts, self.mesh)]
+        return [(way, replace(point, values=whole)) for way, whole in together(parts, self.mesh)]
 
-    def ways(self, others: Mapping[int, OfRank], mesh: Mesh) -> dict[str, Way]:
-        """Return its weights before the step, plain ones put together as the other job's, by name."""
-        other_params = by_name(others, "param")
-        params = by_name(self.job.ranks, "param").items()
-        return {name: self._weight(parts, other_params.get(name, {}), mesh) for name, parts in params}
+    def ways(self, others: PartsByName, mesh: Mesh) -> dict[str, Way]:
+        """Return its weights before the step, plain ones put together as ranks of the other job have them, by name."""
+        params = self.weights("param").items()
+        return {name: self._weight(parts, others.get(name, {}), mesh) for name, parts in params}
 
     def put_as_weights(
         self, ways: Mapping[str, Way], role: str, moment: Moment = "step", *, since: Moment | None = None
@@ -331,10 +317,10 @@ class WholeJob:
         Args:
             since: The moment whose parts ranks still have if they have none of the other moment.
         """
-        before = by_name(self.job.ranks, role, since) if since is not None else {}
+        before = self.weights(role, since) if since is not None else {}
         of_weights = (
             (name, weight_of(role, name), {**before.get(name, {}), **parts})
-            for name, parts in by_name(self.job.ranks, role, moment).items()
+            for name, parts in self.weights(role, moment).items()
         )
         return {name: self._put_alike(parts, ways[weight]) for name, weight, parts in of_weights if weight in ways}
 
@@ -343,7 +329,7 @@ class WholeJob:
         if values is None or all(part.layout is not None for part in parts.values()):
             return Way((), Weight(first.shape, None, _as_claimed(parts)))
         assembled = together(values, self.mesh, is_exact=True)
-        ways = [Way(one.way, Weight(one.values.shape, None, one.values)) for one in assembled]
+        ways = [Way(way, Weight(whole.shape, None, whole)) for way, whole in assembled]
         return chosen_weight(ways, others, mesh) if ways else Way((), Weight(first.shape, None, None))
 
     def _put_alike(self, parts: Mapping[int, Weight], way: Way) -> Weight:

@@ -16,19 +16,17 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.step.comparison import Compared
 from shardviz.check.step.lines.backward import backward_fault
-from shardviz.check.step.lines.calls import Lines
-from shardviz.check.step.lines.fault import Fault, at, called, fault_at, place_of, reached
+from shardviz.check.step.lines.calls import Call, Lines, Value
+from shardviz.check.step.lines.fault import Fault, at, called, fault_at, reached
 from shardviz.check.step.lines.faults import averaged_terms_fault, fault_of, fault_of_mean
 from shardviz.check.step.lines.labels import labels_fault, means_fault, other_labels_fault
 from shardviz.check.step.lines.operands import with_operator
 from shardviz.check.step.lines.search import DIVISIONS
 from shardviz.check.step.lines.states import States
-from shardviz.dump.records.trace import TO_LOCAL
+from shardviz.dump.records.trace import TO_LOCAL, FrameRecord, LineRecord
 from shardviz.explain.step.factors import UndividedShardGradient
 from shardviz.explain.step.gradients import MicroBatchesReducedAgain
-from shardviz.explain.step.line_reductions import WrongReductionLine
-from shardviz.explain.step.lines import MisplacedLine, ScaledTermLine, WrongLines
-from shardviz.explain.step.step_lines import (
+from shardviz.explain.step.line_reductions import (
     BackwardLine,
     GradientLine,
     LeftOutOfReduction,
@@ -36,7 +34,9 @@ from shardviz.explain.step.step_lines import (
     NarrowReduction,
     ReductionNotStored,
     SummedLossAveraged,
+    WrongReductionLine,
 )
+from shardviz.explain.step.lines import MisplacedLine, ScaledTermLine, WrongLines
 from shardviz.explain.step.sums import GradientNotReduced
 from shardviz.explain.step.update import StepSkippedByRank
 from shardviz.relate.measures import ratio_of
@@ -47,13 +47,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from fractions import Fraction
 
-    from shardviz.check.step.lines.calls import Call, Value
     from shardviz.check.step.lines.state import State
     from shardviz.dump.dump import Dump
-    from shardviz.dump.records.trace import FrameRecord, LineRecord
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
-
 
 ROLES = ("scalar", "grad", "param", "optim")
 """What a step computes around the model."""
@@ -143,7 +140,7 @@ class Around:
     def _model_calls(self) -> set[tuple[FrameRecord, str]]:
         """The lines that call the model, with its function: what goes wrong there does so in lines of its own."""
         of_model = (call for call in self.lines.calls if any(map(self._is_output, call.outputs)))
-        return {(call.line, call.first.function) for call in of_model}
+        return {(call.line, call.function) for call in of_model}
 
     @property
     def fault_of_loss(self) -> Fault | None:
@@ -196,7 +193,7 @@ class Around:
     def _of_summed_loss(self, result: Compared) -> Fault | None:
         """Return the line that sums ranks' losses before the backward, if gradients lack the number of these ranks."""
         ratio, (loss, wanted) = ratio_of(result), self.lines.results.get("loss", ((), -1))
-        runs = [call for call in self.lines.calls if call.first.function == "backward"]
+        runs = [call for call in self.lines.calls if call.function == "backward"]
         value = runs[0].inputs[0] if runs and runs[0].inputs else loss
         for call in self.lines.makers(value) if ratio and value else ():
             terms = self.states.forward(call.inputs[0]) if call.first.is_collective and call.inputs else None
@@ -207,7 +204,7 @@ class Around:
             if is_whole and ratio and ratio * self.states.mesh.size_over(terms.axes) == 1:
                 axis = " and ".join(terms.axes)
                 sentence = f"{reached(call)} sums the ranks' losses over {axis} before the backward"
-                return fault_at(call, sentence, SummedLossAveraged(place_of(call.line), axis))
+                return fault_at(call, sentence, SummedLossAveraged(call.place, axis))
         return None
 
     def _of_stage(self, result: Compared) -> Fault | None:
@@ -267,7 +264,7 @@ class Around:
         """Return how often the line of a collective reduced a gradient that was right before the last; else 0."""
         calls = [call for _, call in versions]
         before = self.states.forward(versions[calls.index(last) - 1][0])
-        reductions = (call for call in calls if call is not None and call.first.function == last.first.function)
+        reductions = (call for call in calls if call is not None and call.function == last.function)
         num_runs = sum(call.place == last.place for call in reductions)
         return num_runs if last.first.is_collective and num_runs > 1 and before.kind == "right" else 0
 
@@ -280,13 +277,13 @@ class Around:
         others = [given for given in call.inputs if self.lines.memory(given) not in memories]
         if held.kind == "unknown" or others:
             is_read = call.whole is not None and len(others) == 1
-            is_read &= call.first.function == "copy_" or self.states.placed(others[0]).is_wrong
+            is_read &= call.function == "copy_" or self.states.placed(others[0]).is_wrong
             return fault_of(self.states, others[0]) if is_read else None
         ranks = call.first.ranks if call.first.is_collective else ()
         terms = self.states.forward(call.inputs[0]) if ranks else None
         axis = " and ".join(terms.axes) if terms is not None and terms.kind == "terms" and not terms.op else ""
-        made = f"{call.first.function}{f' over {named_ranks(ranks)}' if ranks else ''} leaves"
-        place, function = place_of(call.line), call.first.function
+        made = f"{call.function}{f' over {named_ranks(ranks)}' if ranks else ''} leaves"
+        place, function = call.place, call.function
         first = f"{reached(call)} is the first wrong line: {made}"
         if not times and axis:
             cause: Cause = WrongReductionLine(place, function, ranks, axis)
@@ -332,7 +329,7 @@ class Around:
         terms = f"{count} losses that add up to " if count > 1 else ""
         of_ranks = ", in the mean over ranks" if times < 1 else ""
         sentence = f"{at(line)} runs on {terms}{times:.5g} times the unsharded model's loss{of_ranks}"
-        return Fault(line, "backward", sentence, BackwardLine(place_of(line), times, count))
+        return Fault(line, "backward", sentence, BackwardLine(line.place, times, count))
 
     def _losses(self, rank: int) -> Iterator[tuple[LineRecord, float]]:
         """Yield a rank's calls of backward on one number, with the number."""
@@ -375,7 +372,7 @@ def unreduced_fault(states: States, cause: GradientNotReduced, name: str) -> Fau
             frames, own = next(iter(places.items()))
             line = frames[own]
             sentence = f"{at(line)} takes this rank's part of the weight without grad_placements"
-            return Fault(line, "to_local", sentence, LocalWeight(place_of(line), axis))
+            return Fault(line, "to_local", sentence, LocalWeight(line.place, axis))
     reduced = list(_reductions(lines))
     own_calls = [call for call, names in reduced if name in names]
     if own_calls:
@@ -389,13 +386,13 @@ def unreduced_fault(states: States, cause: GradientNotReduced, name: str) -> Fau
     if len({call.place for call in others}) != 1:
         return None
     sentence = f"{called(others[0])} reduces other gradients over {axis} and never gets this gradient"
-    return fault_at(others[0], sentence, LeftOutOfReduction(place_of(others[0].line), axis))
+    return fault_at(others[0], sentence, LeftOutOfReduction(others[0].place, axis))
 
 
 def undivided_fault(lines: Lines, cause: UndividedShardGradient, name: str) -> Fault | None:
     """Return the line that divides other gradients by the factor that this gradient is too large by."""
     names, divided = _names_by_value(lines), []
-    for call in (call for call in lines.calls if call.first.function in DIVISIONS):
+    for call in (call for call in lines.calls if call.function in DIVISIONS):
         given = set().union(*(names.get(value, set()) for value in call.inputs))
         if name in given:
             return None
@@ -410,7 +407,7 @@ def undivided_fault(lines: Lines, cause: UndividedShardGradient, name: str) -> F
 def reduced_again_fault(lines: Lines, cause: MicroBatchesReducedAgain, name: str) -> Fault | None:
     """Return the line that reduces a gradient after each of several backward passes."""
     reducing = [call for call, names in _reductions(lines) if name in names]
-    backwards = [call.order for call in lines.calls if call.first.function == "backward"]
+    backwards = [call.order for call in lines.calls if call.function == "backward"]
     times = sum(any(one.order < order < two.order for order in backwards) for one, two in pairwise(reducing)) + 1
     if len({call.place for call in reducing}) != 1 or times != len(reducing) or times < 2:
         return None
@@ -420,15 +417,15 @@ def reduced_again_fault(lines: Lines, cause: MicroBatchesReducedAgain, name: str
 
 def _narrow(call: Call, axis: str) -> Fault:
     """Return that a call reduces a gradient over other ranks alone."""
-    ranks, place = call.first.ranks, place_of(call.line)
+    ranks, place = call.first.ranks, call.place
     sentence = f"{called(call)} reduces the gradient over {named_ranks(ranks)}, and nothing reduces it over {axis}"
-    return fault_at(call, sentence, NarrowReduction(place, call.first.function, ranks, axis))
+    return fault_at(call, sentence, NarrowReduction(place, call.function, ranks, axis))
 
 
 def _not_stored(lines: Lines, reduction: Call, name: str, axis: str) -> Fault | None:
     """Return that a copy of a gradient was reduced after the backward, and the result isn't in the gradient."""
     gradient = lines.memory(lines.results[f"gradient {name}"][0]) if f"gradient {name}" in lines.results else ()
-    last = max((call.order for call in lines.calls if call.first.function == "backward"), default=-1)
+    last = max((call.order for call in lines.calls if call.function == "backward"), default=-1)
     is_copy = all(lines.memory(value) != gradient for value in (*reduction.inputs, *reduction.outputs))
     if not gradient or not is_copy or reduction.order < last:
         return None
@@ -436,18 +433,18 @@ def _not_stored(lines: Lines, reduction: Call, name: str, axis: str) -> Fault | 
     writes = [
         call
         for call in lines.calls
-        if call.order > reduction.order and call.first.function == "copy_" and len(call.inputs) == 2
+        if call.order > reduction.order and call.function == "copy_" and len(call.inputs) == 2
     ]
     into_copy = [
         call for call in writes if names.get(call.inputs[0]) == {name} and lines.memory(call.inputs[0]) != gradient
     ]
-    result, place = f"reduces a copy of this gradient over {axis}", place_of(reduction.line)
+    result, place = f"reduces a copy of this gradient over {axis}", reduction.place
     if not into_copy:
         sentence = f"{called(reduction)} {result}, and nothing writes the result into the gradient"
         return fault_at(reduction, sentence, ReductionNotStored(place, axis, ""))
     writing = called(into_copy[-1], reduction.line)
     sentence = f"{at(reduction.line)} {result}; {writing} writes the result into a copy, not into the gradient"
-    return fault_at(into_copy[-1], sentence, ReductionNotStored(place, axis, place_of(into_copy[-1].line)))
+    return fault_at(into_copy[-1], sentence, ReductionNotStored(place, axis, into_copy[-1].place))
 
 
 def _local_reads(lines: Lines, name: str) -> Iterator[tuple[tuple[FrameRecord, ...], int]]:

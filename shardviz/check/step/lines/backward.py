@@ -8,12 +8,12 @@ from dataclasses import replace
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from shardviz.check.step.lines.calls import CONVERSIONS, JOINS, SELECTS
+from shardviz.check.step.lines.calls import CONVERSIONS, JOINS, SELECTS, Call, Value
 from shardviz.check.step.lines.exchanges import EXCHANGE
-from shardviz.check.step.lines.fault import Fault, after, at, fault_at, place_of, reached
-from shardviz.check.step.lines.halo import halo_not_sent_back
+from shardviz.check.step.lines.fault import Fault, after, at, fault_at, reached
+from shardviz.check.step.lines.parts import halo_not_sent_back
 from shardviz.check.step.lines.state import State, words_of
-from shardviz.check.step.lines.states import MAX_BESIDE
+from shardviz.check.step.lines.states import MAX_BESIDE, States
 from shardviz.explain.step.gradients import UnsummedInputGradient
 from shardviz.explain.step.line_reductions import (
     GradientsOfOtherMicroBatches,
@@ -23,6 +23,7 @@ from shardviz.explain.step.line_reductions import (
     WrongLineBackward,
 )
 from shardviz.explain.step.line_rows import ExchangeNotReversed
+from shardviz.groups import walk
 from shardviz.layout.region import Region
 from shardviz.relate.factors import over
 from shardviz.relate.tolerance import ELEMENT, SINGLE
@@ -35,10 +36,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from shardviz.check.step.lines.calls import Call, Value
-    from shardviz.check.step.lines.states import States
     from shardviz.explain.cause import Cause
-
 
 APPLIED = re.compile(r"\w+\.apply(?=\()")
 """How code calls an autograd.Function."""
@@ -77,7 +75,7 @@ def _gather_fault(states: States, wrong: Sequence[Value]) -> Fault | None:
 def _gather_behind(states: States, call: Call) -> Call:
     """Return the collective that comes last before a call which joins parts; the call itself if it joins none."""
     before = (earlier for earlier in reversed(states.lines.calls[: call.order]) if earlier.first.is_collective)
-    return next(before, call) if call.first.function in JOINS else call
+    return next(before, call) if call.function in JOINS else call
 
 
 def _first_known(states: States, value: Value) -> Iterator[tuple[Value, Call]]:
@@ -118,7 +116,7 @@ def _fault_of_gather(call: Call, axis: str) -> Fault:
     line = call.line if applied is None else applied
     begin = f"in backward {at(line)}{f', called in {at(call.line, line)},' if line != call.line else ''} is the first"
     sentence = f"{begin} wrong line: each rank gets its part of its own gradient, without the other ranks'"
-    cause = UnreducedGather(place_of(line), axis, applied is None and call.first.function in CONVERSIONS)
+    cause = UnreducedGather(line.place, axis, applied is None and call.function in CONVERSIONS)
     return replace(fault_at(call, sentence, cause), line=line)
 
 
@@ -245,24 +243,24 @@ class _Backward:
 
     def _terms(self, call: Call, value: Value, axis: str) -> Fault:
         """Return that a call hands back terms of a tensor's gradient beside what another hands back whole."""
-        cause = UnsummedLineBackward(place_of(call.first.frames[-1]), axis)
+        cause = UnsummedLineBackward(call.inner_line.place, axis)
         return self._hands_back(call, value, "", cause, State("none", axes=(axis,)))
 
     def _wrong(self, value: Value, call: Call, given: str, axis: str = "", operand: str = "") -> Fault:
         """Return that a call, given something for its gradient, hands back a wrong gradient of a tensor."""
         applied = APPLIED.findall(call.line.source) if not operand else []
-        function = applied[0] if len(applied) == 1 else call.first.function  # torch's own match their forward
+        function = applied[0] if len(applied) == 1 else call.function  # torch's own match their forward
         held = self.states.gradient(value)
-        cause: Cause = WrongLineBackward(place_of(call.line), function, axis, operand)
+        cause: Cause = WrongLineBackward(call.place, function, axis, operand)
         if (exchange := self._exchange_in(call)) is not None and held.moved:
             inner = exchange.first
-            cause = ExchangeNotReversed(place_of(call.line), inner.function, place_of(inner.frames[-1]))
+            cause = ExchangeNotReversed(call.place, inner.function, inner.frames[-1].place)
         return self._hands_back(call, value, given, cause, held)
 
     def _exchange_in(self, call: Call) -> Call | None:
         """Return the exchange in the forward of the function that a call's line applies; None without one."""
         inside = (other for other in self.lines.calls if other.line == call.line and len(other.first.frames) > 1)
-        return next((other for other in inside if other.first.function.startswith(EXCHANGE)), None)
+        return next((other for other in inside if other.function.startswith(EXCHANGE)), None)
 
     def _hands_back(self, call: Call, value: Value, given: str, cause: Cause, held: State, more: str = "") -> Fault:
         gets = f"gets {given} of its gradient, and " if given else ""
@@ -276,7 +274,7 @@ class _Backward:
         axes = {state.axes for state in states if state.kind == "terms"}
         others = [state for index, state in enumerate(states) if index not in terms]
         is_beside = others or len(self.lines.readers(value)) > 1
-        if call.first.function not in SELECTS or call.first.is_collective or not terms or not is_beside:
+        if call.function not in SELECTS or call.first.is_collective or not terms or not is_beside:
             return None
         if len(axes) != 1 or any(state.kind != "right" for state in others):
             return None
@@ -292,7 +290,7 @@ class _Backward:
         for axis in self.states.mesh.axes if whole and call.whole is None else ():
             is_used_apart = any(self.states.differs_along(tensor, axis) for tensor in outputs)
             if is_used_apart and not self.states.differs_along(value, axis, gradient=True):
-                places = place_of(call.line), place_of(whole[0].line)
+                places = call.place, whole[0].place
                 cause = WholeGradientSummedAgain(*places, axis, self.states.mesh.axis_size(axis))
                 return self._hands_back(call, value, given, cause, self.states.gradient(value))
         return None
@@ -324,7 +322,7 @@ class _Backward:
         visited: list[Call] = []
         while call not in visited and self.is_given_terms(call):
             visited.append(call)
-            readers = [reader for one in call.outputs for reader in self.lines.readers(one)]
+            readers = self.lines.after(call)
             terms = [reader for reader in readers if self.is_given_terms(reader)]
             call = next(iter(terms or readers), call)
         return call
@@ -348,17 +346,14 @@ class _Backward:
 
     def _made_of(self, call: Call) -> Iterator[Value]:
         """Yield a call's outputs; for those without a known gradient, what is made from them."""
-        waiting, visited = [call], set()
-        while waiting:
-            current = waiting.pop(0)
-            if current in visited:
-                continue
-            visited.add(current)
-            for value in current.outputs:
-                if self.states.placed(value, gradient=True).kind != "unknown":
-                    yield value
-                else:
-                    waiting += self.lines.readers(value)
+
+        def is_known(value: Value) -> bool:
+            return self.states.placed(value, gradient=True).kind != "unknown"
+
+        def onward(made: Call) -> list[Call]:
+            return [reader for value in made.outputs if not is_known(value) for reader in self.lines.readers(value)]
+
+        return (value for made in walk([call], onward) for value in made.outputs if is_known(value))
 
     def uses_part(self, value: Value, call: Call) -> bool:
         """Whether each rank makes its own part, or a term, of a tensor that all of them have."""

@@ -12,14 +12,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from shardviz.dump.records.trace import STEP
-from shardviz.groups import in_groups, the_only
+from shardviz.dump.records.trace import STEP, FrameRecord, LineRecord, LinesRecord, ValueRecord
+from shardviz.groups import in_groups, the_only, walk
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from shardviz.dump.dump import Dump
-    from shardviz.dump.records.trace import FrameRecord, LineRecord, LinesRecord, ValueRecord
     from shardviz.layout.mesh import Mesh
 
 Value = tuple[tuple[int, int], ...]
@@ -67,14 +66,24 @@ class Call:
         return next(iter(self.records.values()))
 
     @property
+    def function(self) -> str:
+        """What it calls."""
+        return self.first.function
+
+    @property
     def line(self) -> FrameRecord:
         """The line of the module's own code that it comes from."""
         return self.first.frames[self.first.innermost]
 
     @property
-    def place(self) -> tuple[str, int]:
-        """The file and the number of that line."""
-        return self.line.file, self.line.line
+    def inner_line(self) -> FrameRecord:
+        """The line that makes it, which may stand in a function that the line of the module's own code calls."""
+        return self.first.frames[-1]
+
+    @property
+    def place(self) -> str:
+        """The line of the module's own code as `moe.py:83`."""
+        return self.line.place
 
     @cached_property
     def inputs(self) -> tuple[Value, ...]:
@@ -226,14 +235,25 @@ class Lines:
 
     def makers(self, value: Value) -> Iterator[Call]:
         """Yield the calls that a tensor is made of, the nearest first."""
-        waiting: list[Value] = [value]
-        seen: set[Call] = set()
-        while waiting:
-            call = self.producer(waiting.pop(0))
-            if call is not None and call not in seen:
-                seen.add(call)
-                waiting += call.inputs
-                yield call
+        producer = self.producer(value)
+        return walk([producer] if producer is not None else (), self.before)
+
+    def before(self, call: Call) -> list[Call]:
+        """Return the calls that make what a call is given."""
+        return [maker for given in call.inputs if (maker := self.producer(given)) is not None]
+
+    def after(self, call: Call) -> list[Call]:
+        """Return the calls that read what a call makes."""
+        return [reader for made in call.outputs for reader in self.readers(made)]
+
+    def source(self, value: Value, leads_on: Callable[[Call, Value], bool]) -> Value:
+        """Return the tensor that another comes from: back from each call to the first of its inputs that leads on."""
+        while (maker := self.producer(value)) is not None:
+            given = next((given for given in maker.inputs if leads_on(maker, given)), None)
+            if given is None:
+                break
+            value = given
+        return value
 
     def is_of_positions(self, value: Value) -> bool:
         """Whether a tensor is made without what the module holds or is given: of numbers that its lines count."""
@@ -379,7 +399,7 @@ class Lines:
         there = {line.frames for line in self.unsharded.lines}
         unpaired = [line for line in self.unsharded.lines if line.frames not in frames]
         for call in self.calls:
-            if call.first.function in CONVERSIONS and call.inputs and call.inputs[0] in self.wanted:
+            if call.function in CONVERSIONS and call.inputs and call.inputs[0] in self.wanted:
                 self._all((value, self.wanted[call.inputs[0]]) for value in call.outputs)
                 continue
             if call.first.frames in there or call.first.is_collective:
@@ -389,10 +409,10 @@ class Lines:
                 continue
             for at, whole in enumerate(unpaired):
                 sides = list(zip(expected_inputs, whole.inputs, strict=False))
-                is_alike = whole.function == call.first.function and len(expected_inputs) == len(whole.inputs)
+                is_alike = whole.function == call.function and len(expected_inputs) == len(whole.inputs)
                 matches = [number == other for number, other in sides if number is not None]
                 if is_alike and matches and all(matches) and len(whole.outputs) == len(call.outputs):
-                    if call.first.function in SELECTS and not self._are_as_many(whole):
+                    if call.function in SELECTS and not self._are_as_many(whole):
                         break
                     call.whole = whole
                     self._all(zip(call.outputs, whole.outputs, strict=True))
@@ -402,7 +422,7 @@ class Lines:
 
     def _pair_without_bias(self, call: Call, given: Sequence[int | None], left: Sequence[LineRecord]) -> bool:
         """Pair a product with the unsharded model's that adds a bias, which ranks add after the sum of their terms."""
-        if call.first.function != "linear" or len(given) != 2:
+        if call.function != "linear" or len(given) != 2:
             return False
         for whole in left:
             if whole.function == "linear" and len(whole.inputs) == 3 and whole.inputs[1] == given[1]:
@@ -419,7 +439,7 @@ class Lines:
         for call in reversed(self.calls):
             whole = makers.get(self.wanted.get(call.outputs[0], -1)) if len(call.outputs) == 1 else None
             is_free = whole is not None and id(whole) not in taken and call.whole is None
-            if whole is None or not is_free or whole.function != call.first.function or whole.function in SELECTS:
+            if whole is None or not is_free or whole.function != call.function or whole.function in SELECTS:
                 continue
             given = [self.wanted.get(value) for value in call.inputs]
             known = [number == other for number, other in zip(given, whole.inputs, strict=False) if number is not None]
@@ -431,7 +451,7 @@ class Lines:
     def _are_as_many(self, whole: LineRecord) -> bool:
         """Whether both sides take parts of a tensor as often: of a split one ranks take fewer, and other parts."""
         function, number = whole.function, whole.inputs[0]
-        calls = [one for one in self.calls if one.first.function == function and one.inputs]
+        calls = [one for one in self.calls if one.function == function and one.inputs]
         there = [line for line in self.unsharded.lines if line.function == function and line.inputs[:1] == (number,)]
         return len([one for one in calls if self.wanted.get(one.inputs[0]) == number]) == len(there)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.lines.fault import Fault, at, fault_at, place_of, reached
+from shardviz.check.step.lines.fault import Fault, at, fault_at, reached
 from shardviz.explain.step.line_rows import ExchangeNotReversed, RowsNotRestored, RowsOfOtherExperts, StrangeRows
 from shardviz.explain.step.lines import INDEXING, MisplacedLine
 from shardviz.layout.layout import Layout
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from shardviz.check.step.lines.calls import Call, Value
     from shardviz.check.step.lines.states import States
-    from shardviz.dump.records.trace import FrameRecord
 
     Array = NDArray[np.float64]
 
@@ -75,7 +74,7 @@ def not_restored_fault(states: States) -> Fault | None:
 def _are_exchanged(rows: Rows) -> bool:
     """Whether rows are exchanged, and ranks sum none."""
     calls = rows.states.lines.calls
-    summed = (value for call in calls if call.first.function in SUMS for value in call.outputs)
+    summed = (value for call in calls if call.function in SUMS for value in call.outputs)
     return any(map(_is_exchange, calls)) and not any(map(rows.of, summed))
 
 
@@ -83,17 +82,17 @@ def _sorted_twice(states: States) -> Fault | None:
     """Return the line that puts rows in order again by the index that sorted them, and not by its inverse."""
     sorting: dict[Value, Value] = {}
     for call in states.lines.calls:
-        if call.first.function not in INDEXING or len(call.inputs) != 2 or len(call.outputs) != 1:
+        if call.function not in INDEXING or len(call.inputs) != 2 or len(call.outputs) != 1:
             continue
         rows, index = call.inputs
         if states.forward(rows).kind == "right":
             sorting.setdefault(index, rows)
         elif index in sorting and _are_twice_sorted(states, call, sorting[index]):
-            begin = f"{reached(call)} is the first wrong line: {call.first.function} takes rows by the same index"
+            begin = f"{reached(call)} is the first wrong line: {call.function} takes rows by the same index"
             producer = next(one for one in states.lines.readers(index) if one.inputs == (sorting[index], index))
             sentence = f"{begin} that sorts them in {at(producer.line, call.line)}, before they are exchanged"
-            place = place_of(call.first.frames[-1])
-            return fault_at(call, sentence, MisplacedLine(place, call.first.function, is_of_rank=False))
+            place = call.inner_line.place
+            return fault_at(call, sentence, MisplacedLine(place, call.function, is_of_rank=False))
     return None
 
 
@@ -155,13 +154,12 @@ def _not_restored(rows: Rows) -> Fault | None:
     for index, (there, (exchanged, came)) in enumerate(exchanges):
         for back, (sent, returned) in exchanges[index + 1 :]:
             first, last = (_wanted_rows(rows, value) for value in (exchanged, returned))
-            maker = lines.producer(sent)
-            while maker is not None and maker.first.function in COPIES and lines.producer(maker.inputs[0]) is not None:
-                maker = lines.producer(maker.inputs[0])
+            made = lines.source(sent, lambda call, given: call.function in COPIES and lines.producer(given) is not None)
+            maker = lines.producer(made)
             if first is None or last is None or maker is None:
                 continue
             if is_reordered(rows.of(came), rows.of(sent), first, last):
-                places = [place_of(one.line) for one in (maker, there, back)]
+                places = [one.place for one in (maker, there, back)]
                 end = f"{at(back.line, there.line)} sends them back"
                 sentence = f"{at(there.line)} brings rows; {at(maker.line, there.line)} reorders them; {end}"
                 return fault_at(maker, sentence, RowsNotRestored(*places))
@@ -171,10 +169,7 @@ def _not_restored(rows: Rows) -> Fault | None:
 def _wanted_rows(rows: Rows, value: Value) -> Array | None:
     """Return the rows of the unsharded model's tensor that a tensor is compared with, or that it is a copy of."""
     lines = rows.states.lines
-    maker = lines.producer(value)
-    while value not in lines.wanted and maker is not None and maker.first.function in COPIES and maker.inputs:
-        value = maker.inputs[0]
-        maker = lines.producer(value)
+    value = lines.source(value, lambda call, _: call.function in COPIES and call.outputs[0] not in lines.wanted)
     whole = rows.states.reference_of(value)
     return None if whole is None or whole.ndim < 2 else whole.reshape(-1, whole.shape[-1])
 
@@ -213,14 +208,14 @@ def _first_strange(rows: Rows) -> Fault | None:
     lines = rows.states.lines
     strange: dict[Value, Call] = {}
     innocent: set[int] = set()
-    for call in (one for one in lines.calls if one.first.function not in ROOM):
+    for call in (one for one in lines.calls if one.function not in ROOM):
         origin = next((strange[value] for value in call.inputs if value in strange), None)
         for value in call.outputs:
             are_known = rows.are_known(value)
             is_known = rows.states.placed(value).is_known  # of a table that is split by columns, rows are parts
             if is_known:
                 continue
-            if are_known is False and origin is None and call.first.function not in MOVES and not _is_exchange(call):
+            if are_known is False and origin is None and call.function not in MOVES and not _is_exchange(call):
                 strange[value] = call
             elif origin is not None and are_known:
                 innocent.add(origin.order)
@@ -235,16 +230,16 @@ def _first_strange(rows: Rows) -> Fault | None:
 
 def _fault_of_strange(rows: Rows, call: Call) -> Fault:
     """Return the fault of a call that makes unknown rows: what its rows meet says why, as far as they are known."""
-    function = call.first.function
+    function = call.function
     sentence = f"{at(call.line)} makes rows that the unsharded model doesn't have; {function} gets rows that it has"
     meetings = meetings_of(rows.states, call) if function in MATRIX_PRODUCTS else None
     if meetings is None or not meetings.is_on_rank:
-        return fault_at(call, sentence, StrangeRows(place_of(call.line), function, function in MATRIX_PRODUCTS))
+        return fault_at(call, sentence, StrangeRows(call.place, function, function in MATRIX_PRODUCTS))
     labeled = _mislabeled(rows, call, meetings)
     if labeled is not None:
         sentence = f"{reached(labeled)} numbers rows by other experts than they were sent to; {sentence}"
-    labels = place_of(labeled.first.frames[-1]) if labeled is not None else ""
-    cause = RowsOfOtherExperts(labels or place_of(call.first.frames[-1]), place_of(call.line), bool(labels))
+    labels = labeled.inner_line.place if labeled is not None else ""
+    cause = RowsOfOtherExperts(labels or call.inner_line.place, call.place, bool(labels))
     return fault_at(labeled or call, sentence, cause)
 
 
@@ -262,7 +257,7 @@ def _mislabeled(rows: Rows, call: Call, meetings: Meetings) -> Call | None:
 
 
 def _is_exchange(call: Call) -> bool:
-    return call.first.function.startswith(EXCHANGE)
+    return call.function.startswith(EXCHANGE)
 
 
 def exchange_backward(states: States) -> Fault | None:
@@ -275,7 +270,7 @@ def exchange_backward(states: States) -> Fault | None:
         sending = _sending(states, call) if len(call.first.frames) > call.first.innermost + 1 else None
         if sending is not None and not _is_reversed(states, sending, call):
             sentence = f"in backward {reached(call)} is the first wrong line: it doesn't send back the reverse exchange"
-            places = place_of(call.line), call.first.function, place_of(call.first.frames[-1])
+            places = call.place, call.function, call.inner_line.place
             return fault_at(call, f"{sentence} of its gradient", ExchangeNotReversed(*places))
     return None
 
@@ -284,8 +279,8 @@ def _sending(states: States, call: Call) -> Call | None:
     """Return the call that sends what a call brings: itself, if it exchanges, or the send before a receive."""
     if _is_exchange(call):
         return call
-    earlier = reversed(states.lines.calls[: call.order]) if call.first.function in RECEIVES else ()
-    return next((other for other in earlier if other.first.function in SENDS and other.line == call.line), None)
+    earlier = reversed(states.lines.calls[: call.order]) if call.function in RECEIVES else ()
+    return next((other for other in earlier if other.function in SENDS and other.line == call.line), None)
 
 
 def _is_reversed(states: States, sending: Call, call: Call) -> bool:
@@ -296,7 +291,7 @@ def _is_reversed(states: States, sending: Call, call: Call) -> bool:
     inputs = [value for value in inputs if _sorted(states.held(value)) == _sorted(gave)]
     if out is None or len(inputs) != 1:
         return True
-    given = _given_to_line(states, inputs[0], call)
+    given = states.lines.source(inputs[0], lambda maker, _: maker.line == call.line and maker.function in COPIES)
     readers = states.lines.readers(given)
     share = next((sent for reader in readers if reader.line == call.line and (sent := reader.sent(given))), None)
     if share is None and any(reader.line != call.line for reader in readers):
@@ -314,14 +309,6 @@ def _is_reversed(states: States, sending: Call, call: Call) -> bool:
     here = sum(float(np.vdot(gave[rank], got[rank])) for rank in held)
     size = sum(float(np.linalg.norm(gave[rank]) * np.linalg.norm(got[rank])) for rank in held)
     return abs(there - here) <= ELEMENT.get(states.held_dtype(inputs[0]), EXACT) * size
-
-
-def _given_to_line(states: States, value: Value, call: Call) -> Value:
-    """Return the tensor that a call's line is given, if a value is a copy of it that the line makes."""
-    maker = states.lines.producer(value)
-    while maker is not None and maker.line == call.line and maker.first.function in COPIES and maker.inputs:
-        value, maker = maker.inputs[0], states.lines.producer(maker.inputs[0])
-    return value
 
 
 def _sorted(held: Mapping[int, Array]) -> list[float]:
@@ -387,8 +374,8 @@ def meetings_of(states: States, call: Call) -> Meetings | None:
         given = [array for number in line.inputs if (array := states.whole(number)) is not None]
         pairs += _pairs(*given) if len(given) == 2 else ()
     rows, of_ranks = [], {rank: list[tuple[int, list[int]]]() for rank in lines.sharded}
-    calls = [other for other in lines.calls if _line(other) == _line(call) and len(other.inputs) == 2]
-    calls = [other for other in calls if other.first.function == call.first.function][:MAX_MEETINGS]
+    calls = [other for other in lines.calls if other.inner_line == call.inner_line and len(other.inputs) == 2]
+    calls = [other for other in calls if other.function == call.function][:MAX_MEETINGS]
     width = next((array.shape[-1] for array in states.held(call.inputs[0]).values()), 0)
     weights: list[Array] = []
     numbers: list[int] = []
@@ -418,10 +405,6 @@ def meetings_of(states: States, call: Call) -> Meetings | None:
                     return None
                 meetings.append((known, places))
     return Meetings(pool, due, of_ranks)
-
-
-def _line(call: Call) -> FrameRecord:
-    return call.first.frames[-1]
 
 
 def _pairs(rows: Array, weight: Array) -> Iterator[tuple[Array, Array]]:

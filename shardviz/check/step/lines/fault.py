@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from shardviz.check.step.lines.calls import ADDITIONS, ENTRIES
+from shardviz.check.step.lines.calls import ADDITIONS, ENTRIES, Call
 from shardviz.explain.step.line_reductions import (
     CopiesSummedLine,
     ExtremeOfPart,
@@ -32,7 +32,6 @@ from shardviz.explain.templates import number
 from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
-    from shardviz.check.step.lines.calls import Call
     from shardviz.check.step.lines.state import State
     from shardviz.check.step.lines.states import States
     from shardviz.dump.records.trace import FrameRecord
@@ -45,9 +44,7 @@ class Fault:
     """A first wrong line.
 
     Attributes:
-        function: What it calls.
         sentence: What is wrong there, with each rank's values and the line before.
-        cause: The cause that it is.
         is_forward: Whether the call makes something wrong of what is right, before any backward.
         is_scaled: Whether it is given what is right, sums nothing, and returns it times a number.
         summed: The collective that sums what it makes; empty if nothing does.
@@ -74,7 +71,7 @@ class Fault:
     @property
     def place(self) -> str:
         """The line as `moe.py:83`."""
-        return place_of(self.line)
+        return self.line.place
 
     @property
     def is_torchs(self) -> bool:
@@ -84,31 +81,25 @@ class Fault:
 
 def fault_at(call: Call, sentence: str, cause: Cause) -> Fault:
     """Return the fault of a call."""
-    return Fault(call.line, call.first.function, sentence, cause)
+    return Fault(call.line, call.function, sentence, cause)
 
 
 def given_fault(call: Call, argument: str = "", differs: str = "") -> Fault:
     """Return the fault of a call that reads what its module is given wrong.
 
     Args:
-        call: The call.
         argument: The input that alone is wrong, as `input 1`; empty if that isn't known.
         differs: Where its numbers differ.
     """
-    gives = f"gives {call.first.function} {argument} of its module" if argument else "reads what its module is given"
+    gives = f"gives {call.function} {argument} of its module" if argument else "reads what its module is given"
     sentence = f"{at(call.line)} {gives}, which is no part of the unsharded model's{f' ({differs})' if differs else ''}"
-    cause = WrongLine(place_of(call.line), call.first.function)
+    cause = WrongLine(call.place, call.function)
     return replace(fault_at(call, sentence, cause), is_given=True, argument=argument)
-
-
-def place_of(line: FrameRecord) -> str:
-    """Return a line as `moe.py:83`."""
-    return f"{line.file}:{line.line}"
 
 
 def at(line: FrameRecord, previous: FrameRecord | None = None) -> str:
     """Return a line with its text; without the file's name behind a line of the same file."""
-    place = f"line {line.line}" if previous is not None and previous.file == line.file else place_of(line)
+    place = f"line {line.line}" if previous is not None and previous.file == line.file else line.place
     return f"{place} `{line.source}`" if line.source else place
 
 
@@ -120,8 +111,8 @@ def called(call: Call, previous: FrameRecord | None = None) -> str:
 
 def reached(call: Call, previous: FrameRecord | None = None) -> str:
     """Return a call's line, the line in a function of the user's that makes the call, and the line that calls it."""
-    caller, inner = _caller(call), call.first.frames[-1]
-    parts = [f"in {at(inner, call.line)}"] if place_of(inner) != place_of(call.line) else []
+    caller, inner = _caller(call), call.inner_line
+    parts = [f"in {at(inner, call.line)}"] if inner.place != call.place else []
     parts += [f"called in {at(caller, call.line)}"] if caller is not None else []
     between = f", {', '.join(parts)}," if parts else ""
     return f"{at(call.line, previous)}{between}"
@@ -157,17 +148,17 @@ class Act:
     @property
     def place(self) -> str:
         """Its line as `moe.py:83`."""
-        return place_of(self.call.line)
+        return self.call.place
 
     @property
     def function(self) -> str:
         """What it calls."""
-        return self.call.first.function
+        return self.call.function
 
     @property
     def inner(self) -> str:
         """The line in a function that its line calls, if that makes the call."""
-        return place_of(self.call.first.frames[-1])
+        return self.call.inner_line.place
 
     def fault(self, cause: Cause, clause: str = "", *, over: str = "") -> Fault:
         """Return the fault with a cause; the clause says what the call gets, if that isn't `given` over some ranks."""
@@ -194,9 +185,9 @@ def wrong_argument(act: Act, held: str, wanted: str, *, is_of_axis: bool = False
 def wrong_count(act: Act, spoiler: Call, counts: str) -> Fault:
     """Return the fault of a call that counts a rank's own part, if what is made of the count is no rank's part."""
     fault = act.fault(CountOfPart(act.inner, act.function, counts) if counts else WrongLine(act.place, act.function))
-    line = spoiler.first.frames[-1]
-    where = "" if line == act.call.first.frames[-1] else f" in {at(line, act.call.line)}"
-    made = f"; of that, {spoiler.first.function}{where} makes no rank's part of the unsharded model's"
+    line = spoiler.inner_line
+    where = "" if line == act.call.inner_line else f" in {at(line, act.call.line)}"
+    made = f"; of that, {spoiler.function}{where} makes no rank's part of the unsharded model's"
     return replace(fault, sentence=fault.sentence + made)
 
 
@@ -293,7 +284,7 @@ def unsummed(act: Act, axis: str, operand: str = "", *, is_beside_whole: bool = 
         sentence = f"{terms}; {reached(act.call, before)} uses it as the whole; nothing {verb} it between"
     inside = (act.function, operand, "a tensor that needs no sum" if is_beside_whole else "") if operand else ("",) * 3
     reader, mean = act.place if act.given else "", "mean" if is_mean and not operand else ""
-    return act.with_sentence(sentence, UnsummedLine(place_of(before), reader, axis, *inside, mean))
+    return act.with_sentence(sentence, UnsummedLine(before.place, reader, axis, *inside, mean))
 
 
 def scaled_term(act: Act, axis: str, times: float, *, is_size: bool) -> Fault:
@@ -309,7 +300,7 @@ def ratio_of_terms(act: Act, axis: str) -> Fault:
     summed = f"{act.summed} sums the quotients" if act.summed else "nothing sums either before"
     sentence = f"{reached(act.call)} divides one term of a sum over {axis} by one term of another; {summed}"
     return replace(
-        act.with_sentence(sentence, UnsummedLine(act.place, act.place, axis, divisor=place_of(before))), by_terms=True
+        act.with_sentence(sentence, UnsummedLine(act.place, act.place, axis, divisor=before.place)), by_terms=True
     )
 
 
@@ -322,15 +313,15 @@ def with_label(states: States, fault: Fault | None) -> Fault | None:
     axis = cause.axis if isinstance(cause, UnsummedLine) else ""
     returned = {value for value, _ in lines.returned} if isinstance(cause, UnsummedLine) and not cause.reader else set()
     for call in lines.calls:
-        if call.first.function != FROM_LOCAL or not call.inputs or not call.outputs:
+        if call.function != FROM_LOCAL or not call.inputs or not call.outputs:
             continue
         given, label = states.forward(call.inputs[0]), lines.records[call.outputs[0][0]].placements
         is_of_sum = "Partial" in _along(axis, label, states.mesh)
         is_mislabeled = axis in given.axes and not is_of_sum if axis else given.text == WHOLE and label == SUM
-        places = {place_of(later.line) for later in lines.following(call)}
+        places = {later.place for later in lines.following(call)}
         if label and is_mislabeled and (fault.place in places or returned & lines.derived(call)):
             sentence = f"{fault.sentence}; {reached(call)} labels {given.text} as {label}"
-            return fault_at(call, sentence, MislabeledPlacement(place_of(call.line), label, axis))
+            return fault_at(call, sentence, MislabeledPlacement(call.place, label, axis))
     return fault
 
 

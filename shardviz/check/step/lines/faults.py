@@ -11,16 +11,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardviz.check.step.lines.backward import backward_fault, micro_batches_fault
-from shardviz.check.step.lines.calls import SELECTS
-from shardviz.check.step.lines.exchanges import (
-    MOVES,
-    exchange_backward,
-    exchange_fault,
-    not_restored_fault,
-)
-from shardviz.check.step.lines.fault import Fault, called, fault_at, place_of, with_label
+from shardviz.check.step.lines.calls import SELECTS, Call, Value
+from shardviz.check.step.lines.exchanges import MOVES, exchange_backward, exchange_fault, not_restored_fault
+from shardviz.check.step.lines.fault import Fault, called, fault_at, with_label
 from shardviz.check.step.lines.foreign import foreign_fault, loop_fault, own_rows_fault, padding_fault, unwritten_fault
-from shardviz.check.step.lines.halo import neighbor_fault
 from shardviz.check.step.lines.offsets import (
     misplaced_fault,
     other_axis_fault,
@@ -29,7 +23,7 @@ from shardviz.check.step.lines.offsets import (
     unequal_fault,
 )
 from shardviz.check.step.lines.operands import operand_fault, operator_fault, with_operator
-from shardviz.check.step.lines.orders import merged_fault
+from shardviz.check.step.lines.parts import merged_fault, neighbor_fault
 from shardviz.check.step.lines.search import ForwardSearch
 from shardviz.explain.step.forward import ShiftedPart
 from shardviz.explain.step.line_rows import PartOfAnotherDim
@@ -46,7 +40,6 @@ from shardviz.explain.step.lines import (
 from shardviz.explain.step.losses import TermsAveraged, UnsummedValue
 
 if TYPE_CHECKING:
-    from shardviz.check.step.lines.calls import Call, Value
     from shardviz.check.step.lines.states import States
 
 MAY_LACK_NEIGHBOR = (WrongLine, WrongLines, CarriedLine, MisplacedLine)
@@ -107,7 +100,7 @@ def averaged_terms_fault(states: States, loss: Value) -> Fault | None:
         return None
     axes = " and ".join(state.axes)
     sentence = f"{called(maker)} gives each rank one term of a sum over {axes}, and backward runs on that"
-    return fault_at(maker, sentence, TermsAveraged(place_of(maker.line), axes, states.mesh.size_over(state.axes)))
+    return fault_at(maker, sentence, TermsAveraged(maker.place, axes, states.mesh.size_over(state.axes)))
 
 
 def _narrowed(states: States, fault: Fault | None) -> Fault | None:
@@ -193,7 +186,7 @@ def moved_fault(states: States) -> Fault | None:
             maker = lines.producer(moved[0])
             while maker is not None and (earlier := _moved_before(states, maker)):
                 moved, maker = [earlier], lines.producer(earlier)
-            if maker is None or maker.first.function not in MOVES:
+            if maker is None or maker.function not in MOVES:
                 return None
             return ForwardSearch(states).fault_of_moved(moved[0], maker)
     return None

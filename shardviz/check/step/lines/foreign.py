@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.lines.calls import SELECTS
+from shardviz.check.step.lines.calls import SELECTS, Call, Lines, Value
 from shardviz.check.step.lines.exchanges import MOVES, ROOM
-from shardviz.check.step.lines.fault import Fault, at, fault_at, place_of, reached
+from shardviz.check.step.lines.fault import Fault, at, fault_at, reached
 from shardviz.check.step.lines.masks import ATTENTION, mask_fault, ring_mask_fault, same_block_fault, unweighted_fault
 from shardviz.explain.step.line_rows import CausalMaskOfPart, ForeignNumbersSummed, LoopFromZero
 from shardviz.explain.step.lines import ELEMENTWISE, UnlikeOperands, UnwrittenMemory
@@ -36,13 +36,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.lines.calls import Call, Lines, Value
     from shardviz.check.step.lines.states import States
     from shardviz.dump.records.trace import LineRecord
     from shardviz.layout.layout import Layout
 
     Array = NDArray[np.float64]
-
 
 BOUNDS = ("clamp", "clip", "where", "masked_fill", "clamp_", "masked_fill_", "setitem", "minimum", "maximum")
 """Functions by which code moves an index that is not of a rank's part into it."""
@@ -51,21 +49,21 @@ BOUNDS = ("clamp", "clip", "where", "masked_fill", "clamp_", "masked_fill_", "se
 def foreign_fault(states: States) -> Fault | None:
     """Return the line that reads at indices which were moved into the rank's part, if the result is summed unmasked."""
     for call in states.lines.calls:
-        moved = _moved(call, states) if call.first.function in BOUNDS else {}
+        moved = _moved(call, states) if call.function in BOUNDS else {}
         if not any(mask.any() for mask in moved.values()):
             continue
         calls = list(states.lines.following(call))
         read = next((one for one in calls if one.outputs and not states.is_index(one.outputs[0])), None)
-        summed = next((one for one in calls if one.first.function == "all_reduce"), None)
+        summed = next((one for one in calls if one.function == "all_reduce"), None)
         if read is None or summed is None or summed.order <= read.order:
             continue
         held = states.held(summed.inputs[0])
         rows = [_rows_at(held.get(rank), mask) for rank, mask in moved.items() if mask.any()]
         if all(row is not None for row in rows) and any(np.any(row) for row in rows if row is not None):
-            line, place = read.line, place_of(read.line)
-            where = "" if place_of(call.line) == place else f" by {at(call.line, line)}"
+            line, place = read.line, read.place
+            where = "" if call.place == place else f" by {at(call.line, line)}"
             clause = f"{at(line)} uses indices that were moved into the rank's part{where}"
-            cause = ForeignNumbersSummed(place, read.first.function, place_of(summed.line))
+            cause = ForeignNumbersSummed(place, read.function, summed.place)
             return fault_at(read, f"{clause}; {at(summed.line, line)} sums what comes of them", cause)
     return None
 
@@ -107,26 +105,26 @@ def unwritten_fault(lines: Lines) -> Fault | None:
     """Return the line that reads what a function like `empty` made and nothing wrote to; None without one."""
     room: dict[Value, Call] = {}
     for call in lines.calls:
-        if call.first.function in EMPTY:
+        if call.function in EMPTY:
             room |= {value: call for value in call.outputs if all(0 not in lines.records[one].shape for one in value)}
             continue
         made = next((room[value] for value in call.inputs if value in room), None)
         if made is None:
             continue
-        if call.first.function in MOVES - COPYING:
+        if call.function in MOVES - COPYING:
             room |= dict.fromkeys(call.outputs, made)
         elif not _writes(call):
-            before = made.first.frames[-1]
+            before = made.inner_line
             sentence = f"{at(before)} makes room that nothing writes to; {reached(call, before)} reads it"
-            return fault_at(call, sentence, UnwrittenMemory(place_of(before), made.first.function, place_of(call.line)))
+            return fault_at(call, sentence, UnwrittenMemory(before.place, made.function, call.place))
     return None
 
 
 def _writes(call: Call) -> bool:
     """Whether a call may write into a tensor that it is given, or reads only its shape."""
-    function = call.first.function
+    function = call.function
     is_like = function in ROOM or function.endswith("_like") or function.startswith("new_")
-    is_in_place = function.endswith("_") or function in WRITERS or "out=" in call.first.frames[-1].source
+    is_in_place = function.endswith("_") or function in WRITERS or "out=" in call.inner_line.source
     return call.first.is_collective or bool(call.first.ranks) or is_like or is_in_place
 
 
@@ -152,7 +150,7 @@ def padding_fault(states: States) -> Fault | None:
                 elements = f"elements {size} to {padded - 1} of it, on {named_ranks(ranks)}"
                 summed = f"{reached(call)} sums over dim {dim} with {elements}"
                 sentence = f"{summed}; the unsharded model cuts these off in {at(cutting, call.line)}"
-                places = place_of(call.line), call.first.function, place_of(cutting)
+                places = call.place, call.function, cutting.place
                 return fault_at(call, sentence, PaddingSummed(*places, dim, size, padded))
     return None
 
@@ -180,10 +178,10 @@ def _sum_over(states: States, value: Value, layout: Layout, dim: int, size: int)
         if read is None:
             continue
         numbers = call.first.numbers.split()
-        is_sum = call.first.function in (*SUMS_OVER_DIM, *OF_POWERS)
+        is_sum = call.function in (*SUMS_OVER_DIM, *OF_POWERS)
         if is_sum and (not numbers or numbers[0] in (str(dim), str(dim - len(shape)))):
             parts = _held_behind(states.held(read), layout, dim, size)
-            if any(np.any(part != 0 if call.first.function in SUMS_OVER_DIM else part > NO_POWER) for part in parts):
+            if any(np.any(part != 0 if call.function in SUMS_OVER_DIM else part > NO_POWER) for part in parts):
                 return call
         derived |= {made for made in call.outputs if lines.records[made[0]].shape == shape}
     return None
@@ -216,7 +214,7 @@ def own_rows_fault(states: States) -> Fault | None:
 
 def _causal_fault(states: States, call: Call) -> Fault | None:
     """Return the fault of an attention whose causal mask counts a rank's queries from 0, if its values prove that."""
-    if call.first.function != ATTENTION or "True" not in call.first.numbers.split() or len(call.inputs) != 3:
+    if call.function != ATTENTION or "True" not in call.first.numbers.split() or len(call.inputs) != 3:
         return None
     state, whole = states.forward(call.inputs[0]), states.reference_of(call.outputs[0])
     held, queries, keys, values = [states.held(value) for value in (call.outputs[0], *call.inputs)]
@@ -240,7 +238,7 @@ def _causal_fault(states: States, call: Call) -> Fault | None:
     rank, rows = next(iter(wrong.items()))
     has = f"rank {rank} has queries {join_numbers(rows)} of {state.layout.shape[-2]}"
     sentence = f"{reached(call)} is the first wrong line: {has}, and is_causal=True masks them as 0-{len(rows) - 1}"
-    return fault_at(call, sentence, CausalMaskOfPart(place_of(call.line), call.first.function))
+    return fault_at(call, sentence, CausalMaskOfPart(call.place, call.function))
 
 
 def _attention(query: Array, key: Array, value: Array, rows: Sequence[int]) -> Array | None:
@@ -264,7 +262,7 @@ def _attention(query: Array, key: Array, value: Array, rows: Sequence[int]) -> A
 
 def _unlike_rows_fault(states: States, call: Call) -> Fault | None:
     """Return the fault of a call that combines two tensors whose rows on a rank come from different places."""
-    if call.first.function not in ELEMENTWISE or len(call.inputs) != 2:
+    if call.function not in ELEMENTWISE or len(call.inputs) != 2:
         return None
     sides = [(states.held(value), states.reference_of(value)) for value in call.inputs]
     sizes = [whole.ndim for held, whole in sides if whole is not None and held]
@@ -276,8 +274,8 @@ def _unlike_rows_fault(states: States, call: Call) -> Fault | None:
         if unlike:
             places = [join_numbers(of_rank.get(unlike[0], ())) for of_rank in rows]
             given = f"slices {places[0]} of one tensor with slices {places[1]} of the other on rank {unlike[0]}"
-            sentence = f"{reached(call)} is the first wrong line: {call.first.function} combines {given}"
-            cause = UnlikeOperands(place_of(call.line), call.first.function, given, max(sizes) - back)
+            sentence = f"{reached(call)} is the first wrong line: {call.function} combines {given}"
+            cause = UnlikeOperands(call.place, call.function, given, max(sizes) - back)
             return fault_at(call, sentence, cause)
     return None
 
@@ -315,9 +313,9 @@ def loop_fault(states: States) -> Fault | None:
 def _fault_of_loop(calls: Sequence[Call], reading: Sequence[Call], rank: int, begin: int) -> Fault:
     call, count = calls[0], len(calls)
     reads = f"{at(reading[0].line, call.line)} reads slices {begin}-{begin + count - 1} on rank {rank}"
-    counts = f"{call.first.function} takes {call.first.numbers} to {calls[-1].first.numbers} there"
+    counts = f"{call.function} takes {call.first.numbers} to {calls[-1].first.numbers} there"
     sentence = f"{reached(call)} is the first wrong line: {reads}, and {counts}"
-    cause = LoopFromZero(place_of(call.line), call.first.function, place_of(reading[0].line), count)
+    cause = LoopFromZero(call.place, call.function, reading[0].place, count)
     return fault_at(call, sentence, cause)
 
 

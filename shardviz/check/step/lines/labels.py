@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.lines.fault import Fault, at, fault_at, place_of
+from shardviz.check.step.lines.fault import Fault, at, fault_at
 from shardviz.check.step.lines.search import DIVISIONS
 from shardviz.explain.step.line_rows import LabelsOfOtherRows, OtherLabels, RowsLeftOut
 from shardviz.explain.step.losses import MeanOfMeans
@@ -46,7 +46,7 @@ def means_fault(states: States) -> Fault | None:
     axes, mesh, ranks = states.batch_axes, states.mesh, _ranks_of_batch(states)
     for calls, of_whole in lines.rounds.values():
         operands = {len(call.inputs) for call in calls} | {len(line.inputs) for line in of_whole}
-        if calls[0].first.function not in DIVISIONS or operands != {2} or len(calls) < 2 or not of_whole:
+        if calls[0].function not in DIVISIONS or operands != {2} or len(calls) < 2 or not of_whole:
             continue
         wanted = [states.whole(number) for number in of_whole[-1].inputs]
         sums, counts = (_numbers(states, calls, operand, ranks) for operand in (0, 1))
@@ -55,7 +55,7 @@ def means_fault(states: States) -> Fault | None:
         shown = ", ".join(f"{count:.5g}" for count in counts[: len(calls)])
         sentence = f"{at(calls[0].line)} divides each micro-batch's sum by its own count: {shown} on rank {ranks[0]}"
         size = mesh.size_over(axes)
-        return fault_at(calls[0], sentence, MeanOfMeans(" and ".join(axes), size, place_of(calls[0].line), len(calls)))
+        return fault_at(calls[0], sentence, MeanOfMeans(" and ".join(axes), size, calls[0].place, len(calls)))
     return None
 
 
@@ -101,7 +101,7 @@ def labels_fault(states: States) -> Fault | None:
 def other_labels_fault(states: States) -> Fault | None:
     """Return the line that gives a loss other labels than the unsharded model's for rows of which all else is right."""
     for call in states.lines.calls:
-        if call.whole is None or call.first.function not in LOSSES or len(call.inputs) < 2:
+        if call.whole is None or call.function not in LOSSES or len(call.inputs) < 2:
             continue
         rows, labels, *others = call.inputs
         is_only = all(states.placed(value).is_known for value in (rows, *others))
@@ -114,7 +114,7 @@ def other_labels_fault(states: States) -> Fault | None:
             if due is None or due.shape != array.shape or np.array_equal(due, array):
                 continue
             where, count = tuple(np.argwhere(due != array)[0].tolist()), int(np.count_nonzero(due != array))
-            function, place = call.first.function, place_of(call.line)
+            function, place = call.function, call.place
             first = f"label {list(where)} is {int(array[where])}, the unsharded model has {int(due[where])}"
             sentence = (
                 f"on rank {rank} {count} of {array.size} labels that {at(call.line)} gives {function} differ from the "
@@ -154,7 +154,7 @@ def _left_out(lines: Lines, whole: LineRecord, of_ranks: Mapping[int, list[LineR
         return None
     line, function = calls[0].frames[calls[0].innermost], whole.function
     gets = f"{at(line)} gives {function} {held[rank]} labels on rank {rank} and {total} on all ranks"
-    cause = RowsLeftOut(place_of(line), function, total, wanted)
+    cause = RowsLeftOut(line.place, function, total, wanted)
     return Fault(line, function, f"{gets}; the unsharded model's loss is of {wanted}", cause)
 
 
@@ -186,6 +186,6 @@ def _exchanged(states: States, whole: LineRecord, calls: Mapping[int, LineRecord
             label, wanted = int(labels_held[row]), int(labels[int(np.argmax(is_same[row]))])
             frame, function = line.frames[line.innermost], whole.function
             gives = f"{at(frame)} gives {function} label {label} for row {row} on rank {rank}"
-            cause = LabelsOfOtherRows(place_of(frame), function, int(np.count_nonzero(~is_right)), len(rows_held))
+            cause = LabelsOfOtherRows(frame.place, function, int(np.count_nonzero(~is_right)), len(rows_held))
             return Fault(frame, function, f"{gives}; in the unsharded model this row has {wanted}", cause)
     return None

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.lines.calls import ADDITIONS
+from shardviz.check.step.lines.calls import ADDITIONS, Call, Lines, Value
 from shardviz.check.step.lines.exchanges import COPIES, MATRIX_PRODUCTS
-from shardviz.check.step.lines.fault import Fault, at, fault_at, given_fault, place_of, reached
+from shardviz.check.step.lines.fault import Fault, at, fault_at, given_fault, reached
 from shardviz.check.step.lines.states import States
 from shardviz.explain.step.line_rows import BlockNotPassedOn, MisplacedMask, UnweightedJoin
+from shardviz.groups import walk
 from shardviz.relate.factors import over
 from shardviz.relate.tolerance import STEP
 from shardviz.relate.values import finite_magnitude
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.lines.calls import Call, Lines, Value
     from shardviz.dump.records.trace import FrameRecord
 
     Array = NDArray[np.float64]
@@ -67,7 +67,7 @@ def mask_fault(states: States, calls: Sequence[Call]) -> Fault | None:
     Args:
         calls: The calls whose results are no part of the unsharded model's.
     """
-    masking = (call for call in calls if call.first.function == ATTENTION or _is_of_scores(states.lines, call))
+    masking = (call for call in calls if call.function == ATTENTION or _is_of_scores(states.lines, call))
     return next(filter(None, (_fault_of(states, call) for call in islice(masking, MAX_CALLS))), None)
 
 
@@ -85,7 +85,7 @@ def ring_mask_fault(states: States) -> Fault | None:
                 pairs = zip(values, numbers, strict=True) if len(values) == len(numbers) else ()
                 for value, wanted in pairs:
                     looped.lines.wanted.setdefault(value, wanted)
-        masking += [call for call in calls if call.first.function in MASKING and _is_of_scores(lines, call)]
+        masking += [call for call in calls if call.function in MASKING and _is_of_scores(lines, call)]
     combined = (call for call in masking if _has_mask(looped, call))
     faults = (_fault_of(looped, call, in_ring=True) for call in islice(combined, MAX_ROUNDS))
     return next(filter(None, faults), None)
@@ -95,15 +95,15 @@ def same_block_fault(states: States) -> Fault | None:
     """Return the line that multiplies by the same block in every round of a ring: no round passes it on."""
     for calls, of_whole in states.lines.rounds.values():
         is_by_weight = any(states.lines.weight_name(value) for value in calls[0].inputs)
-        if is_by_weight or not 0 < len(of_whole) < len(calls) or calls[0].first.function not in MATRIX_PRODUCTS:
+        if is_by_weight or not 0 < len(of_whole) < len(calls) or calls[0].function not in MATRIX_PRODUCTS:
             continue
         given = [[states.held(value) for value in call.inputs] for call in calls]
         first, others = given[0], given[1:]
         is_own = any(not np.array_equal(array, next(iter(held.values()))) for held in first for array in held.values())
         if is_own and all(all(map(_are_equal, first, other)) for other in others):
-            line = calls[0].first.frames[-1]
+            line = calls[0].inner_line
             sentence = f"{at(line)} multiplies the same numbers in all {len(calls)} rounds"
-            return fault_at(calls[0], sentence, BlockNotPassedOn(place_of(line), len(calls)))
+            return fault_at(calls[0], sentence, BlockNotPassedOn(line.place, len(calls)))
     return None
 
 
@@ -113,11 +113,10 @@ def unweighted_fault(states: States) -> Fault | None:
     A softmax over a rank's own scores is right if the results are joined later, by the sums of exponentials.
     """
     for call in states.lines.calls:
-        scores = call.inputs[0] if call.first.function == "softmax" and call.whole and call.inputs else None
+        scores = call.inputs[0] if call.function == "softmax" and call.whole and call.inputs else None
         layout = states.forward(scores).layout if scores is not None else None
         axes = [axis for axis in layout.chains[-1] if isinstance(axis, str)] if layout is not None else []
-        readers = [reader for made in call.outputs for reader in states.lines.readers(made)]
-        product = next((reader for reader in readers if reader.first.function in MATRIX_PRODUCTS), None)
+        product = next((reader for reader in states.lines.after(call) if reader.function in MATRIX_PRODUCTS), None)
         if scores is None or len(axes) != 1 or product is None or not _are_joined(states, scores, product, axes[0]):
             continue
         joining = next((later for later in states.lines.following(product) if later.first.ranks), None)
@@ -126,7 +125,7 @@ def unweighted_fault(states: States) -> Fault | None:
         sentence = (
             f"{reached(joining, call.line)} joins what {at(call.line)} weights by a softmax of each rank's scores"
         )
-        return fault_at(joining, sentence, UnweightedJoin(place_of(joining.line), place_of(call.line), axes[0]))
+        return fault_at(joining, sentence, UnweightedJoin(joining.place, call.place, axes[0]))
     return None
 
 
@@ -183,23 +182,23 @@ def _fault_of(states: States, call: Call, *, in_ring: bool = False) -> Fault | N
         earlier = states.lines.producer(before) if before is not None else None
         if earlier is None:
             break
-        changing = changing or (maker.first.frames[-1] if _is_update(states.lines, maker) else None)
+        changing = changing or (maker.inner_line if _is_update(states.lines, maker) else None)
         maker = earlier
     if not in_ring and not maker.counts_by_rank:  # what it is made of first is made of may be wrong, too
         makers, given = _makers_of_unlike(states, call, places)
         if given is not None:
             return given_fault(given) if not states.lines.is_cut else None
         maker = min([maker, *makers], key=lambda earlier: earlier.order)
-    rank, first = unlike[0], maker.first.frames[-1]
+    rank, first = unlike[0], maker.inner_line
     of, taken = _counted(states, mask, maker, rank, places) or _taken(states, mask, rank, places[rank])
-    what, verb = ("bias", "biases") if call.first.function in (*ADDITIONS, "sub") else ("mask", "masks")
+    what, verb = ("bias", "biases") if call.function in (*ADDITIONS, "sub") else ("mask", "masks")
     has = f"rank {rank} {verb} {of} {spans(places[rank][of == 'keys'])} of the whole"
     takes = f"the {what} takes them as {spans(taken)}" if taken else f"the {what} isn't that of these"
     changes = f", as {at(changing, first)} changes it in each round" if changing is not None else ""
     sentence = f"{reached(maker)} is the first wrong line: {has}, and {takes}{changes}"
-    applies = f"{at(call.first.frames[-1], first)} applies the {what}"
-    place, reader = place_of(first), place_of(call.first.frames[-1])
-    updated = place_of(changing) if changing is not None else ""
+    applies = f"{at(call.inner_line, first)} applies the {what}"
+    place, reader = first.place, call.inner_line.place
+    updated = changing.place if changing is not None else ""
     cause = MisplacedMask(place, reader, of, in_ring, updated=updated)
     return fault_at(maker, f"{sentence}; {applies}", cause)
 
@@ -236,9 +235,7 @@ def _makers_of_unlike(states: States, call: Call, places: Mapping[int, Places]) 
 def _hidden_later(states: States, call: Call) -> dict[int, NDArray[np.bool_]]:
     """Return which scores of a rank a later mask hides in all heads: what is added to these does not count."""
     last = call
-    while later := [
-        reader for value in last.outputs for reader in states.lines.readers(value) if reader.first.function in MASKING
-    ]:
+    while later := [reader for reader in states.lines.after(last) if reader.function in MASKING]:
         last = later[0]
     if last is call or not (call.outputs and last.outputs):
         return {}
@@ -250,31 +247,21 @@ def _hidden_later(states: States, call: Call) -> dict[int, NDArray[np.bool_]]:
 def _is_update(lines: Lines, call: Call) -> bool:
     """Whether a call changes a variable of a loop: its line makes what it reads, too, or what reads its result."""
     key = lines.key_of(call.first)
-    beside = [lines.producer(value) for value in call.inputs]
-    beside += [reader for value in call.outputs for reader in lines.readers(value)]
-    return any(other is not None and lines.key_of(other.first) == key for other in beside)
+    return any(lines.key_of(other.first) == key for other in (*lines.before(call), *lines.after(call)))
 
 
 def _is_of_scores(lines: Lines, call: Call) -> bool:
     """Whether a call masks what a softmax is taken of, also one that is written out."""
-    waiting, seen = [call], {call}
-    while waiting:
-        current = waiting.pop()
-        if "softmax" in current.first.function or current.first.function in POWERS:
-            return True
-        if current.first.function in (*MASKING, *COPIES):
-            readers = [reader for value in current.outputs for reader in lines.readers(value) if reader not in seen]
-            waiting += readers
-            seen.update(readers)
-    return False
+    masked = walk([call], lambda made: lines.after(made) if made.function in (*MASKING, *COPIES) else [])
+    return any("softmax" in made.function or made.function in POWERS for made in masked)
 
 
 def _places_of_call(states: States, call: Call) -> tuple[dict[int, Places], Value | None]:
     """Return each rank's queries and keys of a call that masks scores, with the mask; empty if they aren't certain."""
-    if call.first.function == ATTENTION and len(call.inputs) == 4:
+    if call.function == ATTENTION and len(call.inputs) == 4:
         queries, keys = (_places(states, value) for value in call.inputs[:2])
         return {rank: (queries[rank][0], keys[rank][0]) for rank in queries if rank in keys}, call.inputs[3]
-    if call.first.function not in MASKING or len(call.inputs) < 2:
+    if call.function not in MASKING or len(call.inputs) < 2:
         return {}, None
     scores, mask = sorted(call.inputs, key=lambda value: -_variety(states, value))[:2]
     is_made_of_scores = any(scores in maker.inputs for maker in states.lines.makers(mask))  # as their maximum is
@@ -335,9 +322,6 @@ def _is_like(
     """Whether a rank's tensor is that of some queries and keys; None if it has neither, or isn't compared.
 
     Args:
-        states: What ranks have of their tensors.
-        value: The tensor.
-        rank: The rank.
         places: Its queries and keys.
         hidden: Scores of each rank whose mask or bias does not count.
     """

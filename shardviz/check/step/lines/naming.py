@@ -13,22 +13,26 @@ from shardviz.check.report import NotChecked
 from shardviz.check.step.lines.around import Around, is_around, results_of
 from shardviz.check.step.lines.backward import sent_back_fault
 from shardviz.check.step.lines.calls import Lines
-from shardviz.check.step.lines.fault import place_of
 from shardviz.check.step.lines.faults import fault_in
 from shardviz.check.step.lines.states import States
 from shardviz.check.step.rules.losses import mean_of_means
 from shardviz.dump.records.trace import COMPARED_OVER_PARTS, NO_MEAN, STEP
 from shardviz.explain.checkpoints.states import UnexplainedState
-from shardviz.explain.finding import Finding
+from shardviz.explain.finding import Finding, Kind
 from shardviz.explain.step.forward import JoinedOutOfOrder, MisplacedOperand, ShiftedPart, UngatheredKeys
 from shardviz.explain.step.gradients import UnsummedInputGradient, WrongOutside
 from shardviz.explain.step.line_reductions import (
     CopiesSummedLine,
     GradientsOfOtherMicroBatches,
+    LeftOutOfReduction,
+    LocalWeight,
+    NarrowReduction,
+    ReductionNotStored,
     RepeatedReductionLine,
     UnaveragedLine,
     UnreducedGather,
     WrongLineBackward,
+    WrongOperator,
     WrongReductionLine,
 )
 from shardviz.explain.step.line_rows import (
@@ -73,9 +77,7 @@ from shardviz.explain.step.modules import (
     UngatheredInput,
     UnsummedModule,
 )
-from shardviz.explain.step.operators import WrongOperator
 from shardviz.explain.step.scales import ClippedByParts, NormOverWrongAxes
-from shardviz.explain.step.step_lines import LeftOutOfReduction, LocalWeight, NarrowReduction, ReductionNotStored
 from shardviz.explain.step.sums import (
     GradientNotReduced,
     OutputNotReduced,
@@ -99,8 +101,6 @@ if TYPE_CHECKING:
     from shardviz.dump.dump import Dump
     from shardviz.dump.records.step import UnreadRecord
     from shardviz.explain.cause import Cause
-    from shardviz.explain.finding import Kind
-
 
 OPEN = (
     UnexplainedModule,
@@ -400,7 +400,7 @@ def _is_lacked(finding: Finding, record: UnreadRecord) -> bool:
 
 
 def _of_line(finding: Finding, record: UnreadRecord) -> Finding:
-    place = place_of(record.line)
+    place = record.line.place
     what = "a copy of the gradient" if record.is_in_place else "the gradient"
     of = f" of {what} of {record.gradient}" if record.gradient else ""
     ran = f"{place} `{record.line.source}` makes the sum{of} over {' and '.join(record.axes)}; nothing reads its result"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.lines.fault import at, fault_at, given_fault, place_of, reached
+from shardviz.check.step.lines.fault import Fault, at, fault_at, given_fault, reached
 from shardviz.explain.step.forward import MisplacedOperand, MisplacedWeight, ShiftedPart
 from shardviz.explain.step.line_rows import CutByAnotherAxis, OffsetOfUnequalParts, SameSlices
 from shardviz.layout.layout import Layout
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.check.step.lines.calls import Call, Lines, Value
-    from shardviz.check.step.lines.fault import Fault
     from shardviz.check.step.lines.states import States
 
 WEIGHT = "weight "
@@ -155,19 +154,18 @@ def _fault_of_stretch(
     states: States, value: Value, call: Call, stretch: Stretch, layouts: list[Layout]
 ) -> Fault | None:
     """Return the fault of the line that decides the offset: the last with a number of the rank's, or the first."""
-    maker = states.lines.producer(value)
-    while maker is not None and not maker.counts_by_rank:
-        earlier = next((one for one in maker.inputs if _stretch(states, one, layouts[0])), None)
-        before = states.lines.producer(earlier) if earlier is not None else None
-        if before is None:
-            break
-        maker = before
+
+    def is_shifted(maker: Call, given: Value) -> bool:
+        is_made = not maker.counts_by_rank and states.lines.producer(given) is not None
+        return is_made and _stretch(states, given, layouts[0]) is not None
+
+    maker = states.lines.producer(states.lines.source(value, is_shifted))
     if maker is None:
         return None
     first, due, length = stretch.first, stretch.due, stretch.length
     given = f"{reached(maker)} gives rank {stretch.rank} elements {first} to {first + length - 1} of dim {stretch.dim}"
     sentence = f"{given}; {at(call.line, maker.line)} combines them with its part, {due} to {due + length - 1}"
-    places = place_of(maker.line), maker.first.function, place_of(call.line)
+    places = maker.place, maker.function, call.place
     return fault_at(maker, sentence, ShiftedPart(*places, stretch.rank, stretch.dim, first, due, length))
 
 
@@ -177,13 +175,11 @@ def same_slices_fault(states: States) -> Fault | None:
         same = (value for layout in layouts for value in call.inputs if _are_same_slices(states, value, layout))
         if (value := next(same, None)) is None or not spoils(states, call):
             continue
-        maker = states.lines.producer(value)
-        while maker is not None and (earlier := [one for one in maker.inputs if _is_same_part(states, one)]):
-            maker = states.lines.producer(earlier[0])
-        if maker is not None:
-            gives = f"{reached(maker)} is the first wrong line: {maker.first.function} gives every rank the same"
+        begin = states.lines.source(value, lambda _, given: _is_same_part(states, given))
+        if (maker := states.lines.producer(begin)) is not None:
+            gives = f"{reached(maker)} is the first wrong line: {maker.function} gives every rank the same"
             combines = f"{at(call.line, maker.line)} combines the slices with the rank's own part"
-            cause = SameSlices(place_of(maker.first.frames[-1]), maker.first.function, place_of(call.line))
+            cause = SameSlices(maker.inner_line.place, maker.function, call.place)
             return fault_at(maker, f"{gives}; {combines}", cause)
     return None
 
@@ -292,7 +288,7 @@ def _fault_of_unequal(call: Call, split: UnequalSplit, rank: int, length: str) -
         f"{where} begins the part of rank {rank} at {first}, {coord} times {length}; of {split.size} along "
         f"{split.axis} it begins at {split.begins[rank]}"
     )
-    parts, place = listed(split.lengths, MOST_LISTED), place_of(line or call.line)
+    parts, place = listed(split.lengths, MOST_LISTED), (line or call.line).place
     cause = OffsetOfUnequalParts(place, split.axis, split.size, parts, length)
     return replace(fault_at(call, sentence, cause), line=line or call.line)
 
@@ -312,7 +308,7 @@ def other_axis_fault(states: States) -> Fault | None:
             name = lines.weight_name(weight)
             if (cause := _cut(states, weight, rows, name)) is not None:
                 has = f"ranks along {cause.rows} have different parts of {name}, and those along {cause.axis} not all"
-                sentence = f"{reached(call)} gives {call.first.function} rows that {cause.rows} splits; {has}"
+                sentence = f"{reached(call)} gives {call.function} rows that {cause.rows} splits; {has}"
                 return fault_at(call, sentence, cause)
     return None
 
@@ -355,18 +351,13 @@ def misplaced_fault(states: States) -> Fault | None:
         moved = next((value for value, state in given.items() if state.moved == "rank"), None)
         is_mixed = moved is not None and any(state.split_layout for state in given.values())
         if moved is not None and is_mixed and spoils(states, call):
-            maker = lines.producer(moved)
-            begin, ranks = moved, tuple(_strangers(states, moved))
-            while maker is not None and (
-                earlier := [value for value in maker.inputs if states.forward(value).moved == "rank"]
-            ):
-                begin = earlier[0]
-                maker = lines.producer(begin)
-            if maker is None:
+            begin = lines.source(moved, lambda _, given: states.forward(given).moved == "rank")
+            ranks = tuple(_strangers(states, moved))
+            if (maker := lines.producer(begin)) is None:
                 weight = _misplaced_weight(lines, begin, call, ranks)
                 return given_fault(call) if weight is None and not lines.is_cut else weight
             gives = f"{reached(maker)} gives {named_ranks(ranks)} another rank's part"
-            cause = MisplacedOperand(place_of(maker.line), maker.first.function, place_of(call.line), ranks)
+            cause = MisplacedOperand(maker.place, maker.function, call.place, ranks)
             return fault_at(maker, f"{gives}; {at(call.line, maker.line)} combines it with the rank's own part", cause)
     return None
 
@@ -376,7 +367,7 @@ def _misplaced_weight(lines: Lines, value: Value, call: Call, ranks: tuple[int, 
     if not (weight := lines.weight_name(value)):
         return None
     sentence = f"{named_ranks(ranks)} hold another rank's part of {weight}; {reached(call)} combines it with their own"
-    return fault_at(call, sentence, MisplacedWeight(weight, place_of(call.line), ranks))
+    return fault_at(call, sentence, MisplacedWeight(weight, call.place, ranks))
 
 
 def spoils(states: States, call: Call) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from itertools import islice, product
 from typing import TYPE_CHECKING
@@ -20,13 +20,12 @@ from warnings import catch_warnings, simplefilter
 
 import numpy as np
 
-from shardviz.check.step.lines.calls import ADDITIONS
-from shardviz.check.step.lines.fault import Fault, at, fault_at, place_of, reached
+from shardviz.check.step.lines.calls import ADDITIONS, Call, Value
+from shardviz.check.step.lines.fault import Fault, at, fault_at, reached
 from shardviz.check.step.lines.state import MAX_RATIO
 from shardviz.errors import LayoutError
-from shardviz.explain.step.line_reductions import WrongLineBackward
-from shardviz.explain.step.lines import DRAWS, LACKS, OtherOperand
-from shardviz.explain.step.operators import WrongOperator
+from shardviz.explain.step.line_reductions import WrongLineBackward, WrongOperator
+from shardviz.explain.step.lines import DRAWS, LACKS, Lack, OtherOperand
 from shardviz.groups import the_only
 from shardviz.layout.layout import Layout, placements_of
 from shardviz.layout.placements import Partial, Placement, Replicate, Shard, parse_placements
@@ -40,10 +39,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.lines.calls import Call, Value
     from shardviz.check.step.lines.states import States
     from shardviz.dump.records.trace import FrameRecord, LineRecord
-    from shardviz.explain.step.lines import Lack
     from shardviz.layout.mesh import Mesh
 
     Array = NDArray[np.float64]
@@ -79,23 +76,6 @@ OWN_ROWS = (Partial("sum"), Partial("avg"))
 """What ranks may have of a number along the axes of other rows, which a DTensor of a part of the mesh does not name."""
 
 
-@dataclass(frozen=True, slots=True)
-class Lacking:
-    """What makes a rank's result right.
-
-    Attributes:
-        line: The line that combines something else.
-        function: What it calls.
-        lack: What the tensor is for an operand of it.
-        source: Where the tensor comes from: a line with its text, or what the module is given.
-    """
-
-    line: FrameRecord
-    function: str
-    lack: Lack
-    source: str
-
-
 def operand_fault(states: States) -> Fault | None:
     """Return the line that lacks a tensor which makes its result right on all ranks; None without proof."""
     lines = states.lines
@@ -110,19 +90,14 @@ def operand_fault(states: States) -> Fault | None:
             lacking = [list(of_ranks[rank].lacking(number, parts[rank])) for rank, number in numbers.items()]
             shared = [each for each in next(iter(lacking), []) if all(each in of_rank for of_rank in lacking[1:])]
             if shared:
-                best = min(shared, key=lambda each: LACKS.index(each.lack))
-                return _fault(best, tuple(numbers))
+                line, cause = min(shared, key=lambda each: LACKS.index(each[1].lack))
+                how = {"itself": "in place of an operand", "factor": "as a further factor", "term": "as a further term"}
+                sentence = (
+                    f"{at(line)} is the first wrong line: with {cause.source} {how[cause.lack]}, its result on "
+                    f"{named_ranks(tuple(numbers))} is the unsharded model's"
+                )
+                return Fault(line, cause.function, sentence, cause)
     return None
-
-
-def _fault(lacking: Lacking, ranks: Sequence[int]) -> Fault:
-    cause = OtherOperand(place_of(lacking.line), lacking.function, lacking.lack, lacking.source)
-    how = {"itself": "in place of an operand", "factor": "as a further factor", "term": "as a further term"}
-    sentence = (
-        f"{at(lacking.line)} is the first wrong line: with {lacking.source} {how[lacking.lack]}, its result on "
-        f"{named_ranks(ranks)} is the unsharded model's"
-    )
-    return Fault(lacking.line, lacking.function, sentence, cause)
 
 
 def splits(mesh: Mesh, whole: Array, held: Mapping[int, Array]) -> Iterator[dict[int, Array]]:
@@ -150,8 +125,8 @@ class _Rank:
             self._arrays[number] = self._states.held(((self._rank, number),)).get(self._rank)
         return self._arrays[number]
 
-    def lacking(self, number: int, due: Array) -> Iterator[Lacking]:
-        """Yield what would make a tensor the due one: of the call that makes it, or of those before."""
+    def lacking(self, number: int, due: Array) -> Iterator[tuple[FrameRecord, OtherOperand]]:
+        """Yield what would make a tensor the due one, of the call that makes it or of those before, with its line."""
         waiting, seen = [(number, due)], {number}
         while waiting and self._left > 0:
             made, due_of_made = waiting.pop(0)
@@ -162,7 +137,8 @@ class _Rank:
                 if line is None or held is None or _is_near(np.broadcast_to(held, needed.shape), needed):
                     continue
                 for lack, source in self._lacks(held, needed, set(line.inputs), made):
-                    yield Lacking(line.frames[line.innermost], line.function, lack, source)
+                    frame = line.frames[line.innermost]
+                    yield frame, OtherOperand(frame.place, line.function, lack, source)
                 of_operand = _reduced(needed, held.shape)
                 if of_operand is not None and operand not in seen and len(seen) < MAX_TENSORS:
                     seen.add(operand)
@@ -264,7 +240,7 @@ def other_number(call: Call) -> tuple[float, float] | None:
     pairs = list(_other_arguments(call))
     if len(pairs) != 1:
         return None
-    if all(map(_is_size, pairs[0])) and call.first.function not in ARITHMETIC:
+    if all(map(_is_size, pairs[0])) and call.function not in ARITHMETIC:
         return None
     with suppress(ValueError):  # `True` is no number, nor is what a damaged file has
         return float(pairs[0][0]), float(pairs[0][1])
@@ -285,7 +261,7 @@ def counts_of_part(*calls: Call) -> str:
     """Say which numbers ranks give calls in place of which: `arange gets 3 for 5 and div gets 2 for 4`."""
     pairs_of = {call: list(_other_arguments(call)) for call in calls}
     return " and ".join(
-        f"{call.first.function} gets {', '.join(map(' for '.join, pairs))}" for call, pairs in pairs_of.items() if pairs
+        f"{call.function} gets {', '.join(map(' for '.join, pairs))}" for call, pairs in pairs_of.items() if pairs
     )
 
 
@@ -311,7 +287,7 @@ def is_of_axis(number: float, wanted: float, mesh: Mesh) -> bool:
 def generator_of(states: States, call: Call) -> str:
     """Say what ranks draw random numbers from, if they draw as many as the unsharded model; else nothing."""
     whole = states.whole(call.whole.outputs[0]) if call.whole is not None and call.whole.outputs else None
-    held = states.held(call.outputs[0]) if call.outputs and call.first.function in DRAWS else {}
+    held = states.held(call.outputs[0]) if call.outputs and call.function in DRAWS else {}
     if whole is None or not held or any(drawn.shape != whole.shape for drawn in held.values()):
         return ""
     are_equal = all((drawn == next(iter(held.values()))).all() for drawn in held.values())
@@ -342,13 +318,13 @@ def operator_fault(states: States, calls: Iterable[Call] | None = None) -> Fault
         if not _is_operator(states, call) or all(_is_as_claimed(states, value) is not False for value in call.outputs):
             continue
         if all(_is_as_claimed(states, value) for value in call.inputs):
-            function, labels = call.first.function, _labels(states, call)
+            function, labels = call.function, _labels(states, call)
             made = ", ".join(_label(states, value) for value in call.outputs)
             sentence = (
                 f"{reached(call)} is the first wrong line: {function} gets {labels}, all as they claim, and what it "
                 f"returns as {made} is not the unsharded model's"
             )
-            return fault_at(call, sentence, WrongOperator(place_of(call.line), function, labels))
+            return fault_at(call, sentence, WrongOperator(call.place, function, labels))
     return None
 
 
@@ -357,20 +333,20 @@ def with_operator(states: States, fault: Fault | None) -> Fault | None:
     if fault is None or not isinstance(fault.cause, WrongLineBackward):
         return fault
     for call in states.lines.calls:
-        is_here = call.line == fault.line and call.first.function == fault.cause.function
+        is_here = call.line == fault.line and call.function == fault.cause.function
         if not is_here or not _is_operator(states, call):
             continue
         of_call = [*call.inputs, *call.outputs]
         if all(_is_as_claimed(states, value, with_rows=True) for value in of_call):
             labels = _labels(states, call)
-            cause = WrongOperator(place_of(call.line), call.first.function, labels, is_backward=True)
+            cause = WrongOperator(call.place, call.function, labels, is_backward=True)
             return replace(fault, sentence=f"{fault.sentence}; it is given {labels}, all as they claim", cause=cause)
     return fault
 
 
 def _is_operator(states: States, call: Call) -> bool:
     """Whether a call is a function of torch's on DTensors alone, the same as the unsharded model's."""
-    function, whole = call.first.function, call.whole
+    function, whole = call.function, call.whole
     is_same = whole is not None and {record.numbers for record in call.records.values()} == {whole.numbers}
     is_torchs = function.islower() and function not in DRAWS and not call.first.is_collective
     return (

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.lines.calls import JOINS, SELECTS
+from shardviz.check.step.lines.calls import JOINS, SELECTS, Call, Value
 from shardviz.check.step.lines.exchanges import COPIES, MOVES, SUMS
 from shardviz.check.step.lines.fault import (
     Act,
@@ -25,7 +25,6 @@ from shardviz.check.step.lines.fault import (
     extreme_of_part,
     fault_at,
     given_fault,
-    place_of,
     ratio_of_terms,
     scaled_term,
     unsummed,
@@ -43,11 +42,12 @@ from shardviz.check.step.lines.operands import (
     other_arguments,
     other_number,
 )
-from shardviz.check.step.lines.orders import cause_of_part
-from shardviz.check.step.lines.state import words_of
+from shardviz.check.step.lines.parts import cause_of_part
+from shardviz.check.step.lines.state import State, words_of
 from shardviz.explain.step.line_reductions import MeansSummedLine
 from shardviz.explain.step.lines import ELEMENTWISE, INDEXING, CarriedLine, WrongLines
 from shardviz.explain.templates import number as written
+from shardviz.groups import walk
 from shardviz.layout.splits import axes_in
 from shardviz.relate.tolerance import EXACT, SINGLE
 from shardviz.relate.values import is_alike
@@ -56,8 +56,6 @@ from shardviz.text import counted
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardviz.check.step.lines.calls import Call, Value
-    from shardviz.check.step.lines.state import State
     from shardviz.check.step.lines.states import States
     from shardviz.dump.records.trace import FrameRecord
 
@@ -103,11 +101,11 @@ class ForwardSearch:
         call = self.lines.producer(value)
         if value in self.carried:
             return False
-        if call is None or call.first.function.startswith("all_to_all"):
+        if call is None or call.function.startswith("all_to_all"):
             return True
-        if call.first.function == "all_reduce" and self.states.placed(value).is_wrong:
+        if call.function == "all_reduce" and self.states.placed(value).is_wrong:
             return False
-        is_moved = self.lines.is_step and call.whole is not None and call.first.function in MOVES  # labels, shifted
+        is_moved = self.lines.is_step and call.whole is not None and call.function in MOVES  # labels, shifted
         is_index = bool(call.inputs) and self.states.is_index(value) and not any(map(self.is_bad, call.inputs))
         is_index = (is_index and not is_moved) or self._is_micro_batch(call)
         return call.counts_by_rank or is_index or any(map(self._note_own, call.inputs))
@@ -137,11 +135,11 @@ class ForwardSearch:
 
         Parts that one call combines, as the halves of pairs, are no micro-batches.
         """
-        if not self.lines.is_step or call.first.function not in SELECTS or not call.inputs:
+        if not self.lines.is_step or call.function not in SELECTS or not call.inputs:
             return False
-        readers = [reader for reader in self.lines.readers(call.inputs[0]) if reader.first.function in SELECTS]
+        readers = [reader for reader in self.lines.readers(call.inputs[0]) if reader.function in SELECTS]
         parts = {made for reader in readers for made in reader.outputs}
-        combining = (later for part in parts for later in self.lines.readers(part) if later.first.function not in JOINS)
+        combining = (later for part in parts for later in self.lines.readers(part) if later.function not in JOINS)
         alike = [reader for reader in readers if reader.place == call.place]
         is_several = len(call.outputs) > 1 or len(alike) > 1
         return is_several and not any(len(parts & {*later.inputs}) > 1 for later in combining)
@@ -184,7 +182,7 @@ class ForwardSearch:
         In the whole, the same positions lie in other ranks' parts: no offset of the rank's would mend that.
         """
         is_counted = all(self.states.is_index(index) and self.lines.is_of_positions(index) for index in bad)
-        is_index = is_counted and call.first.function in INDEXING and call.inputs[0] not in bad
+        is_index = is_counted and call.function in INDEXING and call.inputs[0] not in bad
         return is_index and cause_of_part(self.states, call, "") is not None
 
     def _fault_of(self, value: Value, call: Call, inputs: Sequence[Value], through: Sequence[Call]) -> Fault:
@@ -208,21 +206,21 @@ class ForwardSearch:
         if terms and (fault := self._fault_of_mean(state, self.states.forward(terms[0]), call, inputs)) is not None:
             return fault
         if terms and not (state.axes and self._is_summed(value)):
-            is_ratio = call.first.function in DIVISIONS and len(terms) == len(inputs)
+            is_ratio = call.function in DIVISIONS and len(terms) == len(inputs)
             return self._unsummed(terms[-1] if is_ratio else terms[0], call, state)
         return self._fault_of_result(state, call, inputs, through)
 
     def _fault_of_loop(self, value: Value, call: Call) -> Fault:
         """Return what is wrong with a variable that a loop carries from round to round, and has left wrong."""
-        line, count = call.first.frames[-1], self.carried[value]
+        line, count = call.inner_line, self.carried[value]
         right = [other for other in self.carried if self.states.placed(other).is_known]
-        makers = [maker.first.frames[-1] for other in right if (maker := self.lines.producer(other)) is not None]
+        makers = [maker.inner_line for other in right if (maker := self.lines.producer(other)) is not None]
         called = f", called in {at(call.line, line)}" if line != call.line else ""
         sentence = (
             f"{at(line)}{called} is the first wrong line: it runs {count} times on each rank, each time on its own "
             f"result, and ends with {self.states.forward(value).text}"
         )
-        cause = CarriedLine(place_of(line), count, tuple(sorted({*map(place_of, makers)} - {place_of(line)})))
+        cause = CarriedLine(line.place, count, tuple(sorted({maker.place for maker in makers} - {line.place})))
         return replace(fault_at(call, sentence, cause), is_forward=True)
 
     def _fault_of_mean(self, state: State, term: State, call: Call, inputs: Sequence[Value]) -> Fault | None:
@@ -267,8 +265,8 @@ class ForwardSearch:
         axes = " and ".join(state.axes) if is_mean else ""
         between = sorted(through, key=lambda maker: maker.order)
         reader = next((maker for maker in between if maker.first.is_collective), next(iter(between), None))
-        reads = reader.first.function if reader is not None else ""
-        unlike = "" if reads else self._unlike_dim(inputs, call.first.function)
+        reads = reader.function if reader is not None else ""
+        unlike = "" if reads else self._unlike_dim(inputs, call.function)
         times = state.factor if state.factor != 1 else 0
         held = replace(state, op="avg", factor=1.0) if axes and not state.op else state
         act = Act(call, words, held, self._before(inputs), self._sum_behind(call))
@@ -300,7 +298,7 @@ class ForwardSearch:
             is_multiple = state.kind == "other" and not state.axes and math.isclose(state.factor, size, rel_tol=SINGLE)
             if summing is not None and is_multiple:
                 over = " and ".join(axes)
-                cause = MeansSummedLine(place_of(summing.line), summing.first.function, act.place, over, size)
+                cause = MeansSummedLine(summing.place, summing.function, act.place, over, size)
                 return Act(summing, act.held.text, state, act.call.line).fault(cause)
         return None
 
@@ -313,9 +311,7 @@ class ForwardSearch:
         for later in self.lines.following(call):
             if not {*later.inputs} <= moved or later.whole is None or not later.outputs:
                 continue
-            if later.first.function in MOVES or all(
-                is_stretch(self.states, value) is not False for value in later.outputs
-            ):
+            if later.function in MOVES or all(is_stretch(self.states, value) is not False for value in later.outputs):
                 moved |= {*later.outputs}
             else:
                 return later
@@ -325,9 +321,9 @@ class ForwardSearch:
         """Return the fault of a call that takes a maximum of a rank's part, unless ranks reduce what it gives them."""
         call, state = act.call, act.held
         op, axis = state.op, state.axes[0] if state.axes else ""
-        if call.first.function == LOGSUMEXP and state.kind == "none":
+        if call.function == LOGSUMEXP and state.kind == "none":
             op, axis = LOGSUMEXP, self.states.axis_of_powers(call.outputs[0])
-        if call.first.function not in EXTREMES or op in ("", "avg") or not axis:
+        if call.function not in EXTREMES or op in ("", "avg") or not axis:
             return None
         reduction = self._collective_behind(call)
         held = self.states.forward(reduction.outputs[0]) if reduction is not None and reduction.outputs else None
@@ -370,17 +366,16 @@ class ForwardSearch:
 
     def _is_summed(self, value: Value) -> bool:
         """Whether a collective is given what is made of a tensor, as long as it has the terms of a sum."""
-        waiting, visited = [value], set()
-        while waiting:
-            value = waiting.pop()
+
+        def has_terms(value: Value) -> bool:
             state = self.states.forward(value)
-            if value not in visited and (state.axes or state.kind == "unknown"):
-                visited.add(value)
-                readers = self.lines.readers(value)
-                if any(call.first.is_collective for call in readers):
-                    return True
-                waiting += [made for call in readers for made in call.outputs]
-        return False
+            return bool(state.axes) or state.kind == "unknown"
+
+        def readers(value: Value) -> list[Call]:
+            return self.lines.readers(value) if has_terms(value) else []
+
+        made = walk([value], lambda value: [made for call in readers(value) for made in call.outputs])
+        return any(call.first.is_collective for value in made for call in readers(value))
 
     def _given(self, call: Call) -> tuple[list[Value], list[Call]]:
         """Return the comparable tensors that a call is made of, and the calls in between whose results are not.
@@ -444,23 +439,23 @@ class ForwardSearch:
         before, last = maker.line if maker is not None else None, self.lines.producer(terms)
         act = Act(call, state_of_terms.text, state, before, self._sum_behind(call))
         axis, is_mean = state_of_terms.axes[0], state_of_terms.op == "avg"
-        by_terms = call.first.function in DIVISIONS and len(call.inputs) > 1 and call.inputs[1] == terms
+        by_terms = call.function in DIVISIONS and len(call.inputs) > 1 and call.inputs[1] == terms
         if last is None or before != call.line or last.line != call.line:
             fault = unsummed(act, axis, is_mean=is_mean)
         else:
             is_beside_whole = any(self.states.forward(other).kind == "right" for other in call.inputs if other != terms)
-            operand = last.first.function
+            operand = last.function
             fault = unsummed(act, axis, operand, is_beside_whole=is_beside_whole, is_mean=is_mean)
         return replace(fault, by_terms=by_terms)
 
     def _ratio_of(self, call: Call) -> Fault | None:
         """Return the fault of a call that divides one term of a sum by one of another, kept from being zero or not."""
-        if call.first.function not in DIVISIONS or len(call.inputs) < 2:
+        if call.function not in DIVISIONS or len(call.inputs) < 2:
             return None
         numerator, divisors = self.states.forward(call.inputs[0]), [call.inputs[1]]
         while len(divisors) == 1 and self.states.forward(divisors[0]).kind != "terms":
             maker = self.lines.producer(divisors[0])
-            given = maker.inputs if maker is not None and maker.first.function in GUARDS else ()
+            given = maker.inputs if maker is not None and maker.function in GUARDS else ()
             divisors = [value for value in given if self.states.forward(value).kind != "right"]
         sides = [numerator, *(self.states.forward(value) for value in divisors)]
         if len(sides) != 2 or any((side.kind, side.op, side.axes) != ("terms", "", numerator.axes) for side in sides):
@@ -471,21 +466,14 @@ class ForwardSearch:
     def _sum_behind(self, call: Call) -> str:
         """Return the collective that sums what a call makes, or a copy of it; empty if none does."""
         summing = self._collective_behind(call, SUMS)
-        return summing.first.function if summing is not None else ""
+        return summing.function if summing is not None else ""
 
     def _collective_behind(self, call: Call, names: tuple[str, ...] = ("",)) -> Call | None:
         """Return the collective that gets what a call makes, or a copy of it, if its name begins with one of these."""
-        left, seen = [call], set()
-        while left:
-            current = left.pop(0)
-            readers = [reader for value in current.outputs for reader in self.lines.readers(value)]
-            reading = (reader for reader in readers if reader.first.ranks or reader.first.function.startswith(SUMS))
-            named = (reader for reader in reading if reader.first.function.startswith(names))
-            if (collective := next(named, None)) is not None:
-                return collective
-            seen.add(current)
-            left += [reader for reader in readers if reader.first.function in COPIES and reader not in seen]
-        return None
+        copying = walk([call], lambda made: [reader for reader in self.lines.after(made) if reader.function in COPIES])
+        readers = (reader for made in copying for reader in self.lines.after(made))
+        reading = (reader for reader in readers if reader.first.ranks or reader.function.startswith(SUMS))
+        return next((reader for reader in reading if reader.function.startswith(names)), None)
 
     def never_summed(self, value: Value) -> Fault | None:
         """Return the line that makes terms of a sum which the module returns as they are."""
@@ -496,4 +484,4 @@ class ForwardSearch:
 def _between(before: FrameRecord, last: Call, *, is_own: bool = False) -> Fault:
     """Return that one of the lines from one to another is wrong."""
     sentence = f"it goes wrong between {at(before)} and {at(last.line, before)}"
-    return fault_at(last, sentence, WrongLines(place_of(before), place_of(last.line), is_own))
+    return fault_at(last, sentence, WrongLines(before.place, last.place, is_own))

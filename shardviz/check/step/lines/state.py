@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Literal
 
 from shardviz.layout.notation import write
-from shardviz.relate.relations import Filled, Located, Pending, Permuted, Reassigned, Rounded, Scaled
+from shardviz.relate.relations import Chain, Filled, Located, Pending, Permuted, Reassigned, Rounded, Scaled
 from shardviz.relate.tolerance import EXACT
 
 if TYPE_CHECKING:
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh
-    from shardviz.relate.relations import Chain
 
 Moved = Literal["", "order", "rank"]
 MOVED: Mapping[Moved, str] = {

@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 from functools import cached_property
 from itertools import product
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from shardviz.check.step.lines.calls import ADDITIONS
+from shardviz.check.step.lines.calls import ADDITIONS, Call, Lines, Value
 from shardviz.check.step.lines.state import UNKNOWN, State, state_of
 from shardviz.dump.records.trace import of_value
 from shardviz.errors import ShardvizError
 from shardviz.layout.layout import Layout
 from shardviz.layout.splits import segment_numbers
-from shardviz.relate.factors import over
+from shardviz.relate.factors import over, pairs_along
 from shardviz.relate.relations import Pair
 from shardviz.relate.search import relation_of
 from shardviz.relate.tolerance import ELEMENT, EXACT, SINGLE, Bound
@@ -23,11 +23,9 @@ from shardviz.relate.values import error_of, part_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from typing import Any
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.lines.calls import Call, Lines, Value
     from shardviz.dump.dump import Dump
 
 COLLECTIVES_OF_TERMS = ("all_reduce", "reduce")
@@ -130,7 +128,7 @@ class States:
             if source is None:
                 continue
             state = self.related(value, source)
-            is_reduced = call.first.function in COLLECTIVES_OF_TERMS and before.is_known
+            is_reduced = call.function in COLLECTIVES_OF_TERMS and before.is_known
             if state.is_known or is_reduced:
                 self.lines.wanted[value] = source
                 return state
@@ -358,10 +356,8 @@ class States:
 
     def differs_along(self, value: Value, axis: str, *, gradient: bool = False) -> bool:
         """Whether ranks along an axis hold different numbers, in a tensor or in its gradient."""
-        held = self._arrays(value, gradient=gradient)
-        groups = [[rank for rank in group if rank in held] for group in self.mesh.groups(axis)]
-        first = {rank: held[group[0]] for group in groups for rank in group}
-        return any(held[rank].shape != own.shape or error_of(held[rank], own) > EXACT for rank, own in first.items())
+        pairs = pairs_along(axis, self._arrays(value, gradient=gradient), self.mesh)
+        return any(other.shape != first.shape or error_of(other, first) > EXACT for first, other in pairs)
 
     def _array(self, moment: Literal["step", "reference"], rank: int, number: int, *, gradient: bool) -> NDArray[Any]:
         if moment == "reference" and number in self.lines.without_bias:

@@ -17,8 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shardviz.check.step.lines.calls import Lines
-from shardviz.check.step.lines.fault import place_of
+from shardviz.check.step.lines.calls import Lines, Value
 from shardviz.check.step.lines.faults import fault_in
 from shardviz.check.step.lines.states import States
 from shardviz.explain.step.lines import WrongLines
@@ -26,7 +25,6 @@ from shardviz.explain.step.lines import WrongLines
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shardviz.check.step.lines.calls import Value
     from shardviz.dump.dump import Dump
 
 
@@ -37,7 +35,6 @@ class Row:
     Attributes:
         place: The line, as `moe.py:83`.
         source: Its text.
-        function: What it calls.
         types: The type of its result along each axis.
         held: What each rank has of the unsharded model's result.
         gradient: The same of the gradient.
@@ -96,9 +93,9 @@ def table_of(dump: Dump) -> Table | None:
     wrong = fault.place if fault is not None and not isinstance(fault.cause, WrongLines) else ""
     for call in lines.calls:
         for value in call.outputs[:1]:
-            place = place_of(call.line)
+            place = call.place
             held, gradient = states.forward(value).text, states.gradient(value).text
-            sides = call.line.source, call.first.function, types_of(states, value), held, gradient
+            sides = call.line.source, call.function, types_of(states, value), held, gradient
             rows.append(Row(place, *sides, place == wrong, call.whole is None))
     return Table(lines.module, tuple(rows))
 

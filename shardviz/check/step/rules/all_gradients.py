@@ -24,8 +24,7 @@ import numpy as np
 
 from shardviz.check.report import NotChecked
 from shardviz.check.step.rules.factors import cause_of_axes, overs, size_clause
-from shardviz.explain.step.logged import StatisticOfParts
-from shardviz.explain.step.losses import NormOfPart
+from shardviz.explain.step.losses import NormOfPart, StatisticOfParts
 from shardviz.explain.step.scales import (
     ClippedByParts,
     NormOverWrongAxes,
@@ -62,7 +61,6 @@ if TYPE_CHECKING:
     from shardviz.check.step.evidence import Evidence
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
-
 
 MAX_LISTED = 4
 

@@ -25,13 +25,14 @@ from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
-from shardviz.check.step.comparison import apart_text
+from shardviz.check.step.comparison import Compared, apart_text
 from shardviz.explain.step.factors import (
     AveragedNotSummed,
     DdpAveragesShares,
     DividedByWorldSize,
     DividedShardGradient,
     DivideFactorOfSome,
+    FactorOfAxes,
     FsdpDividedAgain,
     FsdpSumsGradients,
     LostContributions,
@@ -46,11 +47,7 @@ from shardviz.explain.step.gradients import TiedShardsMisaligned, UnsummedTiedGr
 from shardviz.explain.step.losses import DividedMean, SummedValue, UnsummedValue
 from shardviz.explain.step.modules import AveragedForward, RepeatedForwardSum
 from shardviz.explain.step.scales import ClippedByParts, LossScaleLeft, ScaledByOwnCount, ScaledForward, ScaledInStep
-from shardviz.explain.step.sums import (
-    GradientNotReduced,
-    OutputNotReduced,
-    UnreducedSharedPart,
-)
+from shardviz.explain.step.sums import GradientNotReduced, OutputNotReduced, UnreducedSharedPart
 from shardviz.explain.step.whole_step import RankDependentCode
 from shardviz.explain.templates import number, times_text
 from shardviz.groups import the_only
@@ -77,12 +74,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from shardviz.check.step.comparison import Compared
     from shardviz.check.step.evidence import Evidence
     from shardviz.check.step.rules.all_gradients import Part
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
-    from shardviz.explain.step.factors import FactorOfAxes
     from shardviz.layout.mesh import Mesh
 
     Batch = Mapping[str, bool]

@@ -1,4 +1,4 @@
-"""What makes a loss wrong that is computed from right outputs, and what is logged of it.
+"""What makes a loss wrong that is computed from right outputs, and what is logged of it or of the outputs.
 
 A cross entropy over a vocabulary in shards adds up exponentials over ranks: an axis's size too many makes the loss too
 large by its logarithm. Means of ranks' means are a candidate only if an axis splits the batch. A function of the
@@ -6,18 +6,22 @@ mean loss, as perplexity, is not the mean of the function.
 
 What a training loop prints is of the whole batch and the whole model: the same on every rank. `.item()` of a DTensor
 whose placement is Partial reads this rank's contribution and asks nobody (pytorch#144054).
+
+A statistic of the outputs may be a norm, a deviation or a largest number. What the unsharded model logs says which one
+of the whole output it is. What ranks log is that of their parts, or these are reduced in a way which does not make it
+that of the whole: a mean of deviations, a sum of norms.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.check.step.comparison import whole_of
+from shardviz.check.step.comparison import Compared, whole_of
 from shardviz.check.step.rules.factors import TORCH_OPS, Unreduced, own_part
 from shardviz.dump.records.step import WHOLE_LOSS
 from shardviz.explain.step.losses import (
@@ -30,12 +34,13 @@ from shardviz.explain.step.losses import (
     PartialVocabularyLoss,
     ScalarNotReduced,
     ScalarOfPart,
+    StatisticOfParts,
     TargetsOfOtherRows,
     UnexplainedLoss,
     UnexplainedValue,
 )
 from shardviz.explain.templates import number
-from shardviz.relate.measures import axis_sets, reduction_of
+from shardviz.relate.measures import Reduction, axis_sets, reduction_of
 from shardviz.relate.tolerance import SINGLE, TELLING
 from shardviz.text import listed, named_ranks
 
@@ -44,12 +49,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.comparison import Compared
     from shardviz.check.step.evidence import Evidence
     from shardviz.dump.dump import Dump
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
-    from shardviz.relate.measures import Reduction
+
+    Values = NDArray[np.float64]
 
 MAX_LISTED = 4
 
@@ -268,3 +273,92 @@ def _cause(missing: Reduction | None, axes: str, comparison: Compared) -> Cause:
     num_alike = comparison.mesh.axis_size(axes) if axes in comparison.mesh.axes else 0
     is_of_holders = missing == "sum" and len(holders) * num_alike == len(comparison.reduced)
     return ScalarNotReduced(axes, TORCH_OPS[missing], named_ranks(holders, MAX_LISTED) if is_of_holders else "")
+
+
+MEANS = {"avg": "mean", "sum": "sum"}
+
+
+@dataclass(frozen=True, slots=True)
+class Statistic:
+    """A number that is made of all elements of a tensor.
+
+    Attributes:
+        name: What sentences call it.
+        inner: What it is a function of.
+        inner_name: What sentences call that; empty if it is the statistic itself.
+        is_root: Whether the statistic is the root of that.
+        remedy: How it is made of ranks' parts.
+    """
+
+    name: str
+    inner: Callable[[Values], np.floating[Any]]
+    inner_name: str
+    is_root: bool
+    remedy: str
+
+    def of(self, inner: Values) -> Values:
+        """Return the statistic, given what it is a function of."""
+        return np.sqrt(inner) if self.is_root else inner
+
+
+ROOT = "all_reduce the {} over {{axes}} with ReduceOp.{}, before the square root"
+MOMENTS = (
+    "all_reduce the number of elements, their sum and the sum of their squares over {axes}, and compute it of these"
+)
+STATISTICS = (
+    Statistic("norm", lambda x: np.sum(x**2), "sum of squares", True, ROOT.format("squares", "SUM")),
+    Statistic(
+        "root mean square",
+        lambda x: np.mean(x**2),
+        "mean of squares",
+        True,
+        ROOT.format("means of squares", "AVG"),
+    ),
+    Statistic("standard deviation", lambda x: np.var(x, ddof=1), "variance", True, MOMENTS),
+    Statistic("standard deviation", np.var, "variance", True, MOMENTS),
+    Statistic("variance", lambda x: np.var(x, ddof=1), "", False, MOMENTS),
+    Statistic("variance", np.var, "", False, MOMENTS),
+    Statistic("largest element", np.max, "", False, "all_reduce it over {axes} with ReduceOp.MAX"),
+    Statistic("smallest element", np.min, "", False, "all_reduce it over {axes} with ReduceOp.MIN"),
+    Statistic(
+        "largest magnitude", lambda x: np.max(np.abs(x)), "", False, "all_reduce it over {axes} with ReduceOp.MAX"
+    ),
+)
+
+
+def check_statistic(evidence: Evidence, comparison: Compared) -> Finding | None:
+    """Return the finding if a logged number should be a statistic of an output, and is made of that of the parts."""
+    outputs = [result for result in evidence.results if result.role == "output" and result.wanted.size > 1]
+    for output, statistic in product(outputs if not comparison.wanted.ndim else (), STATISTICS):
+        with np.errstate(all="ignore"):
+            inner = {rank: np.array(statistic.inner(values)) for rank, values in output.reduced.items()}
+            whole = statistic.of(np.array(statistic.inner(output.wanted)))
+        split = [axis for axis in output.mesh.axes if output.is_split(axis)]
+        if not comparison.near(comparison.wanted, whole):
+            continue
+        for way, values in _ways(statistic, comparison, inner):
+            if comparison.is_held(values):
+                axes = " and ".join(split) or "no axis"
+                logs = f"the unsharded model logs the output's {statistic.name}, {number(float(whole))}"
+                cause = StatisticOfParts(statistic.name, way, statistic.remedy.format(axes=axes))
+                return comparison.finding(cause, f"the value is {way}; {logs}")
+    return None
+
+
+def _ways(
+    statistic: Statistic, comparison: Compared, inner: Mapping[int, Values]
+) -> Iterator[tuple[str, Mapping[int, Values]]]:
+    """Yield how ranks may make a statistic of their parts, with what each of them has then."""
+    with np.errstate(all="ignore"):
+        of_parts = {rank: statistic.of(values) for rank, values in inner.items()}
+        if statistic.name != "norm":
+            yield f"the {statistic.name} of each rank's own part", of_parts
+        for axes, (op, mean) in product(axis_sets(comparison.mesh.axes), MEANS.items()):
+            over = f"the {mean} over {' and '.join(axes)}"
+            yield f"{over} of each rank's own {statistic.name}", comparison.over(axes, op, of_parts)
+            if statistic.is_root:
+                reduced = comparison.over(axes, op, inner)
+                yield (
+                    f"the root of {over} of each rank's own {statistic.inner_name}",
+                    {rank: np.sqrt(values) for rank, values in reduced.items()},
+                )

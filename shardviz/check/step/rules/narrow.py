@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.comparison import whole_of
-from shardviz.dump.records.step import of_replay
-from shardviz.explain.step.changed import ScaleOfPart, UnlikeScale
-from shardviz.explain.step.scales import SmallFactor
+from shardviz.check.step.comparison import Compared, whole_of
+from shardviz.dump.records.step import CastRecord, of_replay
+from shardviz.explain.step.scales import ScaleOfPart, SmallFactor, UnlikeScale
 from shardviz.explain.step.sums import NarrowSum
 from shardviz.explain.templates import number
 from shardviz.layout.dtypes import itemsize
@@ -33,9 +32,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.comparison import Compared
     from shardviz.check.step.evidence import Evidence
-    from shardviz.dump.records.step import CastRecord
     from shardviz.explain.finding import Finding
 
 

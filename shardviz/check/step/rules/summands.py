@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.comparison import whole_of
+from shardviz.check.step.comparison import Compared, whole_of
 from shardviz.dump.records.step import of_loss_term, of_micro_batch
 from shardviz.explain.step.gradients import (
     LostMicroBatches,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.comparison import Compared, Found
+    from shardviz.check.step.comparison import Found
     from shardviz.check.step.evidence import Evidence
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding

@@ -22,16 +22,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.comparison import spans
+from shardviz.check.step.comparison import Compared, spans
 from shardviz.check.step.rules.factors import size_in_words
 from shardviz.check.step.rules.losses import cause_of_value, exponentials_of, unexplained_loss, unexplained_value
 from shardviz.check.step.trace.divergence import is_wrong_from_loss
 from shardviz.dump.records.base import WEIGHTS
 from shardviz.dump.records.step import FROM_ONE_RANK
-from shardviz.explain.step.changed import AddedNumber, OnlyZerosThere, RoundedResult, TransposedResult
 from shardviz.explain.step.forward import JoinedOutOfOrder, PartOfAnotherRank, RepeatedParts
 from shardviz.explain.step.gradients import CutGraph, ReadBySegments, SlicesWithoutGradient
 from shardviz.explain.step.modules import StatisticsOfPart
+from shardviz.explain.step.scales import AddedNumber, OnlyZerosThere, RoundedResult, TransposedResult
 from shardviz.explain.step.sums import (
     MixedLayers,
     MixedShards,
@@ -61,7 +61,7 @@ from shardviz.relate.measures import (
     moved_slices,
     vector_added,
 )
-from shardviz.relate.relations import Filled, Offset, Rounded, Transposed
+from shardviz.relate.relations import Filled, Offset, Relation, Rounded, Transposed
 from shardviz.relate.tolerance import FEW, HUGE, LEAST_STATISTIC
 from shardviz.relate.values import finite_magnitude, magnitude
 from shardviz.text import named_ranks
@@ -71,14 +71,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.comparison import Compared
     from shardviz.check.step.evidence import Evidence
     from shardviz.dump.dump import Dump
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
     from shardviz.relate.measures import Slices
-    from shardviz.relate.relations import Relation
-
 
 SEGMENTS = range(2, 9)
 """So many segments a fused weight may have: gate and up, q, k and v."""

@@ -26,8 +26,8 @@ from shardviz.check.step.rules.terms import (
     check_related,
     mixed_shards,
 )
-from shardviz.check.step.trace.calls import is_within
-from shardviz.check.step.trace.divergence import start_of_order
+from shardviz.check.step.trace.calls import Call, is_within
+from shardviz.check.step.trace.divergence import Divergence, start_of_order
 from shardviz.dump.records.step import FROM_ONE_RANK
 from shardviz.dump.records.trace import PointRecord, of_point
 from shardviz.errors import ShardvizError
@@ -61,8 +61,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.check.step.evidence import Evidence
-    from shardviz.check.step.trace.calls import Call
-    from shardviz.check.step.trace.divergence import Divergence
     from shardviz.dump.dump import Dump, Tensor
     from shardviz.dump.records.base import Role
     from shardviz.explain.cause import Cause

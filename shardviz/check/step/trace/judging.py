@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.trace.calls import NUMBER, enclosing, is_within
-from shardviz.check.step.trace.traces import Kept, in_both, largest_of
-from shardviz.dump.records.trace import Place, PointRecord
+from shardviz.check.step.trace.traces import Kept, Point, in_both, largest_of
+from shardviz.dump.records.trace import Place, PointRecord, State
 from shardviz.groups import the_only
 from shardviz.layout.dtypes import HALVES
-from shardviz.layout.layout import Layout, placements_of, shared_placements
+from shardviz.layout.layout import Layout, Placements, placements_of, shared_placements
 from shardviz.layout.notation import write
 from shardviz.layout.placements import Partial
 from shardviz.relate.factors import placements_of_sum, scale_between, whole_multiple
@@ -48,9 +48,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.trace.traces import Point
-    from shardviz.dump.records.trace import State
-    from shardviz.layout.layout import Placements
     from shardviz.layout.mesh import Mesh
     from shardviz.layout.region import Region
 

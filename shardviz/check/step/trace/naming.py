@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.step.contradictions import is_due
 from shardviz.check.step.forward.parts import exchange_in
-from shardviz.check.step.trace.calls import is_within
+from shardviz.check.step.trace.calls import Call, Calls, is_within
 from shardviz.check.step.trace.causes import cause_of, times_in_backward
-from shardviz.check.step.trace.divergence import INPUT, OUTPUT, pending_axis, unsummed_behind
+from shardviz.check.step.trace.divergence import INPUT, OUTPUT, Divergence, pending_axis, unsummed_behind
 from shardviz.dump.records.trace import Place
-from shardviz.explain.finding import Finding
+from shardviz.explain.finding import Finding, Kind
 from shardviz.explain.step.gradients import CutInModule, GraphCutBehind, UnsummedInputGradient, WrongOutside
 from shardviz.explain.step.modules import (
     UnexplainedBetweenModules,
@@ -36,10 +36,7 @@ if TYPE_CHECKING:
     from shardviz.check.report import NotChecked
     from shardviz.check.step.comparison import Compared, Found
     from shardviz.check.step.evidence import Evidence
-    from shardviz.check.step.trace.calls import Call, Calls
-    from shardviz.check.step.trace.divergence import Divergence
     from shardviz.explain.cause import Cause
-    from shardviz.explain.finding import Kind
 
 
 def placed(evidence: Evidence, pairs: Sequence[Found]) -> list[Found]:

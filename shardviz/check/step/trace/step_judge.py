@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.jobs.whole_job import put_together
+from shardviz.check.step.trace.calls import parted_modules
 from shardviz.check.step.trace.judging import Judging, Noise
-from shardviz.check.step.trace.stages import parted_modules
-from shardviz.check.step.trace.traces import joined_rows, read_trace
+from shardviz.check.step.trace.traces import JobTrace, Kept, Point, joined_rows, read_trace
 from shardviz.dump.arrays import apart, sketch
 from shardviz.dump.records.trace import Place, SketchRecord, StepAnswer
 from shardviz.dump.write import MOVED_FOLDER, TRACE_FOLDER
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.trace.traces import JobTrace, Kept, Point
     from shardviz.layout.mesh import Mesh
 
     Sides = Sequence[NDArray[np.float64]]

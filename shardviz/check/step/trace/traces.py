@@ -16,9 +16,9 @@ from msgspec import structs
 
 from shardviz.check.step.trace.calls import is_within
 from shardviz.dump.arrays import kept_indices, strides_between
-from shardviz.dump.dump import dump_of
+from shardviz.dump.dump import Dump, Shard, dump_of
 from shardviz.dump.read import arrays_of, read_files
-from shardviz.dump.records.trace import Place, is_value, of_point
+from shardviz.dump.records.trace import KeptRecord, Place, is_value, of_point
 from shardviz.dump.write import TRACE_FOLDER
 from shardviz.groups import in_groups, the_only
 from shardviz.relate.tolerance import ELEMENT, EPSILON, EXACT, TENSOR_FLOAT
@@ -30,10 +30,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.dump.dump import Dump, Shard
     from shardviz.dump.records.base import Moment
+    from shardviz.dump.records.files import RankRecord
     from shardviz.dump.records.tensors import Body
-    from shardviz.dump.records.trace import KeptRecord
     from shardviz.layout.layout import Layout
     from shardviz.layout.region import Ranges, Region
 
@@ -404,6 +403,19 @@ class JobTrace:
         """Whether the job is one process: its values are whole."""
         return self.dump.files.run.num_ranks == 1
 
+    @property
+    def records(self) -> Mapping[int, RankRecord]:
+        """What each rank's file says of the step as a whole."""
+        return self.dump.files.ranks
+
+    def weights(self, role: str, moment: Moment = "step") -> dict[str, dict[int, Weight]]:
+        """Return ranks' weights before the step, "updated" ones, or what belongs to them, by name."""
+        parts: dict[str, dict[int, Weight]] = {}
+        for rank, of_rank in self.ranks.items():
+            for name, weight in of_rank.weights(role, moment):
+                parts.setdefault(name, {})[rank] = weight
+        return parts
+
 
 COMPUTED = ("activation", "grad")
 
@@ -414,7 +426,7 @@ def coarsest_of(jobs: Iterable[JobTrace]) -> str:
     What single lines make doesn't count: a library may try dtypes between two steps, and only a recording of lines has
     what it makes then.
     """
-    records = [record for job in jobs for record in job.dump.files.ranks.values()]
+    records = [record for job in jobs for record in job.records.values()]
     tensors = ((record, tensor) for record in records for tensor in record.tensors)
     bodies = (record.bodies[tensor.body] for record, tensor in tensors if not is_value(f"{tensor.name}{tensor.suffix}"))
     dtypes = {rounded_to(body.dtype, body.device) for body in bodies if body.role in COMPUTED}

@@ -15,12 +15,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardviz.check.report import NotChecked, Place
-from shardviz.check.step.comparison import Reason, compared, in_order, laid_out, rounding_of, weight_of, whole_of
+from shardviz.check.step.comparison import (
+    Compared,
+    Reason,
+    compared,
+    in_order,
+    laid_out,
+    rounding_of,
+    weight_of,
+    whole_of,
+)
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.rules.all_gradients import multiplied
-from shardviz.check.step.update.averages import other_average
 from shardviz.check.step.update.reasons import factor_to, unexplained_weight, why_weight
-from shardviz.check.step.update.states import of_others, unexplained_state, why_state
+from shardviz.check.step.update.states import of_others, other_average, unexplained_state, why_state
 from shardviz.explain.finding import Finding
 from shardviz.explain.step.buffers import (
     BufferCutApart,
@@ -30,7 +38,7 @@ from shardviz.explain.step.buffers import (
     UnexplainedBuffer,
     UnreducedStatistics,
 )
-from shardviz.explain.step.changed import NotFiniteAfterStep
+from shardviz.explain.step.scales import NotFiniteAfterStep
 from shardviz.explain.step.update import AnotherGroup
 from shardviz.explain.templates import number
 from shardviz.relate.measures import owner_of, ratio_of
@@ -42,7 +50,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.comparison import Compared
     from shardviz.dump.dump import Dump, Tensor
     from shardviz.explain.cause import Cause
 
@@ -306,8 +313,6 @@ def finding_of(evidence: Evidence, comparison: Compared, wrong: Mapping[int, tup
     """Return the finding that a weight, state or buffer differs after the step.
 
     Args:
-        evidence: The step.
-        comparison: The tensor.
         wrong: By rank, the element that is farthest off, and what it should be.
     """
     ranks = tuple(sorted(wrong))

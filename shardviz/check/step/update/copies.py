@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.report import NotChecked
-from shardviz.check.step.comparison import apart_text, compared, laid_out, whole_of
+from shardviz.check.step.comparison import Compared, apart_text, compared, laid_out, whole_of
 from shardviz.check.step.update.reasons import factors_of_steps, rows_of_part, scaled
 from shardviz.check.values.copies import with_copies
 from shardviz.explain.step.update import (
@@ -31,7 +31,6 @@ from shardviz.text import listed, named_ranks
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from shardviz.check.step.comparison import Compared
     from shardviz.dump.dump import Dump
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from shardviz.check.step.comparison import Reason, compared, spans, weight_of, whole_of
+from shardviz.check.step.comparison import Compared, Reason, compared, spans, weight_of, whole_of
 from shardviz.check.step.rules.all_gradients import norms_of_parts, total
 from shardviz.explain.step.scales import ClippedByParts, NormOverWrongAxes
 from shardviz.explain.step.update import (
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.comparison import Compared
     from shardviz.check.step.evidence import Evidence
     from shardviz.dump.dump import Dump
     from shardviz.dump.records.base import Moment

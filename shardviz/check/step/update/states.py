@@ -1,17 +1,22 @@
-"""Why a state of the optimizer differs after the step.
+"""Why a state of the optimizer, or an average of weights that a step keeps in a buffer, differs after the step.
 
 A state may be of another rank or in another order, as it was loaded, or start from zeros: what the gradient adds in the
 step is the same in all cases, so what is left says what it started from. A factor, each rank's own statistics or an old
 weight come from what the optimizer computed in the step.
+
+A moving average is a share of its old values and a share of a weight's, before or after the step. The shares that the
+unsharded model's buffer has say how it is made, whatever code makes it; a rank's buffer has shares of its own, or is
+what it was.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.comparison import Reason, laid_out, weight_of, whole_of
+from shardviz.check.step.comparison import Compared, Reason, laid_out, weight_of, whole_of
 from shardviz.check.step.update.reasons import (
     MAX_LISTED,
     by_norm_of_copies,
@@ -27,20 +32,25 @@ from shardviz.explain.checkpoints.states import (
     StateOfAnotherRank,
     UnexplainedState,
 )
+from shardviz.explain.step.buffers import OtherAverage
 from shardviz.explain.step.update import RankDependentStep, ScaledState, StateOfOldWeight, StateOfParts
 from shardviz.explain.templates import number
 from shardviz.relate.factors import factor_of
-from shardviz.relate.tolerance import EXPLAINED_UPDATE, FEW
+from shardviz.relate.tolerance import EXPLAINED_UPDATE, FEW, MANY, SINGLE, STEP
+from shardviz.relate.values import error_of
 from shardviz.text import listed, named_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.comparison import Compared
     from shardviz.check.step.evidence import Evidence
     from shardviz.dump.dump import Dump
+
+    Values = NDArray[np.float64]
+    Shares = tuple[float, str]
+    """How much an average keeps of its old values, and the moment of the weight that it takes: before or after."""
 
 
 def why_state(evidence: Evidence, state: Compared, ranks: Sequence[int]) -> Reason | None:
@@ -215,3 +225,67 @@ def of_others(others: Mapping[int, int]) -> Reason:
         sentence = f"the optimizer's state is of the same part on every rank, rank {first}'s"
         return Reason(StateOfAnotherRank(is_one=True), sentence)
     return Reason(StateOfAnotherRank(), f"the optimizer's state is of the part of another rank: {pairs}")
+
+
+MOST_UPDATES = 64
+"""An average is not taken to be updated more often in a step."""
+
+
+def other_average(dump: Dump, comparison: Compared, ranks: Sequence[int]) -> Reason | None:
+    """Return what differs in how a buffer averages a weight, if all wrong ranks have the same difference."""
+    before = whole_of(dump, "buffer", comparison.name)
+    for weight, (old, new) in _weights(dump, comparison.wanted.shape) if before is not None else ():
+        if before is None or before.shape != comparison.wanted.shape:
+            continue
+        wanted = shares_of(comparison.wanted, before, {"before": old, "after": new})
+        tensor = dump.find("step", "param", weight)
+        if wanted is None or tensor is None:
+            continue
+        own = laid_out(dump, tensor, weight, new, comparison.rounding)
+        causes = set()
+        for rank in ranks:
+            part = comparison.part(before, rank)
+            if own.values.keys() != comparison.values.keys() or own.values[rank].shape != part.shape:
+                return None
+            sources = {"before": comparison.part(old, rank), "after": own.values[rank]}
+            causes.add(_difference(wanted, comparison.reduced[rank], part, sources))
+        if len(causes) == 1 and (cause := causes.pop()) is not None:
+            which = f"on {named_ranks(ranks)} " if len(ranks) < len(comparison.reduced) else ""
+            return Reason(cause, f"{which}the buffer is another average of {weight} than the unsharded model's")
+    return None
+
+
+def _weights(dump: Dump, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[Values, Values]]]:
+    """Yield the unsharded model's weights of a shape, before and after the step."""
+    for name, tensor in dump.by_name("updated", "param").items():
+        old = whole_of(dump, "param", name) if tensor.shape == shape else None
+        if old is not None and old.shape == shape:
+            yield name, (old, dump.values(tensor.first, name))
+
+
+def _difference(wanted: Shares, held: Values, before: Values, sources: Mapping[str, Values]) -> OtherAverage | None:
+    """Return in what a rank's average differs from the wanted one; None if that is not known."""
+    if error_of(held, before) <= SINGLE:
+        return OtherAverage("none")
+    shares = shares_of(held, before, sources)
+    if shares is None:
+        return None
+    (kept, moment), (due, due_moment) = shares, wanted
+    if not math.isclose(kept, due, rel_tol=STEP):
+        times = round(math.log(kept) / math.log(due)) if 0 < min(kept, due) < 1 else 0
+        if 1 < times <= MOST_UPDATES and math.isclose(kept, due**times, rel_tol=STEP):
+            return OtherAverage("times", str(times))
+        return OtherAverage("decay", number(kept), number(due))
+    return OtherAverage("moment", moment, due_moment) if moment != due_moment else None
+
+
+def shares_of(values: Values, before: Values, sources: Mapping[str, Values]) -> Shares | None:
+    """Return the shares of which values are made; None if they aren't, or it is not certain of which weights."""
+    fits = []
+    for moment, source in sources.items() if values.size >= MANY else ():
+        columns = np.stack([before.ravel(), source.ravel()], axis=1)
+        (kept, taken), *_ = np.linalg.lstsq(columns, values.ravel(), rcond=None)
+        made = (columns @ [kept, taken]).reshape(values.shape)
+        if error_of(made, values) <= SINGLE and abs(taken) > STEP:
+            fits.append((float(kept), moment))
+    return fits[0] if len(fits) == 1 else None

@@ -1,25 +1,35 @@
-"""Clipping in two jobs' steps: by ranks' own norms, and what it hides of all gradients' size.
+"""All gradients of two jobs: how each clips them, losses that count rows unequally, and ties that one job broke.
 
 Gradients are recorded as the optimizer is given them, which is after they are clipped. If both jobs clip, gradients
 that were too large are not, and their factor shows in the norms that were found: it is the one that the gradients have
 once both clippings are undone, or else a norm is wrong.
+
+Nobody wrote a loss down. What comes back to the model's output says by which number each rank, or each micro-batch of
+a rank, multiplies it. Where each divides by its own count, the counts are shares of one whole: so are the numbers'
+reciprocals.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import combinations
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shardviz.check.report import grouped, ungrouped
-from shardviz.check.step.jobs.starts import by_name
 from shardviz.check.step.rules.all_gradients import CLIP_EPSILON, multiplied, nearness, of_factor, own_norm, round_norm
+from shardviz.check.step.trace.traces import Weight, in_both
 from shardviz.dump.records.step import ClipRecord
+from shardviz.explain.placement.values import BrokenTie
+from shardviz.explain.step.gradients import UnsummedTiedGradients
+from shardviz.explain.step.losses import MeanOfMeans
 from shardviz.explain.step.scales import (
     ClippedByOwnNorms,
     ClippedByParts,
+    LossTimesOwnNumber,
     ScaledBackward,
     ScaledByOwnCount,
     ScaledInStep,
@@ -27,23 +37,31 @@ from shardviz.explain.step.scales import (
 from shardviz.explain.step.two_jobs import DifferentClips
 from shardviz.explain.step.whole_step import UnexplainedBackward
 from shardviz.explain.templates import number
+from shardviz.layout.layout import placements_of
+from shardviz.relate.factors import scale_between
+from shardviz.relate.measures import ratio_of
 from shardviz.relate.tolerance import EPSILON, STEP, least_factor
-from shardviz.text import named_ranks
+from shardviz.text import listed, named_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from numpy.typing import NDArray
+
+    from shardviz.check.step.comparison import Compared
     from shardviz.check.step.evidence import Evidence
-    from shardviz.check.step.jobs.assembly import Weights
+    from shardviz.check.step.jobs.assembly import JobEvidence
+    from shardviz.check.step.jobs.starts import Weights
     from shardviz.check.step.jobs.whole_job import WholeJob
-    from shardviz.check.step.trace.traces import Weight
+    from shardviz.check.step.trace.judging import Judging
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
 
+    Values = NDArray[np.float64]
+
 MADE_BY_CLIPS = UnexplainedBackward | ClippedByParts | ScaledByOwnCount | ScaledInStep
 """Causes of gradients that clipping by ranks' own norms explains better."""
-MOST_RANKS = 4
-"""Ranks that are listed."""
+MAX_LISTED = 4
 UNCLIPPED = ClipRecord(0.0, math.inf)
 """What a job does that clips no gradients."""
 
@@ -91,7 +109,7 @@ def clips_of(reference: WholeJob, job: WholeJob) -> Clips | None:
     unmet = None
     for each in (reference, job):
         calls = _calls(each)
-        is_seen = bool(calls) or not any(record.clips for record in each.job.dump.files.ranks.values())
+        is_seen = bool(calls) or not any(record.clips for record in each.records.values())
         if not is_seen or any(len(set(call.values())) > 1 for call in calls):
             return None
         every = [next(iter(call.values())) for call in calls]
@@ -106,7 +124,7 @@ def clips_of(reference: WholeJob, job: WholeJob) -> Clips | None:
 
 def _calls(job: WholeJob) -> list[dict[int, ClipRecord]]:
     """Return each call of a step that clipped gradients, by rank, with the norm of all ranks; none if ranks differ."""
-    of_ranks = {rank: record.clips for rank, record in job.job.dump.files.ranks.items()}
+    of_ranks = {rank: record.clips for rank, record in job.records.items()}
     if len({len(clips) for clips in of_ranks.values()}) != 1:
         return []
     calls = [dict(zip(of_ranks, clips, strict=True)) for clips in zip(*of_ranks.values(), strict=True)]
@@ -163,7 +181,7 @@ def by_another_norm(evidence: Evidence, clips: Clips | None) -> Finding | None:
     else:
         norms = {rank: own_norm(gradients, rank) / _kept(clips.job) for rank in evidence.dump.files.ranks}
         alike = [rank for rank, norm in norms.items() if math.isclose(norm, clips.job.norm, rel_tol=near)]
-        whose = f"the norm of the gradients of {named_ranks(alike, MOST_RANKS)} alone"
+        whose = f"the norm of the gradients of {named_ranks(alike, MAX_LISTED)} alone"
         text = whose if alike else f"which is {number(clips.reference.norm)} in the other job"
         cause = ClippedByParts(f"a norm of {number(clips.job.norm)}, {text}", clips.job.limit)
     return of_factor(evidence, gradients, all_alike.factor).because(cause)
@@ -235,9 +253,111 @@ def divided(weight: Weight, by: float) -> Weight:
 
 def _are_reduced(job: WholeJob) -> bool:
     """Whether all ranks have every gradient, and equally: what they were clipped by was then not yet reduced."""
-    every = by_name(job.job.ranks, "grad").values()
+    every = job.weights("grad").values()
     values = [[part.values for part in parts.values() if part.values is not None] for parts in every]
     return bool(values) and all(
-        len(copies) == len(job.job.ranks) and all(np.array_equal(copies[0].values, copy.values) for copy in copies)
+        len(copies) == len(job.ranks) and all(np.array_equal(copies[0].values, copy.values) for copy in copies)
         for copies in values
     )
+
+
+def of_unequal_losses(evidence: JobEvidence, judging: Judging) -> Finding | None:
+    """Return the finding if ranks' losses, or those of their micro-batches, are multiplied by different numbers.
+
+    Gradients are wrong then, but those that are nearly 0; if most are right, ranks make up for the numbers later. Ranks
+    of the other job may have divided by their own counts as well: then the numbers themselves are shares.
+    """
+    micro_batches = evidence.micro_batches
+    gradients = [gradient for gradient in evidence.gradients.values() if np.any(gradient.wanted)]
+    scales = _of_micro_batches(judging, micro_batches) if micro_batches > 1 else {}
+    is_of_parts = any(len(set(of_rank)) > 1 for of_rank in scales.values())
+    if not is_of_parts:
+        scales = {rank: (scale,) for rank, scale in sorted(judging.scales.items())}
+    every = [scale for of_rank in scales.values() for scale in of_rank]
+    if len(set(every)) < 2 or 2 * sum(bool(gradient.wrong) for gradient in gradients) <= len(gradients):
+        return None
+    ways = (every,) if evidence.is_beside_one else (every, [1 / scale for scale in every if scale])
+    is_mean = any(_are_shares(scales_of_way, [*judging.mesh.shape, micro_batches]) for scales_of_way in ways)
+    cause = MeanOfMeans(micro_batches=micro_batches * is_of_parts) if is_mean else LossTimesOwnNumber(is_of_parts)
+    numbers = (f"{' and '.join(_shown(of_rank))} on rank {rank}" for rank, of_rank in scales.items())
+    sentence = (
+        f"all outputs are right, and each {'micro-batch' if is_of_parts else 'rank'}'s backward begins with the other "
+        f"job's gradient times its own number: {listed(numbers, MAX_LISTED)}"
+    )
+    return cause.finding("loss", tuple(scales), sentence, kind="wrong-scale")
+
+
+def _shown(scales: Sequence[float]) -> list[str]:
+    return [*map(number, scales[:MAX_LISTED]), *(["others"] if len(scales) > MAX_LISTED else [])]
+
+
+def _are_shares(scales: Sequence[float], sizes: Sequence[int]) -> bool:
+    """Whether the numbers' reciprocals add up to 1, or to that times numbers of ranks and micro-batches."""
+    products = {math.prod(some) for count in range(len(sizes) + 1) for some in combinations(sizes, count)}
+    total = sum(1 / scale for scale in scales if scale)
+    ratios = (up / down for up in products for down in products)
+    return min(scales) > 0 and any(math.isclose(total, ratio, rel_tol=STEP) for ratio in ratios)
+
+
+def _of_micro_batches(judging: Judging, count: int) -> dict[int, tuple[float, ...]]:
+    """Return what the last output's gradient is the whole's times, for each micro-batch of each rank; else none."""
+    places = [place for place in judging.judgments if place.what == "gradient of output"]
+    if not places:
+        return {}
+    last = max(places, key=lambda place: judging.whole[place].order)
+    whole = judging.whole[last].values
+    of_ranks = {}
+    for rank, points in judging.ranks.items():
+        shard = points[last].values if last in points else None
+        if whole is None or shard is None or not (whole.is_whole and shard.is_whole) or not shard.shape[:1]:
+            return {}
+        ways = (region for _, region in placements_of(whole.shape, shard.shape, judging.mesh, rank))
+        pairs = (in_both(whole, shard, region) for region in ways if shard.shape[0] % count == 0)
+        near = judging.judgments[last].near
+        fits = (_by_part(*pair, count, near) for pair in pairs if pair is not None)
+        scales = next((scales for scales in fits if scales), None)
+        if scales is None:
+            return {}
+        of_ranks[rank] = scales
+    return of_ranks
+
+
+def _by_part(expected: Values, held: Values, count: int, near: float) -> tuple[float, ...]:
+    """Return what each of some equal parts is the expected one's times; none if one of them isn't."""
+    parts = zip(np.split(held, count), np.split(expected, count), strict=True)
+    scales = [scale_between(*part, near) for part in parts if np.any(part)]
+    return tuple(scale for scale in scales if scale is not None) if None not in scales else ()
+
+
+def broken_ties(gradients: Mapping[str, Compared]) -> Iterator[Finding]:
+    """Yield names that have one gradient in the other job, of which ranks have two terms."""
+    wrong = [gradient for gradient in gradients.values() if not gradient.incomparable and gradient.wrong]
+    for first, second in combinations(wrong, 2):
+        if not np.array_equal(first.wanted, second.wanted):
+            continue
+        terms = [_put_together(gradient) for gradient in (first, second)]
+        are_copies = np.array_equal(terms[0], terms[1]) and first.reduced.keys() & second.reduced.keys()
+        if not are_copies and first.near(terms[0] + terms[1], first.wanted):
+            cause = _cause(first, second)
+            members = [
+                cause.finding(one.name, one.wrong, f"the gradient and that of {other} are two terms of the right one")
+                for one, other in ((first, second.name), (second, first.name))
+            ]
+            members = [member.seen_in(one) for member, one in zip(members, (first, second), strict=True)]
+            yield replace(members[0], members=tuple(members))
+
+
+def _cause(first: Compared, second: Compared) -> Cause:
+    """Return why two names of one weight have a term of its gradient each: by the ranks that have them."""
+    if first.reduced.keys() & second.reduced.keys():
+        return BrokenTie(second.name, first.name)
+    is_half = ratio_of(first) == Fraction(1, 2) == ratio_of(second)
+    return UnsummedTiedGradients(2) if is_half else UnsummedTiedGradients()
+
+
+def _put_together(gradient: Compared) -> NDArray[np.float64]:
+    """Return a gradient put together of ranks' parts; NaN if one lacks a part."""
+    whole = np.full(gradient.wanted.size, np.nan)
+    for rank, held in gradient.reduced.items():
+        whole[gradient.regions[rank].flat_ids(gradient.wanted.shape).ravel()] = held.ravel()
+    return whole.reshape(gradient.wanted.shape)

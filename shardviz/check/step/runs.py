@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from shardviz.check.ranks import without_trace
-from shardviz.check.report import NotChecked
+from shardviz.check.report import NotChecked, Report
+from shardviz.check.step.departure import Departure, Kind, StepDifference, departure_for
 from shardviz.check.step.jobs.compare import compare_jobs
-from shardviz.check.step.runs.departure import Departure, StepDifference, departure_for
 from shardviz.check.step.trace.calls import is_within
 from shardviz.dump.arrays import apart
 from shardviz.explain.step.two_jobs import DifferentWeights
@@ -29,8 +29,6 @@ from shardviz.text import counted, listed
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from shardviz.check.report import Report
-    from shardviz.check.step.runs.departure import Kind
     from shardviz.dump.dump import Dump
     from shardviz.dump.records.trace import SketchRecord, What
     from shardviz.explain.cause import Cause
@@ -54,7 +52,7 @@ def compare_steps(before: Dump, after: Dump, reports: tuple[Report, Report]) -> 
     points = {place: pair for place, pair in pairs.items() if place[1] != "weight"}
     begun = _of_weights(weights) + _of_batch(points)
     parting = None if begun else first_parting(points)
-    unsharded = begun or ([_of_parting(parting)] if parting is not None else [])
+    unsharded = begun or ([parting] if parting is not None else [])
     agree = {place: pair for place, pair in (weights if unsharded else pairs).items() if not pair.differs}
     nearest = max(agree.values(), key=lambda pair: pair.apart / pair.allowed if pair.is_telling else 0.0, default=None)
     both = [sorted({getattr(pair, side).dtype for pair in points.values()}) for side in ("ours", "theirs")]
@@ -122,15 +120,15 @@ def _apart(pair: Pair) -> str:
     return f"off by {pair.apart:.2g} of its norm (rounding allows {pair.allowed:.2g})"
 
 
-def _of_parting(first: Parting) -> Departure:
-    name = first.module or "the model itself"
-    dtypes = sorted({first.pair.ours.dtype, first.pair.theirs.dtype})
-    how = _apart(first.pair) + (f" ({' and '.join(dtypes)})" if len(dtypes) > 1 else "")
+def _of_parting(module: str, what: str, pair: Pair, direction: Direction, following: int) -> Departure:
+    """Return that a side of a module is the first that differs, before so many other calls."""
+    name = module or "the model itself"
+    dtypes = sorted({pair.ours.dtype, pair.theirs.dtype})
+    how = _apart(pair) + (f" ({' and '.join(dtypes)})" if len(dtypes) > 1 else "")
     of_equal = {"output": "its inputs are equal", "gradient of input": "the gradients of its output are equal"}
-    equal = f", although {of_equal[first.what]}" if first.what in of_equal else ""
-    sentence = f"{name} is the first module whose {first.what} differs{equal}: {how}"
-    cause, module = DifferentProgram(), first.module
-    return departure_for(cause, "unsharded", module, sentence, direction=first.direction, following=first.following)
+    equal = f", although {of_equal[what]}" if what in of_equal else ""
+    sentence = f"{name} is the first module whose {what} differs{equal}: {how}"
+    return departure_for(DifferentProgram(), "unsharded", module, sentence, direction=direction, following=following)
 
 
 def _of_sharded(before: Dump, after: Dump, reports: tuple[Report, Report]) -> list[Departure]:
@@ -205,25 +203,6 @@ class Pair:
         return factor if left <= self.allowed * np.linalg.norm(theirs) else None
 
 
-@dataclass(frozen=True, slots=True)
-class Parting:
-    """Where two unsharded models first part.
-
-    Attributes:
-        direction: In forward or in backward.
-        module: The module; empty for the model itself.
-        what: Which side of it is the first that differs.
-        pair: What both have there.
-        following: How many modules' calls after it differ too.
-    """
-
-    direction: Direction
-    module: str
-    what: str
-    pair: Pair
-    following: int
-
-
 def pairs_of(before: Dump, after: Dump) -> dict[Place, Pair]:
     """Return the weights and points that both runs' unsharded models have, in the first one's order."""
     ours, theirs = _by_place(before), _by_place(after)
@@ -239,8 +218,8 @@ def _by_place(dump: Dump) -> Mapping[Place, SketchRecord]:
     return {(record.name, record.what, record.call, record.index): record for record in _sketches(dump)}
 
 
-def first_parting(pairs: Mapping[Place, Pair]) -> Parting | None:
-    """Return where the unsharded models' steps first part; None if they do not."""
+def first_parting(pairs: Mapping[Place, Pair]) -> Departure | None:
+    """Return in what the unsharded models' steps first part; None if they do not."""
     calls = _calls(pairs)
     forward = _first_of(calls, ("input", "output"), "forward")
     if forward is not None:
@@ -259,8 +238,8 @@ def _calls(pairs: Mapping[Place, Pair]) -> list[Call]:
     return [(name, sides) for (_, name, _), sides in sorted(sides_by_call.items(), key=lambda item: item[0])]
 
 
-def _first_of(calls: Sequence[Call], sides: tuple[What, What], direction: Direction) -> Parting | None:
-    """Return the first call that is given the same and returns something else; else the first that is given it."""
+def _first_of(calls: Sequence[Call], sides: tuple[What, What], direction: Direction) -> Departure | None:
+    """Return the difference of the first call that is given the same; if none is, of the first that is given others."""
     inputs, returned = sides
     differing = [at for at, (_, own) in enumerate(calls) if any(_differing(own, side) for side in sides)]
     if not differing:
@@ -274,7 +253,7 @@ def _first_of(calls: Sequence[Call], sides: tuple[What, What], direction: Direct
         at = origins[0] if is_first else differing[0]
     name, sides_of = calls[at]
     what = returned if at in origins else inputs
-    return Parting(direction, name, what, _differing(sides_of, what)[0], len(differing) - 1)
+    return _of_parting(name, what, _differing(sides_of, what)[0], direction, len(differing) - 1)
 
 
 def _innermost(calls: Sequence[Call], candidates: Sequence[int]) -> int:
