@@ -28,7 +28,7 @@ from shardviz.relate.tolerance import (
     least_factor,
     near_ratio,
 )
-from shardviz.relate.values import magnitude
+from shardviz.relate.values import farthest, magnitude
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -51,6 +51,9 @@ OPS: Mapping[Reduction, str] = {"mean": "avg", "sum": "sum", "norm": "sum"}
 
 MANY_IN_SLICE = 6
 """Numbers that share a factor and an offset: any three are near to a line through two."""
+
+LEAST_OFF = 8.0
+"""Means that are so many times as far apart as rounding may take an element are different ones."""
 
 
 def axis_sets(axes: Sequence[str], least: int = 1) -> Iterator[tuple[str, ...]]:
@@ -137,6 +140,18 @@ def factors_of_slices(sides: Sides, rank: int, dims: tuple[int, ...]) -> Values 
     apart = float(np.abs(got - expected).max())
     fits = residual <= min(4 * sides.tolerance * max(1.0, float(np.abs(factors).max())), EXPLAINED_BY_LINE * apart)
     return factors.ravel() if fits and np.any(np.abs(factors - 1) > LEAST_STATISTIC) else None
+
+
+def is_centered(sides: Sides, rank: int, dims: tuple[int, ...]) -> bool:
+    """Whether each slice of a rank's part has the mean of that slice of the whole, unlike the part that is due."""
+    got, expected, whole = (
+        _rows(values, dims) for values in (sides.reduced[rank], sides.wanted_of(rank), sides.wanted)
+    )
+    if got.shape != expected.shape or len(got) != len(whole) or not got.size or not np.all(np.isfinite(got)):
+        return False
+    means, near = whole.mean(1), sides.tolerance
+    is_off = farthest(expected.mean(1), means) > LEAST_OFF * near
+    return is_off and farthest(got.mean(1), means) <= near and bool(np.any(np.ptp(got, 1) > LEAST_OFF * near))
 
 
 def _rows(values: Values, dims: tuple[int, ...]) -> Values:

@@ -345,12 +345,20 @@ class StatisticsOfPart(Cause):
     """Ranks normalize by the mean or variance of their own part.
 
     A norm over rows or channels that an axis splits sees local values only. Each rank's result looks normalized, with
-    a factor and an offset of its own.
+    a factor and an offset of its own. The batch norms of torch do this on ranks that have different rows.
+
+    Attributes:
+        batch_norm: The class of the module if it is one of torch's batch norms; else empty.
     """
 
     axes: str
-    why = "Each rank normalizes by the mean or variance of its own part, split over {axes}"
+    batch_norm: str = ""
+    why = (
+        "{batch_norm:?{batch_norm} takes mean and variance of each rank's own rows, and {axes} splits the rows|Each "
+        "rank normalizes by the mean or variance of its own part, split over {axes}}"
+    )
     how = (
-        "sum counts, values and squares over {axes} before the division, with a backward that sums too, or gather the "
-        "features first; for BatchNorm, use SyncBatchNorm"
+        "{batch_norm:?call torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) before you wrap the model (Lightning: "
+        "Trainer(sync_batchnorm=True)); it needs GPUs|sum counts, values and squares over {axes} before the division, "
+        "with a backward that sums too, or gather the features first; for BatchNorm, use SyncBatchNorm}"
     )

@@ -55,6 +55,7 @@ from shardviz.relate.measures import (
     factor_of_all,
     factors_of_slices,
     has_wanted_numbers,
+    is_centered,
     is_shared_with,
     lost_slices,
     mixed_over,
@@ -229,22 +230,28 @@ def _text(comparison: Compared, link: Relation) -> str:
     return f"{comparison.whose} with its dims in a different order"
 
 
-def check_own_statistics(comparison: Compared) -> Finding | None:
-    """Return the finding if values are the unsharded model's times a number plus a number, those of each slice."""
+def check_own_statistics(comparison: Compared, module_type: str = "") -> Finding | None:
+    """Return the finding if each rank normalizes its own part, as the factors of slices or their means tell.
+
+    Args:
+        comparison: An output.
+        module_type: The class of the module that returns it.
+    """
     if comparison.role != "output":
         return None
     for dims in _kept(comparison.wanted.ndim):
         axes = [axis for axis in comparison.mesh.axes if _splits(comparison, axis, dims)]
+        per = "row" if len(dims) > 1 else f"index of dim {dims[0]}"
+        cause = StatisticsOfPart(" and ".join(axes), module_type if module_type.startswith("BatchNorm") else "")
         factors = [factors_of_slices(comparison, rank, dims) for rank in comparison.wrong] if axes else []
         if factors and all(own is not None for own in factors):
             joined = np.concatenate([own for own in factors if own is not None])
             if float(joined.max() - joined.min()) > LEAST_STATISTIC:
-                per = "row" if len(dims) > 1 else f"index of dim {dims[0]}"
                 which = f"on each rank every {per} of the {comparison.what}"
-                return comparison.finding(
-                    StatisticsOfPart(" and ".join(axes)),
-                    f"{which} is the unsharded model's with a different factor and offset",
-                )
+                return comparison.finding(cause, f"{which} is the unsharded model's with a different factor and offset")
+        if axes and all(is_centered(comparison, rank, dims) for rank in comparison.wrong):
+            means = f"on each rank the mean of every {per} of the {comparison.what} over the rank's own part"
+            return comparison.finding(cause, f"{means} is the unsharded model's over all parts")
     return None
 
 

@@ -81,7 +81,7 @@ def cause_of(evidence: Evidence, first: Divergence) -> Finding | None:
             or check_order(comparison)
             or mixed_shards(comparison)
             or _beside_a_vector(evidence, comparison)
-            or check_own_statistics(comparison)
+            or check_own_statistics(comparison, first.call.type)
             or check_related(comparison)
             or check_some_ranks(evidence, comparison, first)
         )
