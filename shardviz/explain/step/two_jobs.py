@@ -95,6 +95,71 @@ class DifferentSettings(Cause):
     )
 
 
+class OtherStepLength(Cause):
+    """The optimizer of one job steps after more or fewer rows than that of the other.
+
+    A loop that accumulates gradients has to leave out the optimizer's step but after the last micro-batch. accelerate
+    does so in optimizers that were given to `prepare`. A batch size that is meant for all ranks, and given to each,
+    makes steps longer.
+
+    Attributes:
+        job: The job that steps otherwise than one process.
+        rows: After how many rows it steps.
+        wanted: After how many one process does.
+        times: How many times more or fewer that is.
+        is_apart: Whether the last backward ran under `no_sync()`, so that ranks' gradients differ.
+    """
+
+    job: str
+    rows: int
+    wanted: int
+    times: int
+    is_apart: bool = False
+    why = (
+        "The optimizer of {job} steps after {rows} rows, and that of the other job after {wanted}{is_apart:?. It steps "
+        "while gradients are accumulated: the last backward ran under no_sync(), so that they are not yet averaged|}"
+    )
+    how = (
+        "{is_apart:?step only after the last of {times} micro-batches. accelerate: give the optimizer to "
+        "accelerator.prepare(), which leaves out its steps before|{is_longer:?divide the batch size by the number of "
+        "ranks, or accumulate fewer micro-batches|accumulate {times} times as many micro-batches before the "
+        "optimizer's step, or give each rank {times} times as many rows}}"
+    )
+
+    @property
+    def is_longer(self) -> bool:
+        """Whether it steps after more rows."""
+        return self.rows > self.wanted
+
+
+class RowsSplitTwice(Cause):
+    """The ranks of a job never read some of the rows that one process reads.
+
+    Data that a data set splits between ranks is split once more by a sampler, or by a loader that sends the first
+    rank's rows to all: accelerate and transformers' Trainer do so with an iterable data set. Each rank then has as many
+    rows as it should, and an epoch ends early.
+
+    Attributes:
+        times: Of so many rows one is read.
+        is_every: Whether these are so many apart.
+        is_of_ranks: Whether there are as many ranks with rows of their own.
+    """
+
+    times: int
+    is_every: bool
+    is_of_ranks: bool
+    why = (
+        "Only one row of {times} is read{is_every:?, at equal distances|}: {is_of_ranks:?the data is split between the "
+        "ranks twice, by the data set or its sampler and once more by the loader|a sampler counts more ranks than "
+        "there are}"
+    )
+    how = (
+        "{is_of_ranks:?split it once: give accelerate or the Trainer a data set that each process reads whole, or turn "
+        "their split off, and give a sampler a data set that is not sharded|give the sampler the number of ranks that "
+        "read data, and the rank's place among them}"
+    )
+
+
 class DifferentClips(Cause):
     """Two jobs clip equal gradients to different norms, or only one of them clips.
 

@@ -30,6 +30,7 @@ from shardviz.check.step.jobs.other_steps import (
     later_steps_of,
 )
 from shardviz.check.step.jobs.rows import Rows, rows_of, rows_of_peers, rows_without_padding
+from shardviz.check.step.jobs.rows_of_steps import with_other_steps
 from shardviz.check.step.jobs.starts import (
     OtherWeight,
     Weights,
@@ -196,6 +197,7 @@ def _compare(reference: WholeJob, job: WholeJob) -> Attempt:
     rows = _rows_of(reference, job)
     if rows.problem:
         peers = rows_of_peers(reference, job, weights)
+        rows = rows if peers is not None else with_other_steps(rows, reference, job)
         clause = f"; ranks along {peers.axis} were given different rows" if peers is not None else ""
         cause = peers or rows.cause
         if isinstance(cause, DifferentBatch):

@@ -108,14 +108,18 @@ def rows_of(whole_batch: list[Kept], batches: Mapping[int, list[Kept]], mesh: Me
         return Rows(not_joined=EQUAL_ROWS) if are_all_there else _incomplete(shares, size, mesh)
     if len(every) > size:
         again = {row for row, count in Counter(every).items() if count > 1}
-        text = f"rows {join_numbers(again)} of the other job's {size} were given to several ranks: {_shares(shares)}"
+        text = (
+            f"rows {join_numbers(again)} of the other job's {size} were given to several ranks: {shares_text(shares)}"
+        )
         return Rows(problem=text)
     if num_different < size and every != list(range(size)):
         others = [tensors for tensors in inputs if tensors[0] is not whole]
         if len(whole.shape) == 1 or not all(_are_in_order(shares, *tensors) for tensors in others):
             return Rows(not_joined=EQUAL_ROWS)
     if len({len(part) for part in parts}) > 1:
-        return Rows(not_joined=f"ranks were given unequal numbers of the other job's {size} rows: {_shares(shares)}")
+        return Rows(
+            not_joined=f"ranks were given unequal numbers of the other job's {size} rows: {shares_text(shares)}"
+        )
     return Rows(np.array(every, np.int64), num_shares=len(parts))
 
 
@@ -224,7 +228,7 @@ def _are_cut_alone(whole: Kept, parts: Sequence[Kept]) -> bool:
     return sorted(at) == list(range(whole.shape[0]))
 
 
-def _shares(rows: Mapping[int, tuple[int, ...]]) -> str:
+def shares_text(rows: Mapping[int, tuple[int, ...]]) -> str:
     """Say which rows ranks were given, those with the same rows together."""
     ranks_of = ranks_by(rows.items()).items()
     return listed((f"{named_ranks(ranks)} rows {join_numbers(given)}" for given, ranks in ranks_of), MOST_SHARES)
@@ -243,7 +247,7 @@ def _incomplete(rows: Mapping[int, tuple[int, ...]], size: int, mesh: Mesh) -> R
     fitting = [axes for axes in every if len(given) * mesh.size_over(axes) == size]
     axes = the_only(fitting) or ()
     sentence = (
-        f"its ranks were given {len(given)} of the other job's {size} rows: {_shares(rows)}; no rank was "
+        f"its ranks were given {len(given)} of the other job's {size} rows: {shares_text(rows)}; no rank was "
         f"given rows {join_numbers(set(range(size)) - given)}"
     )
     are_slices = all(np.all(np.diff(rows_of_rank) == 1) for rows_of_rank in ranks_of)

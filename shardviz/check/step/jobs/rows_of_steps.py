@@ -1,0 +1,147 @@
+"""Rows of the traced step that the job of one process has in other steps, or that no step of the other job has.
+
+Rows are known by checksums. They are numbered as one process has them, through all steps that were followed: a sampler
+that leaves rows out, and an optimizer that steps more or less often, show in these numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from shardviz.check.step.jobs.rows import shares_text
+from shardviz.explain.step.two_jobs import OtherStepLength, RowsSplitTwice
+from shardviz.explain.step.whole_step import DifferentBatch
+from shardviz.text import join_numbers
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from shardviz.check.step.jobs.rows import Rows
+    from shardviz.check.step.jobs.whole_job import WholeJob
+    from shardviz.dump.records.step import GivenRecord
+
+    Numbers = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Numbered:
+    """The rows of two jobs' steps, numbered as one process has them.
+
+    Attributes:
+        size: How many rows it has in its first step.
+        num_known: How many it has in all of its steps.
+        steps: The numbers that each rank of the other job has in every step; only those of its first steps that one
+            process has, too.
+    """
+
+    size: int
+    num_known: int
+    steps: Sequence[Mapping[int, Numbers]]
+
+    def rows(self, at: int) -> list[int]:
+        """Return what all ranks have in a step."""
+        shares = dict.fromkeys(self.steps[at].values())
+        return [row for share in shares for row in share]
+
+
+def with_other_steps(rows: Rows, reference: WholeJob, job: WholeJob) -> Rows:
+    """Return rows that differ for no known reason with the numbers that they have, and what these tell."""
+    numbered = _numbered(reference, job) if rows.cause == DifferentBatch(of_jobs=True) else None
+    if numbered is None:
+        return rows
+    given = numbered.rows(0)
+    shares = f"its ranks were given these of the other job's rows: {shares_text(numbered.steps[0])}"
+    if (length := _other_length(numbered, job)) is not None:
+        if length.rows < length.wanted:
+            then = f"rows {join_numbers(set(range(numbered.size)) - set(given))} come in its next steps"
+            return replace(rows, problem=f"{shares}; {then}", cause=length)
+        steps = f"the other job has these in {length.times} steps of {length.wanted} rows"
+        return replace(rows, problem=f"{shares}; {steps}", cause=length)
+    if max(given) < numbered.size:
+        return rows
+    problem = f"{shares} (numbered through its steps of {numbered.size} rows)"
+    if times := _part_of_rows(numbered):
+        left_out = set(range(times * len(given))) - set(given)
+        clause = f"no step of {job.name} has rows {join_numbers(left_out)}"
+        ranks = len(set(numbered.steps[0].values()))
+        cause = RowsSplitTwice(times, is_every=_is_every(given, times), is_of_ranks=times == ranks)
+        return replace(rows, problem=f"{problem}; {clause}", cause=cause)
+    return replace(rows, problem=problem)
+
+
+def _numbered(reference: WholeJob, job: WholeJob) -> Numbered | None:
+    """Return both jobs' rows; None if one process has some of them twice, or none of those in the traced step."""
+    if not reference.is_of_one or reference.steps_before != job.steps_before:
+        return None
+    per_call, *of_ranks = (_tensors_per_call(each, rank) for each in (reference, job) for rank in each.ranks)
+    if not per_call or {*of_ranks} != {per_call}:
+        return None
+    ((_, record),) = reference.records.items()
+    shapes = record.given[0].shapes[:per_call]
+    for tensor in sorted(range(per_call), key=lambda at: -math.prod(shapes[at][1:])):
+        every = [_rows_of(given, tensor, per_call) for given in record.given]
+        numbers = {row: number for number, row in enumerate(row for rows in every for row in rows)}
+        if not every[0] or len(numbers) < sum(map(len, every)):
+            continue
+        steps: list[dict[int, Numbers]] = []
+        for step in zip(*(of_rank.given for of_rank in job.records.values()), strict=False):
+            rows = {rank: _rows_of(given, tensor, per_call) for rank, given in zip(job.records, step, strict=True)}
+            if not all(of_rank and numbers.keys() >= set(of_rank) for of_rank in rows.values()):
+                break
+            steps.append({rank: tuple(numbers[row] for row in of_rank) for rank, of_rank in rows.items()})
+        return Numbered(len(every[0]), len(numbers), steps) if steps else None
+    return None
+
+
+def _tensors_per_call(job: WholeJob, rank: int) -> int:
+    """Return how many tensors each call of the model is given in the traced step; 0 if that is not known."""
+    given = job.records[rank].given
+    count, rest = divmod(len(given[0].shapes) if given else 0, max(job.ranks[rank].counts.get("", 1), 1))
+    return 0 if rest else count
+
+
+def _rows_of(given: GivenRecord, tensor: int, per_call: int) -> list[int]:
+    """Return the checksums of the rows of one of the model's tensors in all calls of a step; none if some lack."""
+    every = list(zip(given.shapes, given.rows, strict=False))[tensor::per_call]
+    is_known = len(given.rows) == len(given.shapes) and all(len(rows) == math.prod(shape[:1]) for shape, rows in every)
+    return [row for _, rows in every for row in rows] if is_known else []
+
+
+def _other_length(numbered: Numbered, job: WholeJob) -> OtherStepLength | None:
+    """Return that several steps of one job have together the rows of one step of the other, one after the other."""
+    given, size = numbered.rows(0), numbered.size
+    count = len(given)
+    if count == size or len(set(given)) < count:
+        return None
+    long, short = max(count, size), min(count, size)
+    times, rest = divmod(long, short)
+    num_steps = times if count < size else 1
+    together = [row for at in range(min(num_steps, len(numbered.steps))) for row in numbered.rows(at)]
+    if rest or sorted(together) != list(range(long)):
+        return None
+    is_apart = any(wrapper.kind == "no_sync" for wrapper in job.wrappers)
+    return OtherStepLength(job.name, count, size, times, is_apart and count < size)
+
+
+def _part_of_rows(numbered: Numbered) -> int:
+    """Return of how many rows the other job has one, if it leaves the others out evenly and for good; else 0."""
+    first, *later = map(numbered.rows, range(len(numbered.steps)))
+    count, ranks = len(first), len(set(numbered.steps[0].values()))
+    times = (max(first) + count) // count
+    window, block = times * count, times * ranks
+    is_even = (
+        times > 1
+        and not window % block
+        and Counter(row // block for row in first) == dict.fromkeys(range(window // block), ranks)
+    )
+    is_next = bool(later) and all(window <= row < 2 * window for row in later[0])
+    is_again = any(row < window for rows in later for row in rows)
+    return times if is_even and is_next and not is_again and len(set(first)) == count == len(later[0]) else 0
+
+
+def _is_every(given: Sequence[int], times: int) -> bool:
+    """Whether rows are so many apart."""
+    return sorted(given) == list(range(min(given), min(given) + times * len(given), times))
