@@ -95,6 +95,37 @@ class DifferentSettings(Cause):
     )
 
 
+class OtherPace(Cause):
+    """The learning rate goes through the other job's schedule faster, or slower.
+
+    DeepSpeed's `engine.step()` steps the scheduler that the engine was given, and accelerate's prepared scheduler steps
+    once for each process. A call of `scheduler.step()` in the loop is then too much. A scheduler that a library steps
+    only with the optimizer moves less often than a call in each micro-batch. A schedule whose length is counted in
+    batches of one rank, or of all, gives the same rates.
+
+    Attributes:
+        settings: Each setting with its number in either job, at the step.
+        times: How many times as fast it is.
+        is_slower: Whether it is as many times slower.
+        step: The first step at which the settings differ.
+    """
+
+    settings: tuple[str, ...]
+    times: int
+    is_slower: bool
+    step: int
+    why = (
+        "The learning rate goes through the other job's schedule {times} times as {is_slower:?slowly|fast}, from step "
+        "{step} on: {settings:3}. {is_slower:?The scheduler is stepped once in {times} steps|The scheduler is stepped "
+        "{times} times a step}, or its length is counted in other batches"
+    )
+    how = (
+        "{is_slower:?call scheduler.step() once after each step of the optimizer|step the scheduler once a step: "
+        "leave out scheduler.step() if DeepSpeed's engine.step() does it; accelerate's prepared scheduler steps once "
+        "for each process}; or count the schedule's length in steps of the optimizer"
+    )
+
+
 class OtherStepLength(Cause):
     """The optimizer of one job steps after more or fewer rows than that of the other.
 

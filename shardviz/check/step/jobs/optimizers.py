@@ -39,7 +39,7 @@ from shardviz.relate.values import error_of, magnitude, root_mean_square
 from shardviz.text import counted, listed, named_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -94,6 +94,30 @@ def _different(options: tuple[Options, Options]) -> Iterator[tuple[str, tuple[st
         for option, value in first[name].items():
             if option in OPTIONS and (other := second[name].get(option, value)) != value:
                 yield name, (option, value, other)
+
+
+def pace_of(wanted: Sequence[Options], given: Sequence[Options]) -> tuple[int, bool] | None:
+    """Return how many times faster one job goes through the learning rates of the other, step by step, or slower.
+
+    Returns:
+        How many times, and whether it is slower. None unless two rates that the pace changes show it, and none is
+        another.
+    """
+    rates = [[{name: values.get(RATE) for name, values in step.items()} for step in steps] for steps in (wanted, given)]
+    for times in range(2, max(len(wanted), len(given))):
+        for is_slower in (False, True):
+            pairs = [(at // times if is_slower else at * times, at) for at in range(len(given))]
+            known = [(there, at) for there, at in pairs if there < len(wanted)]
+            fits = all(_are_equal_rates(rates[0][there], rates[1][at]) for there, at in known)
+            moved = {at for there, at in known if at < len(wanted) and not _are_equal_rates(rates[0][at], rates[1][at])}
+            if fits and len(moved) > 1:
+                return times, is_slower
+    return None
+
+
+def _are_equal_rates(wanted: Mapping[str, str | None], given: Mapping[str, str | None]) -> bool:
+    names = wanted.keys() & given.keys()
+    return bool(names) and all(wanted[name] == given[name] for name in names)
 
 
 def different_settings(reference: WholeJob, job: WholeJob) -> Iterator[Finding]:

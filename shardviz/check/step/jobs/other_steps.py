@@ -26,13 +26,21 @@ from shardviz.check.step.jobs.optimizers import (
     kind_of_state,
     options_in,
     options_of,
+    pace_of,
     states_of,
 )
 from shardviz.check.step.jobs.starts import OtherWeight, Weights, moves_apart
 from shardviz.check.step.trace.traces import Weight, coarsest_of
-from shardviz.explain.step.two_jobs import DifferentSettings, EarlierStepsDiffer, Gradients, StepsInNarrowDtype
+from shardviz.explain.step.two_jobs import (
+    DifferentSettings,
+    EarlierStepsDiffer,
+    Gradients,
+    OtherPace,
+    StepsInNarrowDtype,
+)
 from shardviz.explain.step.whole_step import DifferentBatch, FilledBatch, OrderBeginsAgain
 from shardviz.groups import the_only
+from shardviz.layout.mesh import ranks_by
 from shardviz.relate.casts import is_narrower
 from shardviz.relate.tolerance import DRIFT, DRIFT_OF_STEPS, EPSILON, MOST_NOISE, NARROW_TERMS, OPPOSITE, UPDATE_OF_JOB
 from shardviz.relate.values import magnitude, root_mean_square
@@ -229,13 +237,16 @@ def later_steps_of(reference: WholeJob, job: WholeJob) -> LaterResult:
         is_new = any(record.is_of_new_model for step in (wanted[at], given[at]) for record in step.values())
         new_at = new_at or (number if is_new else 0)
         before = "in the step before" if at == 1 else f"in the {at} steps before"
-        if (different := _different_settings(wanted[at], given[at], (reference, job))) is not None:
-            rank, texts = different
+        if different := _different_settings(wanted[at], given[at], (reference, job)):
+            texts, ranks = next(iter(different.items()))
+            who = named_ranks(ranks)
             sentence = (
-                f"{job.name}: in step {number} the optimizers on rank {rank} step with settings that are not the other "
+                f"{job.name}: in step {number} the optimizers on {who} step with settings that are not the other "
                 f"job's; all are equal {before}"
             )
-            return LaterResult(departure_for(DifferentSettings(texts, number), "sharded", "", sentence))
+            pace = pace_of(_options_of(wanted), _options_of(given)) if not job.steps_before else None
+            cause = DifferentSettings(texts, number) if pace is None else OtherPace(texts, *pace, number)
+            return LaterResult(departure_for(cause, "sharded", "", sentence))
         if _is_unequal_rest(wanted, given, at):  # samplers fill up the last rows, or leave them out
             sides = ((job, given, rows, rows_there), (reference, wanted, rows_there, rows))
             filled = (_filled(each, steps, at, (ours, theirs), alike) for each, steps, ours, theirs in sides)
@@ -376,10 +387,18 @@ def _rows_of(records: Iterable[GivenRecord]) -> RowsByShape:
 
 def _different_settings(
     wanted: Mapping[int, GivenRecord], given: Mapping[int, GivenRecord], jobs: tuple[WholeJob, WholeJob]
-) -> tuple[int, tuple[str, ...]] | None:
-    """Return the first rank whose optimizers step with other settings, and these; None if there is none."""
-    first = options_in(record for of_rank in wanted.values() for record in of_rank.options)
-    for rank, of_rank in given.items():
-        if texts := different_options((first, options_in(of_rank.options)), jobs):
-            return rank, texts
-    return None
+) -> dict[tuple[str, ...], list[int]]:
+    """Return the settings that optimizers step with and the other job's do not, each with the ranks that have them."""
+    first = _options_in(wanted)
+    texts = {rank: different_options((first, options_in(of_rank.options)), jobs) for rank, of_rank in given.items()}
+    return ranks_by((rank, of_rank) for rank, of_rank in texts.items() if of_rank)
+
+
+def _options_in(step: Mapping[int, GivenRecord]) -> Options:
+    """Return the options with which all ranks step each parameter in a step."""
+    return options_in(record for of_rank in step.values() for record in of_rank.options)
+
+
+def _options_of(steps: Steps) -> list[Options]:
+    """Return the options of every step."""
+    return [_options_in(step) for step in steps]

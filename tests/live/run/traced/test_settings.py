@@ -98,3 +98,39 @@ def test_what_optimizers_step_is_compared(tmp_path, alone, changed, words):
     found = " ".join(f"{one['module']} {one['sentence']}" for one in step["departures"])
     assert bool(found) == bool(words), found
     assert all(word in found for word in words), found
+
+
+SCHEDULED = """
+import os
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+WORLD, RANK = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
+torch.manual_seed(0)
+model = nn.Linear(6, 4)
+if WORLD > 1:
+    dist.init_process_group("gloo")
+called = DistributedDataParallel(model) if WORLD > 1 else model
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+for x in torch.randn(6, 8, 6):
+    called(x.chunk(WORLD)[RANK]).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    for _ in range(TIMES):
+        scheduler.step()
+"""
+
+
+@nightly
+@pytest.mark.parametrize(("times", "cause"), [("WORLD", "other-pace"), ("1", "")])
+def test_a_scheduler_that_is_stepped_twice_a_step_is_told_on_all_ranks(tmp_path, times, cause):
+    (tmp_path / "train.py").write_text(SCHEDULED.replace("TIMES", times))
+    alone = run(tmp_path, "one", sys.executable, "train.py")
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "train.py")
+    step, _ = diff(alone, run(tmp_path, "two", *torchrun))
+    assert [one["cause_id"] for one in step["departures"]] == [cause] * bool(cause), step
+    assert not cause or "in step 2 the optimizers on ranks 0-1 step" in step["departures"][0]["sentence"], step
