@@ -174,12 +174,12 @@ class Sides:
     def reduced(self) -> Mapping[int, Values]:
         """What each rank holds after the reductions that its placements say are pending."""
         values: Mapping[int, Values] = self.values
-        for axis, op in self._claimed_partial:
+        for axis, op in self.claimed_partial:
             values = self.over((axis,), op, values)
         return values
 
     @property
-    def _claimed_partial(self) -> tuple[tuple[str, str], ...]:
+    def claimed_partial(self) -> tuple[tuple[str, str], ...]:
         """The axes over which a reduction is pending as placements say, and its operation."""
         return self.claimed.partial if self.claimed is not None else ()
 
@@ -212,7 +212,7 @@ class Sides:
         if chain is None or located is None:
             return None
         source = next((link.source_of(rank) for link in chain if isinstance(link, Reassigned)), rank)
-        claimed = {Pending(*partial) for partial in self._claimed_partial}
+        claimed = {Pending(*partial) for partial in self.claimed_partial}
         pending = claimed ^ {link for link in chain if isinstance(link, Pending)}
         other_links = (link for link in chain if not isinstance(link, (Located, Reassigned, Pending)))
         links = (*sorted(pending, key=lambda link: link.axis), *other_links)

@@ -131,6 +131,26 @@ class SummedNotAveraged(FactorOfAxes):
     )
 
 
+class SequenceOfWhole(Cause, kind="wrong-scale"):
+    """A module that is given whole activations has a style for parts of a sequence.
+
+    SequenceParallel labels a plain input as a part of a longer sequence, so that the gradients of the module's weights
+    are terms of a sum over ranks. If each rank gives it the whole, each of the terms is the gradient already. Outputs
+    are right, since they become plain again.
+    """
+
+    axes: str
+    size: int
+    why = (
+        "The module is given the whole on each rank, and has a style for parts of a sequence, as SequenceParallel: its "
+        "weights' gradients are labeled as terms of a sum over {axes}, which counts each {size} times"
+    )
+    how = (
+        "leave the module out of the plan of parallelize_module (its weights may stay copies), or give it each rank's "
+        "part of the sequence"
+    )
+
+
 class DividedByWorldSize(FactorOfAxes):
     """A gradient is divided by the world size, although some ranks see the same batch.
 

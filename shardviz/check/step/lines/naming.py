@@ -19,6 +19,7 @@ from shardviz.check.step.rules.losses import mean_of_means
 from shardviz.dump.records.trace import COMPARED_OVER_PARTS, NO_MEAN, STEP
 from shardviz.explain.checkpoints.states import UnexplainedState
 from shardviz.explain.finding import Finding, Kind
+from shardviz.explain.step.factors import SequenceOfWhole
 from shardviz.explain.step.forward import JoinedOutOfOrder, MisplacedOperand, ShiftedPart, UngatheredKeys
 from shardviz.explain.step.gradients import UnsummedInputGradient, WrongOutside
 from shardviz.explain.step.line_reductions import (
@@ -159,8 +160,8 @@ def module_to_open(finding: Finding) -> str | None:
 
     `STEP` stands for the step around the model.
     """
-    if isinstance(finding.explanation, SkippedModule):
-        return None  # no line has what is missing
+    if isinstance(finding.explanation, SkippedModule | SequenceOfWhole):
+        return None  # no line has what is missing, or what a plan does
     if isinstance(finding.explanation, UnexplainedBetweenModules):
         return finding.module.rpartition(".")[0]
     if isinstance(finding.explanation, WrongOutside):

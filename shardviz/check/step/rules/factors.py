@@ -39,6 +39,7 @@ from shardviz.explain.step.factors import (
     MultipliedTerm,
     RepeatedSum,
     ScaledSharedPart,
+    SequenceOfWhole,
     SummedContributions,
     SummedNotAveraged,
     UndividedShardGradient,
@@ -52,6 +53,7 @@ from shardviz.explain.step.whole_step import RankDependentCode
 from shardviz.explain.templates import number, times_text
 from shardviz.groups import the_only
 from shardviz.layout.notation import parse
+from shardviz.layout.splits import axes_in
 from shardviz.relate.measures import (
     OPS,
     Reduction,
@@ -150,6 +152,25 @@ def check_scale(
     return comparison.finding(
         cause, sentence, details=(gradients_alike.text,) if gradients_alike is not None and gradients_alike.text else ()
     )
+
+
+def check_whole_sequence(evidence: Evidence, comparison: Compared) -> Finding | None:
+    """Return the finding if placements sum equal gradients of a module that is given the whole on each rank."""
+    axes = [axis for axis, op in comparison.claimed_partial if op == "sum"]
+    calls = evidence.calls.by_module.get(comparison.name.rpartition(".")[0], ()) if axes else ()
+    inputs = [call.point("input", "right") for call in calls]
+    layouts = [parse(point.layout).chains for point in inputs if point is not None and point.layout]
+    is_whole = (
+        bool(calls) and len(layouts) == len(calls) and not any({*axes_in(c)} & {*axes} for d in layouts for c in d)
+    )
+    values = comparison.values.items()
+    if not is_whole or not all(comparison.near(held, comparison.wanted_of(rank)) for rank, held in values):
+        return None
+    size = comparison.mesh.size_over(axes)
+    sentence = f"the gradient is {size} times {comparison.whose}{size_clause(size, ' * '.join(axes))}"
+    alike = evidence.parts.part_with(comparison).text
+    cause = SequenceOfWhole(" and ".join(axes), size)
+    return comparison.finding(cause, sentence, details=(alike,) if alike else ())
 
 
 def _of_value(ratio: Fraction, axes: str, *, is_mean: bool) -> Cause:
