@@ -24,6 +24,7 @@ from shardviz.check.step.jobs.gradients import (
     divided,
     of_size_before,
     of_unequal_losses,
+    with_others_reduced,
     with_round_norms,
 )
 from shardviz.check.step.jobs.line_values import add_lines
@@ -336,6 +337,7 @@ def findings_on(evidence: JobEvidence, judging: Judging, reference_name: str) ->
     yield from ties
     of_ties = {name for finding in ties for name in finding.tensors}
     pairs = [(result, finding) for result, finding in pairs if result.name not in of_ties]
+    pairs = with_others_reduced(evidence, pairs)
     unequal = of_unequal_losses(evidence, judging) if first is None and (pairs or of_all) else None
     if unequal is not None:
         yield unequal

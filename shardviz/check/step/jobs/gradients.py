@@ -34,10 +34,14 @@ from shardviz.explain.step.scales import (
     ScaledByOwnCount,
     ScaledInStep,
 )
+from shardviz.explain.step.sums import GradientNotReduced
 from shardviz.explain.step.two_jobs import DifferentClips
 from shardviz.explain.step.whole_step import UnexplainedBackward
 from shardviz.explain.templates import number
+from shardviz.groups import the_only
 from shardviz.layout.layout import placements_of
+from shardviz.layout.notation import parse
+from shardviz.layout.splits import axes_in
 from shardviz.relate.factors import scale_between
 from shardviz.relate.measures import ratio_of
 from shardviz.relate.tolerance import EPSILON, STEP, least_factor
@@ -48,7 +52,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.comparison import Compared
+    from shardviz.check.step.comparison import Compared, Found
     from shardviz.check.step.evidence import Evidence
     from shardviz.check.step.jobs.assembly import JobEvidence
     from shardviz.check.step.jobs.starts import Weights
@@ -259,6 +263,40 @@ def _are_reduced(job: WholeJob) -> bool:
         len(copies) == len(job.ranks) and all(np.array_equal(copies[0].values, copy.values) for copy in copies)
         for copies in values
     )
+
+
+def with_others_reduced(evidence: Evidence, pairs: Sequence[Found]) -> list[Found]:
+    """Return a step's findings; if code of the job itself leaves some gradients out of what it averages, it is blamed.
+
+    Ranks have different rows, so that copies of a gradient are equal and right only if something reduces them.
+    """
+    causes = [finding.explanation for _, finding in pairs if isinstance(finding.explanation, GradientNotReduced)]
+    cause = the_only({*causes})
+    if cause is None or cause.wrapper != "none" or cause.op != "AVG" or cause.rest is not None:
+        return list(pairs)
+    left_out = {result.name for result, finding in pairs if finding.explanation == cause}
+    alike = [gradient for gradient in evidence.gradients.values() if _is_of_own_rows(evidence, gradient, cause.axes)]
+    reduced = [gradient.name for gradient in alike if not gradient.wrong]
+    if not reduced or not left_out <= {gradient.name for gradient in alike}:
+        return list(pairs)
+    is_last = max(_order_of(evidence, name) for name in left_out) <= min(_order_of(evidence, name) for name in reduced)
+    named = replace(cause, reduced=len(reduced), is_last=is_last)
+    return [(result, finding.because(named) if result.name in left_out else finding) for result, finding in pairs]
+
+
+def _is_of_own_rows(evidence: Evidence, gradient: Compared, axes: Sequence[str]) -> bool:
+    """Whether neither a wrapper nor a label reduces a gradient over axes that split the rows of its module's input."""
+    calls = evidence.calls.by_module.get(gradient.name.rpartition(".")[0], ())
+    point = calls[0].point("input", "right") if calls else None
+    split = {*axes_in(parse(point.layout).chains[0])} if point is not None and point.layout else set()
+    is_copied = not gradient.claimed_partial and not any(map(gradient.is_split, axes))
+    is_alone = is_copied and gradient.wrapped_over(axes) == "none"
+    return is_alone and split >= {*axes} and bool(np.any(gradient.wanted))
+
+
+def _order_of(evidence: Evidence, name: str) -> int:
+    """Return when the first call of a weight's module ended in forward."""
+    return evidence.calls.by_module[name.rpartition(".")[0]][0].order
 
 
 def of_unequal_losses(evidence: JobEvidence, judging: Judging) -> Finding | None:

@@ -34,6 +34,7 @@ from shardviz.explain.step.line_reductions import (
     NarrowReduction,
     ReductionNotStored,
     SummedLossAveraged,
+    WrongLineBackward,
     WrongReductionLine,
 )
 from shardviz.explain.step.lines import MisplacedLine, ScaledTermLine, WrongLines
@@ -124,6 +125,8 @@ class Around:
             return None  # the two models ran different lines
         results = results_of(finding)[:MAX_RESULTS] if finding.tensor != "loss" else ()
         faults = [self._fault(result) for result in results] or [self._of_result(finding.tensor)]
+        if _is_right_on_average(finding.explanation):
+            faults = [None if fault and isinstance(fault.cause, WrongLineBackward) else fault for fault in faults]
         if not any(faults):
             faults = [self._passed_by(finding.explanation, result.name) for result in results]
         if not finding.tensor and not any(faults):
@@ -353,6 +356,11 @@ class Around:
         wanted = self.lines.wanted.get(value)
         is_same = wanted is not None and self.lines.wanted.get(given) == wanted
         return is_same or self.lines.memory(given) == self.lines.memory(value)
+
+
+def _is_right_on_average(cause: Cause | None) -> bool:
+    """Whether ranks' gradients are those of their own rows, so that no line before the reduction is wrong."""
+    return isinstance(cause, GradientNotReduced) and cause.op == "AVG" and cause.rest is None
 
 
 def _is_too_little(cause: Cause, ratio: Fraction | None) -> bool:

@@ -116,8 +116,8 @@ TWO_APART = [
 ]
 
 
-def run(folder, name, *job, step=1):
-    options = ("--trace", "--trace-step", str(step), "-o", str(folder / name))
+def run(folder, name, *job, step=1, lines=""):
+    options = ("--trace", *lines.split(), "--trace-step", str(step), "-o", str(folder / name))
     command = (sys.executable, "-m", "shardviz", "run", *options, "--", *job)
     done = subprocess.run(
         command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=240, check=False
