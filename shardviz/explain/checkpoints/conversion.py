@@ -55,6 +55,23 @@ class ForgottenOffset(Cause):
     how = "{undo:add?add|subtract} {size} in the conversion"
 
 
+class FunctionOfOther(Cause):
+    """All values of a tensor are a function of the original's, such as its exponential.
+
+    One format stores A, and another its logarithm, since the model computes A of that: Mamba's `A_log`, a logit scale,
+    a width before softplus. A conversion that forgets the function, or applies it twice, loads.
+
+    Attributes:
+        function: It in torch's words, of `x`.
+        inverse: What takes it back, of `y`.
+    """
+
+    function: str
+    inverse: str
+    why = "The conversion applies {function}, or leaves out what takes it back"
+    how = "take {inverse} in the conversion, of the values y that it has now"
+
+
 class NarrowedOnTheWay(Cause):
     """Values were rounded to a narrower dtype on their way, and cast back.
 

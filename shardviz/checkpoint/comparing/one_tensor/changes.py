@@ -27,16 +27,18 @@ from shardviz.explain.checkpoints.conversion import (
     CutOffDigits,
     ForgottenFactor,
     ForgottenOffset,
+    FunctionOfOther,
     NarrowedOnTheWay,
 )
 from shardviz.explain.checkpoints.quantization import FactorsOfBlocks, OffsetsOfBlocks
 from shardviz.layout.dtypes import HALVES
 from shardviz.layout.region import box_of, index_of
 from shardviz.relate.casts import cast, is_cut_off, line_between, numbers_of, rounding_between, values_of
+from shardviz.relate.functions import function_between
 from shardviz.relate.relations import Scaled
 from shardviz.relate.tolerance import EPSILON, FLOATS, ROUNDINGS_OF_SCALE, WHOLE_FACTOR
 from shardviz.relate.values import blocks, is_alike, part_of
-from shardviz.text import counted
+from shardviz.text import counted, listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -64,6 +66,9 @@ FEW = 64
 
 FLAT = 1e-9
 """The part of the sum of squares that a tensor of one number has around its mean, by rounding alone."""
+
+MOST_SHOWN = 4
+"""Numbers of either side that are shown."""
 
 MOST_DIGITS = 17
 """Digits that tell any two numbers of 64 bits apart."""
@@ -214,7 +219,7 @@ def values_changed(
     before_bits, after_bits = (cast(side.bits, side.dtype, narrow) for side in (before, after))
     relation = None if before_bits is None or after_bits is None else line_between(before_bits, after_bits, narrow)
     if relation is None:
-        return None
+        return _made_by_function(outcome, before, after, names)
     dtypes = "" if before.dtype == after.dtype else f"; {before.dtype} and {after.dtype}"
     if isinstance(relation, Scaled):
         why = f"every value of {names[1]} is {factor_text(relation.factor)} times that of {names[0]}{dtypes}"
@@ -222,6 +227,18 @@ def values_changed(
     size, (how, undo) = number_text(abs(relation.number)), MORE if relation.number > 0 else LESS
     why = f"every value of {names[1]} is {size} {how} than in {names[0]}{dtypes}"
     return outcome.became("other", why, ForgottenOffset(undo, size))
+
+
+def _made_by_function(outcome: Outcome, before: Tensor, after: Tensor, names: tuple[str, str]) -> Outcome | None:
+    """Say that a function of each value makes that of the other; None if none does."""
+    function = function_between(before.bits, before.dtype, after.bits, after.dtype)
+    if function is None:
+        return None
+    shown = (values_of(side.bits.ravel()[:MOST_SHOWN], side.dtype).tolist() for side in (before, after))
+    first, second = (listed((f"{number:#.4g}" for number in numbers), MOST_SHOWN) for numbers in shown)
+    dtypes = "" if before.dtype == after.dtype else f"; {before.dtype} and {after.dtype}"
+    why = f"every value of {names[1]} is {function.text}, x that of {names[0]}: {first}, ... became {second}{dtypes}"
+    return outcome.became("other", why, FunctionOfOther(function.text, function.inverse))
 
 
 def _explain_narrowing(
