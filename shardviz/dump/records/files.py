@@ -84,6 +84,7 @@ class RankRecord(Record, frozen=True):
             those that its forward writes, and reads before it does.
         written_buffers: Buffers that the traced forward of a job wrote, each with the line that writes it; the line is
             empty if it is not known.
+        kept_buffers: Buffers that no forward of the traced step of a job wrote.
         other_settings: What the probe's own optimizer keeps besides tensors and the unsharded model's keeps otherwise:
             `lr of group 1 of 2`.
         other_options: Parameters that the probe's own optimizer steps with another option than the unsharded model's:
@@ -147,6 +148,7 @@ class RankRecord(Record, frozen=True):
     written_gathered: tuple[str, ...] = ()
     read_buffers: tuple[str, ...] = ()
     written_buffers: tuple[tuple[str, str], ...] = ()
+    kept_buffers: tuple[str, ...] = ()
     other_settings: tuple[str, ...] = ()
     other_options: tuple[tuple[str, str, str, str], ...] = ()
     options: tuple[OptionsRecord, ...] = ()

@@ -109,6 +109,7 @@ class Capture:
     not_saved: list[str] = field(default_factory=list)
     read_buffers: list[str] = field(default_factory=list)
     written_buffers: list[tuple[str, str]] = field(default_factory=list)
+    kept_buffers: list[str] = field(default_factory=list)
     other_settings: list[str] = field(default_factory=list)
     other_options: list[tuple[str, str, str, str]] = field(default_factory=list)
     options: list[OptionsRecord] = field(default_factory=list)

@@ -64,6 +64,11 @@ class ReadBuffers:
         return [local for local in self._before if local.name in self.written or self._is_read(local)]
 
     @property
+    def kept(self) -> list[str]:
+        """The names of those that no forward wrote."""
+        return [name for name in self._states if name not in self.written]
+
+    @property
     def is_drawn(self) -> bool:
         """Whether random numbers were drawn since the last forward."""
         return not all(map(torch.equal, self._random, random_states()))

@@ -136,6 +136,7 @@ def write_step(step: Step, folder: Path, command: tuple[str, ...], problem: str 
     capture.options, capture.clips = options_records(step.options), step.clips
     capture.held_back = [] if problem else held_back_names(unwrapped(step.root))
     capture.written_buffers, capture.read_buffers = list(step.buffers.written.items()), step.buffers.carried
+    capture.kept_buffers = step.buffers.kept
     if step.lines is not None:
         quietly(WHAT, step.lines.add_to, capture)
     for name, ranks in groups_of(num_ranks):

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 JOBS_AGREE = "the jobs agree up to this step's gradients; to compare its update, trace the next step too"
 UPDATES_AGREE = "the jobs agree in this step and the weights after it"
 MOST_BUFFERS = 3
+WHY_UNJUDGED = (
+    "Statistics of a rank's own rows may differ; if training reads these buffers, trace a later step, too "
+    "(--trace-step 2): what reads them differs there if they are wrong"
+)
 MOST_NAMES = 8
 """Places of one cause whose names are written out, identical layers counted as one."""
 
@@ -46,7 +50,7 @@ def difference_lines(difference: Difference, terminal: Terminal) -> list[Text]:
         lines += wrapped(text, terminal.width, line((f"{terminal.glyphs.unknown} ", DIM)), 4)
     if difference.unjudged_buffers:
         names = folded_names(difference.unjudged_buffers, MOST_BUFFERS)
-        text = printable(f"not judged: what a forward may have written to buffers: {names}")
+        text = printable(f"not judged: what a forward may have written to buffers: {names}. {WHY_UNJUDGED}")
         lines += wrapped(text, terminal.width, line((f"{terminal.glyphs.unknown} ", DIM)), 4)
     return [*lines, _verdict(difference, terminal)]
 

@@ -135,4 +135,5 @@ def test_a_buffer_that_each_rank_makes_of_its_own_rows_and_reads_differs(tmp_pat
     step, _ = compare(tmp_path, forward, is_sent)
     found = [(departure["module"], departure["cause_id"]) for departure in step["departures"]]
     assert found == [("mean", "own-buffer-read")] * bool(words), step
+    assert "columns" not in step["unjudged_buffers"]  # no forward writes it
     assert not words or words in step["departures"][0]["sentence"]
