@@ -29,7 +29,7 @@ from shardviz.check.step.jobs.other_steps import (
     is_filled_batch,
     later_steps_of,
 )
-from shardviz.check.step.jobs.rows import Rows, rows_of, rows_of_peers, rows_without_padding
+from shardviz.check.step.jobs.rows import rows_of_jobs, rows_of_peers
 from shardviz.check.step.jobs.rows_of_steps import with_other_steps
 from shardviz.check.step.jobs.starts import (
     OtherWeight,
@@ -42,7 +42,7 @@ from shardviz.check.step.jobs.starts import (
 from shardviz.check.step.jobs.updates import Updates, between_steps, updates_of
 from shardviz.check.step.jobs.whole_job import WholeJob, chosen, mesh_of_job
 from shardviz.check.step.lines.naming import module_to_open, with_lines
-from shardviz.check.step.trace.calls import parted_modules, with_first_module
+from shardviz.check.step.trace.calls import parted_modules
 from shardviz.check.step.trace.judging import Judging
 from shardviz.check.step.trace.traces import (
     JobTrace,
@@ -194,7 +194,7 @@ def _compare(reference: WholeJob, job: WholeJob) -> Attempt:
         dtypes = dtypes_of(params, parts) if farthest else ()
         num_equal = num_weights - len(others)
         return Attempt(StepDifference((departure,), num_equal, farthest, allowed, dtypes, (), WEIGHTS, is_of_jobs=True))
-    rows = _rows_of(reference, job)
+    rows = rows_of_jobs(reference, job)
     if rows.problem:
         peers = rows_of_peers(reference, job, weights)
         rows = rows if peers is not None else with_other_steps(rows, reference, job)
@@ -228,34 +228,6 @@ def _compare(reference: WholeJob, job: WholeJob) -> Attempt:
             difference = replace(attempt.difference, departures=(departure,))
             return replace(attempt, difference=difference, is_explained=True)
     return attempt
-
-
-def _rows_of(reference: WholeJob, job: WholeJob) -> Rows:
-    """Return how a job's ranks share the other's rows, by the first assembly that fits."""
-    ranks = with_first_module(reference.first_module, job.ranks)
-    batches = {rank: own.batch for rank, own in ranks.items() if own.batch}
-    rows_by_way = [rows_of(given, batches, job.mesh) for given in reference.batches()]
-    if not rows_by_way and reference.is_of_one:
-        return _order_of_inputs(reference, job)
-    rows = next((rows for rows in rows_by_way if not rows.problem), next(iter(rows_by_way), Rows()))
-    unpadded = rows_without_padding(reference.ranks[0], ranks, job.mesh) if reference.is_of_one else None
-    return unpadded if rows.problem and unpadded is not None else rows
-
-
-def _order_of_inputs(reference: WholeJob, job: WholeJob) -> Rows:
-    """Return in which order ranks have one process's rows, by what its first module is given: nothing calls the model.
-
-    What is given to it is perhaps not the batch, so that other rows are no difference.
-    """
-    place = Place(reference.first_module, 0, "input", 0)
-    points = [
-        each.points(counts_per_forward(reference.counts)) for each in (*reference.ranks.values(), *job.ranks.values())
-    ]
-    given = [each[place].values if place in each else None for each in points]
-    whole, parts = given[0], dict(zip(job.ranks, given[1:], strict=True))
-    known = {rank: [part] for rank, part in parts.items() if part is not None}
-    rows = rows_of([whole], known, job.mesh) if whole is not None and len(known) == len(parts) else Rows()
-    return Rows(rows.order, num_shares=rows.num_shares)
 
 
 def _of_weights(

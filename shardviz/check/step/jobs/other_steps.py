@@ -237,16 +237,8 @@ def later_steps_of(reference: WholeJob, job: WholeJob) -> LaterResult:
         is_new = any(record.is_of_new_model for step in (wanted[at], given[at]) for record in step.values())
         new_at = new_at or (number if is_new else 0)
         before = "in the step before" if at == 1 else f"in the {at} steps before"
-        if different := _different_settings(wanted[at], given[at], (reference, job)):
-            texts, ranks = next(iter(different.items()))
-            who = named_ranks(ranks)
-            sentence = (
-                f"{job.name}: in step {number} the optimizers on {who} step with settings that are not the other "
-                f"job's; all are equal {before}"
-            )
-            pace = pace_of(_options_of(wanted), _options_of(given)) if not job.steps_before else None
-            cause = DifferentSettings(texts, number) if pace is None else OtherPace(texts, *pace, number)
-            return LaterResult(departure_for(cause, "sharded", "", sentence))
+        if (of_settings := _of_settings((reference, job), (wanted, given), at, before)) is not None:
+            return LaterResult(of_settings)
         if _is_unequal_rest(wanted, given, at):  # samplers fill up the last rows, or leave them out
             sides = ((job, given, rows, rows_there), (reference, wanted, rows_there, rows))
             filled = (_filled(each, steps, at, (ours, theirs), alike) for each, steps, ours, theirs in sides)
@@ -385,20 +377,25 @@ def _rows_of(records: Iterable[GivenRecord]) -> RowsByShape:
     return {shape: of_shape for shape, of_shape in rows.items() if shape not in incomplete}
 
 
-def _different_settings(
-    wanted: Mapping[int, GivenRecord], given: Mapping[int, GivenRecord], jobs: tuple[WholeJob, WholeJob]
-) -> dict[tuple[str, ...], list[int]]:
-    """Return the settings that optimizers step with and the other job's do not, each with the ranks that have them."""
-    first = _options_in(wanted)
-    texts = {rank: different_options((first, options_in(of_rank.options)), jobs) for rank, of_rank in given.items()}
-    return ranks_by((rank, of_rank) for rank, of_rank in texts.items() if of_rank)
+def _of_settings(jobs: tuple[WholeJob, WholeJob], steps: tuple[Steps, Steps], at: int, before: str) -> Departure | None:
+    """Return the difference of a step if optimizers on some ranks step with settings that are not the other job's."""
+    job, (wanted, given) = jobs[1], steps
+    options = _options_in(wanted[at])
+    by_rank = {rank: different_options((options, options_in(own.options)), jobs) for rank, own in given[at].items()}
+    different = ranks_by((rank, texts) for rank, texts in by_rank.items() if texts)
+    if not different:
+        return None
+    number = job.steps_before + 1 + at
+    texts, ranks = next(iter(different.items()))
+    sentence = (
+        f"{job.name}: in step {number} the optimizers on {named_ranks(ranks)} step with settings that are not the "
+        f"other job's; all are equal {before}"
+    )
+    pace = pace_of(*([_options_in(step) for step in of_job] for of_job in steps)) if not job.steps_before else None
+    cause = DifferentSettings(texts, number) if pace is None else OtherPace(texts, *pace, number)
+    return departure_for(cause, "sharded", "", sentence)
 
 
 def _options_in(step: Mapping[int, GivenRecord]) -> Options:
     """Return the options with which all ranks step each parameter in a step."""
     return options_in(record for of_rank in step.values() for record in of_rank.options)
-
-
-def _options_of(steps: Steps) -> list[Options]:
-    """Return the options of every step."""
-    return [_options_in(step) for step in steps]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.jobs.starts import Weights, split_of
+from shardviz.check.step.trace.calls import with_first_module
 from shardviz.check.step.trace.traces import Kept, OfRank, Point, counts_per_forward, joined_along, largest_of
 from shardviz.dump.records.trace import Place, What
 from shardviz.explain.step.whole_step import (
@@ -64,6 +65,34 @@ class Rows:
     not_joined: str = ""
     num_shares: int = 1
     cause: Cause = field(default_factory=lambda: DifferentBatch(of_jobs=True))
+
+
+def rows_of_jobs(reference: WholeJob, job: WholeJob) -> Rows:
+    """Return how a job's ranks share the other's rows, by the first assembly that fits."""
+    ranks = with_first_module(reference.first_module, job.ranks)
+    batches = {rank: own.batch for rank, own in ranks.items() if own.batch}
+    rows_by_way = [rows_of(given, batches, job.mesh) for given in reference.batches()]
+    if not rows_by_way and reference.is_of_one:
+        return _order_of_inputs(reference, job)
+    rows = next((rows for rows in rows_by_way if not rows.problem), next(iter(rows_by_way), Rows()))
+    unpadded = rows_without_padding(reference.ranks[0], ranks, job.mesh) if reference.is_of_one else None
+    return unpadded if rows.problem and unpadded is not None else rows
+
+
+def _order_of_inputs(reference: WholeJob, job: WholeJob) -> Rows:
+    """Return in which order ranks have one process's rows, by what its first module is given: nothing calls the model.
+
+    What is given to it is perhaps not the batch, so that other rows are no difference.
+    """
+    place = Place(reference.first_module, 0, "input", 0)
+    points = [
+        each.points(counts_per_forward(reference.counts)) for each in (*reference.ranks.values(), *job.ranks.values())
+    ]
+    given = [each[place].values if place in each else None for each in points]
+    whole, parts = given[0], dict(zip(job.ranks, given[1:], strict=True))
+    known = {rank: [part] for rank, part in parts.items() if part is not None}
+    rows = rows_of([whole], known, job.mesh) if whole is not None and len(known) == len(parts) else Rows()
+    return Rows(rows.order, num_shares=rows.num_shares)
 
 
 def rows_of(whole_batch: list[Kept], batches: Mapping[int, list[Kept]], mesh: Mesh) -> Rows:
