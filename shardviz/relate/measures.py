@@ -55,6 +55,9 @@ MANY_IN_SLICE = 6
 LEAST_OFF = 8.0
 """Means that are so many times as far apart as rounding may take an element are different ones."""
 
+SPREAD = 0.02
+"""What is added to a variance before its root is taken moves the spread of normalized numbers by less."""
+
 
 def axis_sets(axes: Sequence[str], least: int = 1) -> Iterator[tuple[str, ...]]:
     """Yield all sets of at least so many axes, those of the fewest first."""
@@ -142,16 +145,15 @@ def factors_of_slices(sides: Sides, rank: int, dims: tuple[int, ...]) -> Values 
     return factors.ravel() if fits and np.any(np.abs(factors - 1) > LEAST_STATISTIC) else None
 
 
-def is_centered(sides: Sides, rank: int, dims: tuple[int, ...]) -> bool:
-    """Whether each slice of a rank's part has the mean of that slice of the whole, unlike the part that is due."""
-    got, expected, whole = (
-        _rows(values, dims) for values in (sides.reduced[rank], sides.wanted_of(rank), sides.wanted)
-    )
+def is_normalized(sides: Sides, rank: int, dims: tuple[int, ...]) -> bool:
+    """Whether each slice of a rank's part has the mean and spread of that slice of the whole, unlike the part due."""
+    arrays = (sides.reduced[rank], sides.wanted_of(rank), sides.wanted)
+    got, expected, whole = (_rows(values, dims) for values in arrays)
     if got.shape != expected.shape or len(got) != len(whole) or not got.size or not np.all(np.isfinite(got)):
         return False
     means, near = whole.mean(1), sides.tolerance
-    is_off = farthest(expected.mean(1), means) > LEAST_OFF * near
-    return is_off and farthest(got.mean(1), means) <= near and bool(np.any(np.ptp(got, 1) > LEAST_OFF * near))
+    is_off = farthest(expected.mean(1), means) > LEAST_OFF * near and bool(np.any(np.ptp(got, 1) > LEAST_OFF * near))
+    return is_off and farthest(got.mean(1), means) <= near and np.allclose(got.std(1), whole.std(1), SPREAD, near)
 
 
 def _rows(values: Values, dims: tuple[int, ...]) -> Values:

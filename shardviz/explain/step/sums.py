@@ -73,8 +73,8 @@ class GradientNotReduced(Cause, kind="unreduced-gradient"):
         style: The entry of a plan that lets its module be parallelized; `none` if nothing that wraps it reduces over
             axes whose ranks have the same batch; empty if DDP or FSDP can.
         part: How a rank's own part of the gradient is had, if it is a DTensor, which torch.distributed doesn't take.
-        reduced: How many gradients of plain tensors the job's own code reduces over these axes; 0 if that is not known.
-        is_last: Whether those that it doesn't reduce come last in backward.
+        reduced: Which gradients the job's own code reduces over these axes, as `16 other gradients`; empty if unknown.
+        place: `last` if those that it doesn't reduce come last in backward.
     """
 
     axes: tuple[str, ...]
@@ -88,15 +88,15 @@ class GradientNotReduced(Cause, kind="unreduced-gradient"):
     ] = ""
     style: str = ""
     part: Literal["", ".to_local()"] = ""
-    reduced: int = 0
-    is_last: bool = False
+    reduced: str = ""
+    place: Literal["", "last"] = ""
     why = (
         (
             "{is_by_wrapper:?{wrapper_off}|{is_alone:?The group of this parameter's wrapper has one rank|{is_left_out:?"
-            "The code reduces {reduced:1?another gradient|{reduced} other gradients} over {axes}, and leaves this one "
-            "out{is_last:?. It comes last in backward: a last bucket that is not full may never be sent|}|No FSDP, DDP "
-            "or tensor-parallel style wraps this parameter{axes:? over {axes}}}}{rest:?. Once reduced, its gradient "
-            "would still be {ratio:times} the right one: {rest.likeliest[0]:continued}}}"
+            "The code reduces {reduced} over {axes}, and leaves this one out{place:?. It comes last in backward: a "
+            "last bucket that is not full may never be sent|}|No FSDP, DDP or tensor-parallel style wraps this "
+            "parameter{axes:? over {axes}}}}{rest:?. Once reduced, its gradient would still be {ratio:times} the right "
+            "one: {rest.likeliest[0]:continued}}}"
         ),
         "{may_be_off:?set_requires_gradient_sync(False) or no_sync() was on in the last backward}",
         (
@@ -107,7 +107,7 @@ class GradientNotReduced(Cause, kind="unreduced-gradient"):
     how = (
         (
             "{is_by_wrapper:?{wrapper_on}|{is_alone:?give the wrapper the ranks of {axes}|{is_left_out:?"
-            "{is_last:?send what is left in the last bucket after backward, or reduce|reduce} it with the others, "
+            "{place:?send what is left in the last bucket after backward, or reduce|reduce} it with the others, "
             "before the optimizer's step|{wrapping}call "
             "{axes:?{axes:each and|all_reduce(grad{part}, op=ReduceOp.{op:?{op}|SUM}, "
             "group=mesh.get_group({each!r}))}|all_reduce(grad)} after backward{op:?| (ReduceOp.AVG for a mean)}"
@@ -124,7 +124,7 @@ class GradientNotReduced(Cause, kind="unreduced-gradient"):
     @property
     def is_left_out(self) -> bool:
         """Whether the job's own code reduces other gradients and nothing else is wrong."""
-        return self.reduced > 0 and self.rest is None and not self.is_captured
+        return bool(self.reduced) and self.rest is None and not self.is_captured
 
     @property
     def may_be_off(self) -> bool:

@@ -45,7 +45,7 @@ from shardviz.layout.splits import axes_in
 from shardviz.relate.factors import scale_between
 from shardviz.relate.measures import ratio_of
 from shardviz.relate.tolerance import EPSILON, STEP, least_factor
-from shardviz.text import listed, named_ranks
+from shardviz.text import counted, listed, named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -280,7 +280,7 @@ def with_others_reduced(evidence: Evidence, pairs: Sequence[Found]) -> list[Foun
     if not reduced or not left_out <= {gradient.name for gradient in alike}:
         return list(pairs)
     is_last = max(_order_of(evidence, name) for name in left_out) <= min(_order_of(evidence, name) for name in reduced)
-    named = replace(cause, reduced=len(reduced), is_last=is_last)
+    named = replace(cause, reduced=counted(len(reduced), "other gradient"), place="last" if is_last else "")
     return [(result, finding.because(named) if result.name in left_out else finding) for result, finding in pairs]
 
 

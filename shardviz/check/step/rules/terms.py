@@ -55,7 +55,7 @@ from shardviz.relate.measures import (
     factor_of_all,
     factors_of_slices,
     has_wanted_numbers,
-    is_centered,
+    is_normalized,
     is_shared_with,
     lost_slices,
     mixed_over,
@@ -239,19 +239,20 @@ def check_own_statistics(comparison: Compared, module_type: str = "") -> Finding
     """
     if comparison.role != "output":
         return None
+    batch_norm = module_type if module_type.startswith("BatchNorm") else ""
     for dims in _kept(comparison.wanted.ndim):
         axes = [axis for axis in comparison.mesh.axes if _splits(comparison, axis, dims)]
         per = "row" if len(dims) > 1 else f"index of dim {dims[0]}"
-        cause = StatisticsOfPart(" and ".join(axes), module_type if module_type.startswith("BatchNorm") else "")
+        cause = StatisticsOfPart(" and ".join(axes), batch_norm)
         factors = [factors_of_slices(comparison, rank, dims) for rank in comparison.wrong] if axes else []
         if factors and all(own is not None for own in factors):
             joined = np.concatenate([own for own in factors if own is not None])
             if float(joined.max() - joined.min()) > LEAST_STATISTIC:
                 which = f"on each rank every {per} of the {comparison.what}"
                 return comparison.finding(cause, f"{which} is the unsharded model's with a different factor and offset")
-        if axes and all(is_centered(comparison, rank, dims) for rank in comparison.wrong):
-            means = f"on each rank the mean of every {per} of the {comparison.what} over the rank's own part"
-            return comparison.finding(cause, f"{means} is the unsharded model's over all parts")
+        if axes and batch_norm and all(is_normalized(comparison, rank, dims) for rank in comparison.wrong):
+            means = f"on each rank mean and spread of every {per} of the {comparison.what} over the rank's own part"
+            return comparison.finding(cause, f"{means} are the unsharded model's over all parts")
     return None
 
 
