@@ -307,3 +307,7 @@ LEAST_SHARE = 0.25
 
 ALIKE_STEPS, UNLIKE_SIZES = 2.0, 4.0
 """By which ratio differences may vary among tensors that optimizer steps made, and sizes of these tensors must."""
+
+LATER_OUTPUT = (1e-3, 0.1)
+"""How far a sum over a row of a later step's output may be off, relative to its size: in float32, and if anything is
+narrower."""

@@ -98,6 +98,7 @@ class StepDifference:
         num_later: In how many later steps the optimizers of two jobs had the same settings.
         num_with_rows: In how many of these the jobs were seen to be given the same rows.
         without_rows: The other later steps.
+        num_with_outputs: In how many later steps the models make the same of the same rows.
         unjudged_buffers: Buffers that no rule judges after the step: they were not recorded, or they differ and may.
     """
 
@@ -114,6 +115,7 @@ class StepDifference:
     num_later: int = 0
     num_with_rows: int = 0
     without_rows: tuple[int, ...] = ()
+    num_with_outputs: int = 0
     unjudged_buffers: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:

@@ -192,6 +192,8 @@ class GivenRecord(Record, frozen=True):
         draws_after: Of the traced step: whether random numbers were drawn between its forward and that of the next.
         followed_by: Of the traced step: the module with whose call the next one began, empty for the whole model; None
             if no call was seen.
+        outputs: Of rows of the model's first output: the CRC-32 of what it was given for the row and of the output's
+            width, a sum of the output's elements with fixed weights, and their size.
     """
 
     shapes: tuple[tuple[Count, ...], ...]
@@ -200,6 +202,7 @@ class GivenRecord(Record, frozen=True):
     is_of_new_model: bool = False
     draws_after: bool = False
     followed_by: str | None = None
+    outputs: tuple[tuple[Count, float, float], ...] = ()
 
 
 class CallRecord(Record, frozen=True):

@@ -67,6 +67,49 @@ class EarlierStepsDiffer(Cause):
     )
 
 
+class OtherLaterOutputs(Cause):
+    """In a later step one of two jobs makes other outputs of the same rows, and both were equal until then.
+
+    What the step that is traced does not show comes later: gradients that are not zeroed are added to those of the next
+    step, and a buffer, an average or a weight that is written beside the optimizer is read in the next forward.
+
+    Attributes:
+        before: The last step whose outputs agree.
+        step: The step whose outputs differ.
+    """
+
+    before: int
+    step: int
+    why = (
+        "Step {before} moves weights differently: by gradients that are not zeroed or reduced in every step, or by the "
+        "optimizer",
+        "Something besides the optimizer changed a weight or a buffer before step {step}",
+        "The model depends on a number that differs between the jobs, such as a count of steps",
+    )
+    how = (
+        "trace that step in both jobs: --trace-step {before}",
+        "trace the step itself: --trace-step {step}",
+        "give both jobs the same number",
+    )
+
+
+class GradientsNotZeroed(Cause):
+    """Backward adds to the gradients that the step before left; in the other job none are there.
+
+    Each step then goes in the direction of the sum of all gradients so far. The first step is right.
+
+    Attributes:
+        count: How many parameters had a gradient as backward began.
+    """
+
+    count: int
+    why = (
+        "As backward begins, {count:,} {count:1?parameter still has|parameters still have} the gradient of the step "
+        "before"
+    )
+    how = "call optimizer.zero_grad() in every step, after optimizer.step() and before backward"
+
+
 class DifferentSettings(Cause):
     """The optimizers of two jobs step with different settings, such as a learning rate.
 

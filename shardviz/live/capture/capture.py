@@ -97,6 +97,7 @@ class Capture:
     narrow_sums: set[torch.dtype] = field(default_factory=set)
     raised: list[RaisedRecord] = field(default_factory=list)
     held_back: list[str] = field(default_factory=list)
+    kept_gradients: list[str] = field(default_factory=list)
     wrappers: list[WrapperRecord] | None = None
     masks: list[MaskRecord] = field(default_factory=list)
     noise: list[NoiseRecord] = field(default_factory=list)

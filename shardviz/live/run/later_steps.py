@@ -5,6 +5,7 @@ A job that goes wrong in an optimizer, by a schedule or by its data, agrees with
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from shardviz.live.step.running import tensors_in
 from shardviz.live.step.steppers import parameters_of, steps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
     from torch import nn
     from torch.optim import Optimizer
@@ -37,6 +38,8 @@ MAX_STEPS = 16
 
 MAX_TENSORS, MAX_ROWS = 16, 1 << 12
 """Of so many tensors of a step, and so many rows of each, the checksums are kept."""
+MAX_OUTPUTS, MAX_WIDTH = 256, 1 << 16
+"""Of so many rows of a step's output, and so many elements of each, a sum is kept."""
 
 
 class LaterSteps:
@@ -58,13 +61,25 @@ class LaterSteps:
         self._given: list[GivenRecord] = []
         self._shapes: list[tuple[int, ...]] = []
         self._rows: list[tuple[int, ...]] = []
+        self._outputs: list[tuple[int, float, float]] = []
+        self._num_before = 0  # how many tensors of the step the calls before the last were given
         self._has_other_model: bool | None = None  # that the job trains; not known before the first call
         self._is_stepped = False
         self._new_at = -1  # the step at which a new model began
         self._done: set[int] = set()  # optimizers that have made the current step
         self._has_after = False
-        self._hook = hook(self._called)
-        self._handle = module.register_forward_pre_hook(self._hook, with_kwargs=True, prepend=True)
+        self._hooks = hook(self._called), hook(self._returned)
+        self._handles: list[Any] = []
+        self._follow(module)
+
+    def _follow(self, module: nn.Module) -> None:
+        for handle in self._handles:
+            handle.remove()
+        begun, returned = self._hooks
+        self._handles = [
+            module.register_forward_pre_hook(begun, with_kwargs=True, prepend=True),
+            module.register_forward_hook(returned),
+        ]
 
     def made(self, optimizer: Optimizer) -> None:
         """Go on with the model of a new optimizer if it is like the traced one, and in its place."""
@@ -77,8 +92,7 @@ class LaterSteps:
         owner = next(owners, None)
         model = outermost(owner) if owner is not None else None
         if model is not None and _shapes(model) == _shapes(self._step.root):
-            self._handle.remove()
-            self._handle = model.register_forward_pre_hook(self._hook, with_kwargs=True, prepend=True)
+            self._follow(model)
             self._step, self._new_at = replace(self._step, root=model), len(self._given)
 
     @property
@@ -110,7 +124,8 @@ class LaterSteps:
 
     def end(self) -> None:
         """Follow the module no longer, and write what was seen."""
-        self._handle.remove()
+        for handle in self._handles:
+            handle.remove()
         if self._step is not None:
             self._step = None
             self._write()
@@ -127,12 +142,29 @@ class LaterSteps:
             self._begin_step()
         if self._has_other_model is None:
             self._has_other_model = any(not steps(optimizer, module) for optimizer in living_optimizers())
+        self._num_before = len(self._rows)
         tensors = (tensor for tensor in tensors_in((args, kwargs)) if type(tensor) is torch.Tensor and tensor.numel())
         for tensor in islice((tensor for tensor in tensors if tensor.ndim), MAX_TENSORS - len(self._rows)):
             is_made = self._has_other_model and tensor.is_floating_point()  # and rounding decides about its last bits
             checksums = () if is_made else _checksums(tensor.detach()[:MAX_ROWS])
             self._shapes.append(tuple(tensor.shape))
             self._rows.append(checksums)
+
+    def _returned(self, _: nn.Module, args: Any, output: Any) -> None:
+        """Keep what the model makes of each row; of rows that are the same, two jobs should make the same."""
+        checksums = self._rows[self._num_before :]
+        num_rows = len(checksums[0]) if checksums else 0
+        outputs = (
+            tensor
+            for tensor in tensors_in(output)
+            if type(tensor) is torch.Tensor and tensor.is_floating_point() and tensor.shape[:1] == (num_rows,)
+        )
+        first = next(outputs, None)
+        room = MAX_OUTPUTS - len(self._outputs)
+        if num_rows and room > 0 and first is not None and torch.is_grad_enabled() and not _is_captured():
+            keys = zip(*(of_tensor for of_tensor in checksums if len(of_tensor) == num_rows), strict=True)
+            with torch.no_grad():
+                self._outputs += islice(_sums(first.detach()[:room], keys), room)
 
     def _note_between(self, module: nn.Module, step: Step) -> None:
         """Keep what changed between the traced step and the next forward, which calls a module first."""
@@ -142,7 +174,7 @@ class LaterSteps:
         self._buffers = [*step.buffers.written_after(), *step.buffers.after()]
 
     def _begin_step(self) -> None:
-        self._shapes, self._rows, self._is_stepped = [], [], False
+        self._shapes, self._rows, self._outputs, self._is_stepped = [], [], [], False
         self._done.clear()
 
     def _add(self, options: Options) -> None:
@@ -151,7 +183,15 @@ class LaterSteps:
             self._given.pop()
         self._is_stepped = True
         is_new = len(self._given) == self._new_at
-        self._given.append(GivenRecord(tuple(self._shapes), tuple(self._rows), tuple(options_records(options)), is_new))
+        self._given.append(
+            GivenRecord(
+                tuple(self._shapes),
+                tuple(self._rows),
+                tuple(options_records(options)),
+                is_new,
+                outputs=tuple(self._outputs),
+            )
+        )
         if len(self._given) == MAX_STEPS:
             self.end()
 
@@ -206,3 +246,14 @@ def _checksums(rows: torch.Tensor) -> tuple[int, ...]:
         return ()
     flat = rows.resolve_conj().resolve_neg().cpu().reshape(len(rows), -1).contiguous()
     return tuple(crc32(row) for row in flat.view(torch.uint8).numpy())
+
+
+def _sums(rows: torch.Tensor, keys: Iterable[tuple[int, ...]]) -> Iterator[tuple[int, float, float]]:
+    """Yield of each row of an output a key, the sum of its elements with fixed weights, and their root mean square."""
+    flat = rows.reshape(len(rows), -1)[:, :MAX_WIDTH].float()
+    weights = torch.cos(1.3 * torch.arange(flat.shape[1], device=flat.device) + 0.5)
+    sums = (flat @ weights / math.sqrt(flat.shape[1])).tolist()
+    sizes = flat.square().mean(1).sqrt().tolist()
+    for key, total, size in zip(keys, sums, sizes, strict=False):
+        if math.isfinite(total) and math.isfinite(size):
+            yield crc32(repr((key, rows.shape[1:].numel())).encode()), total, size

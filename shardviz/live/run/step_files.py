@@ -63,6 +63,7 @@ class Step:
         weights: This rank's part of the weights before the step, and of what may be averages of them.
         outside: What is stepped with the model and is not in it.
         buffers: Those that its forward reads or writes.
+        kept: Parameters that still have the gradient of the step before as backward begins.
         broke_off: Whether the job raised in it: what backward left in gradients may not be reduced yet.
         lines: What was recorded line by line; None if nothing was asked for.
         options: The numbers with which optimizers step its parameters.
@@ -81,6 +82,7 @@ class Step:
     weights: Sequence[Local]
     outside: Outside
     buffers: ReadBuffers
+    kept: list[str] = field(default_factory=list)
     broke_off: bool = False
     lines: JobLines | None = None
     options: Settings = field(default_factory=dict)
@@ -135,6 +137,7 @@ def write_step(step: Step, folder: Path, command: tuple[str, ...], problem: str 
     add_points(capture, step.trace)
     capture.options, capture.clips = options_records(step.options), step.clips
     capture.held_back = [] if problem else held_back_names(unwrapped(step.root))
+    capture.kept_gradients = step.kept
     capture.written_buffers, capture.read_buffers = list(step.buffers.written.items()), step.buffers.carried
     capture.kept_buffers = step.buffers.kept
     if step.lines is not None:

@@ -84,6 +84,7 @@ class JobTrace(Trace):
         super().__init__()
         self.most = most_of(num_modules * SIDES)
         self.copied = self._sampled
+        self.before_backward: Callable[[], None] | None = None  # called once
         self.uncalled: set[nn.Module] = set()  # DistributedDataParallel, while its forward was not called
         self._states: defaultdict[str, list[list[torch.Tensor]]] = defaultdict(list)
         self._given_to: str | None = None  # whose batch is kept
@@ -123,6 +124,9 @@ class JobTrace(Trace):
 
     def came_back(self, seen: Seen, gradient: torch.Tensor | None) -> None:
         """Keep the gradient of a tensor."""
+        if self.before_backward is not None:
+            begin, self.before_backward = self.before_backward, None
+            quietly(WHAT, begin)
         quietly(WHAT, super().came_back, seen, gradient)
 
     def _enter(self, name: str, module: nn.Module) -> None:
@@ -331,6 +335,7 @@ class Follower:
         self._step = Step(root, trace, self.options.trace_step, most, weights, outsiders, buffers, averages=averages)
         note_written = _without_errors(lambda *_: buffers.note_written())
         self._handles = [called.register_forward_hook(note_written), *trace.follow(model, self.followed)]
+        trace.before_backward = partial(_note_kept, model, self._step.kept)
         if self._lines is not None:
             self._step = replace(self._step, lines=self._lines)
             self._lines.follow(root)
@@ -447,3 +452,13 @@ def _shapes(optimizer: Optimizer) -> Shapes:
 def runs(module: nn.Module, model: nn.Module) -> bool:
     """Whether a call of a module is one of a model: of itself, of a wrapper or of a part."""
     return contains(module, model) or contains(model, module)
+
+
+def _note_kept(model: nn.Module, names: list[str]) -> None:
+    """Add the names of parameters that have a gradient already, which backward will add to."""
+    with torch.no_grad():
+        names += [
+            local.name
+            for local in local_tensors(model)
+            if local.role == "param" and local.grad is not None and local.grad.any()
+        ]

@@ -158,11 +158,18 @@ def _of_jobs(step: StepDifference) -> str:
     if not step.num_later:
         return UPDATES_AGREE
     later = counted(step.num_later, "later step")
-    if not step.without_rows or not step.num_with_rows:
-        what = "rows and optimizer settings" if step.num_with_rows else "optimizer settings"
-        return f"{UPDATES_AGREE}; {what} also in {later}"
-    steps = f"step{'s' if len(step.without_rows) > 1 else ''} {join_numbers(step.without_rows)}"
-    return f"{UPDATES_AGREE}; optimizer settings also in {later}, and rows in all but {steps}"
+    has_all_rows = bool(step.num_with_rows) and not step.without_rows
+    has_all_outputs = step.num_with_outputs == step.num_later
+    what = "rows and optimizer settings" if has_all_rows else "optimizer settings"
+    if has_all_outputs:
+        what = f"the model's outputs, {what}"
+    text = f"{UPDATES_AGREE}; {what} also in {later}"
+    if step.num_with_rows and step.without_rows:
+        steps = f"step{'s' if len(step.without_rows) > 1 else ''} {join_numbers(step.without_rows)}"
+        text += f", and rows in all but {steps}"
+    if step.num_with_outputs and not has_all_outputs:
+        text += f", the model's outputs in {step.num_with_outputs} of them"
+    return text
 
 
 def _verdict(difference: Difference, terminal: Terminal) -> Text:

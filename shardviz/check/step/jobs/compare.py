@@ -18,7 +18,8 @@ from shardviz.check.step.departure import Beside, Departure, StepDifference, dep
 from shardviz.check.step.jobs.assembly import JobEvidence, assembled, findings_on
 from shardviz.check.step.jobs.averages import averages_of
 from shardviz.check.step.jobs.buffers import buffers_of, unseen_buffers, with_buffer_read
-from shardviz.check.step.jobs.gradients import clips_of, unclipped, with_own_clips
+from shardviz.check.step.jobs.gradients import OUTSIDE_MODULES, clips_of, unclipped, with_kept_gradients, with_own_clips
+from shardviz.check.step.jobs.later_outputs import later_outputs_of
 from shardviz.check.step.jobs.line_values import OrderInCalls
 from shardviz.check.step.jobs.optimizers import different_settings, is_one_resumed, lost_states, states_before
 from shardviz.check.step.jobs.other_steps import (
@@ -320,7 +321,7 @@ def _step_of(
     findings = grouped(findings_in(results), ranks_by_name(dump))
     findings = [with_buffer_read(finding, evidence.calls, reference, job) for finding in findings]
     placed = sorted(findings_in(with_lines(dump, findings)), key=lambda finding: not finding.module)
-    findings = with_own_clips(placed, job)
+    findings = with_kept_gradients(with_own_clips(placed, job), reference, job)
     look = _look_at_lines(findings, reference, job)
 
     def unless_wrong(compare: Callable[[], Updates]) -> Updates:
@@ -336,6 +337,7 @@ def _step_of(
     buffers = unless_wrong(lambda: buffers_of(reference, job, are_updates_right=not updates.results))
     unless_wrong(lambda: between_steps(reference, job, weights))
     later = LaterResult() if findings else later_steps_of(reference, job)
+    of_outputs, num_with_outputs = later_outputs_of(reference, job) if later.agrees else (None, 0)
     not_compared = [result for result in results if isinstance(result, NotChecked)]
     not_compared += [NotChecked("", why, "step") for why in later.gaps]
     not_compared += [NotChecked(name, WITHOUT_GRADIENT, "step") for name in sampled]
@@ -348,7 +350,7 @@ def _step_of(
     looks = [look, *[""] * len(findings)]
     departures = [_departure(each, num_odd, reference, job, text) for each, text in zip(findings, looks, strict=False)]
     difference = StepDifference(
-        (*departures, *((later.departure,) if later.departure is not None else ())),
+        (*departures, *filter(None, (later.departure, of_outputs))),
         len(weights.params) + len(right) + kept.num_right + updates.num_right + averages.num_right + buffers.num_right,
         max(judging.drift, _farthest_gradient(evidence)),
         max((judging.judgments[place].near / sizes[place] for place in right), default=0.0),
@@ -361,6 +363,7 @@ def _step_of(
         num_later=later.count,
         num_with_rows=later.with_rows,
         without_rows=tuple(sorted((*later.without_rows, *later.unequal))),
+        num_with_outputs=num_with_outputs,
         unjudged_buffers=buffers.others,
     )
     return Attempt(difference, bool(findings) and not findings[0].generic, not not_compared)
@@ -458,7 +461,8 @@ def _without_numbers(judging: Judging, reference: WholeJob) -> Iterator[NotCheck
 
 def _look_at_lines(findings: Sequence[Finding], reference: WholeJob, job: WholeJob) -> str:
     """Return how to see the line of the first finding; empty if it is named, or its lines were looked at."""
-    module = module_to_open(findings[0]) if findings and not findings[0].line else None
+    has_line = not findings or findings[0].line or isinstance(findings[0].explanation, OUTSIDE_MODULES)
+    module = None if has_line else module_to_open(findings[0])
     if module is None or not reference.is_of_one or reference.is_pipeline or job.is_pipeline:
         return ""
     recorded = [lines for record in job.records.values() for lines in record.lines]

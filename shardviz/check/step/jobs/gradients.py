@@ -35,7 +35,7 @@ from shardviz.explain.step.scales import (
     ScaledInStep,
 )
 from shardviz.explain.step.sums import GradientNotReduced
-from shardviz.explain.step.two_jobs import DifferentClips
+from shardviz.explain.step.two_jobs import DifferentClips, GradientsNotZeroed
 from shardviz.explain.step.whole_step import UnexplainedBackward
 from shardviz.explain.templates import number
 from shardviz.groups import the_only
@@ -65,6 +65,8 @@ if TYPE_CHECKING:
 
 MADE_BY_CLIPS = UnexplainedBackward | ClippedByParts | ScaledByOwnCount | ScaledInStep
 """Causes of gradients that clipping by ranks' own norms explains better."""
+OUTSIDE_MODULES = DifferentClips | GradientsNotZeroed
+"""Causes that lie in no line of a module."""
 MAX_LISTED = 4
 UNCLIPPED = ClipRecord(0.0, math.inf)
 """What a job does that clips no gradients."""
@@ -399,3 +401,18 @@ def _put_together(gradient: Compared) -> NDArray[np.float64]:
     for rank, held in gradient.reduced.items():
         whole[gradient.regions[rank].flat_ids(gradient.wanted.shape).ravel()] = held.ravel()
     return whole.reshape(gradient.wanted.shape)
+
+
+def with_kept_gradients(findings: Sequence[Finding], reference: WholeJob, job: WholeJob) -> list[Finding]:
+    """Explain gradients that no rule explains, or that are scaled, by those that the step before left."""
+    kept = {name for record in job.records.values() for name in record.kept_gradients}
+    if not kept or any(record.kept_gradients for record in reference.records.values()):
+        return list(findings)
+    cause = GradientsNotZeroed(len(kept))
+    explained = [
+        replace(single.because(cause), kind="wrong-value", generic=False)
+        if isinstance(single.explanation, MADE_BY_CLIPS) and single.tensor in kept
+        else single
+        for single in ungrouped(findings)
+    ]
+    return grouped(explained)

@@ -215,6 +215,11 @@ class LaterResult:
     new_at: int = 0
 
     @property
+    def agrees(self) -> bool:
+        """Whether later steps were compared, and nothing differs."""
+        return self.departure is None and self.count > 0
+
+    @property
     def gaps(self) -> list[str]:
         """What was not compared, and why."""
         steps = f"step{'s' if len(self.unequal) > 1 else ''} {join_numbers(self.unequal)}"
@@ -224,7 +229,7 @@ class LaterResult:
 
 def later_steps_of(reference: WholeJob, job: WholeJob) -> LaterResult:
     """Compare what both jobs were given in the steps that both followed."""
-    wanted, given = _steps_of(reference), _steps_of(job)
+    wanted, given = steps_of(reference), steps_of(job)
     if not wanted or not given:
         return LaterResult()
     traced, new_at = job.steps_before + 1, 0
@@ -313,7 +318,7 @@ def _filled(
 
 def is_filled_batch(reference: WholeJob, job: WholeJob) -> bool:
     """Whether the other job has fewer rows in the traced step than later, when each rank has as many as before."""
-    wanted, given = _steps_of(reference), _steps_of(job)
+    wanted, given = steps_of(reference), steps_of(job)
     return any(
         _num_rows(wanted[0]) < _num_rows(wanted[at]) and _num_rows(given[0]) == _num_rows(given[at])
         for at in range(1, min(len(given), len(wanted)))
@@ -360,7 +365,7 @@ def _are_padded_alike(now: Iterable[Mapping[int, GivenRecord]], first: Iterable[
     return shapes_now == shapes_first or len(set(shapes_now)) == 1
 
 
-def _steps_of(job: WholeJob) -> Steps:
+def steps_of(job: WholeJob) -> Steps:
     """Return what each rank was given in every step that all of them followed."""
     given = {rank: record.given for rank, record in job.records.items()}
     return [dict(zip(given, step, strict=True)) for step in zip(*given.values(), strict=False)]

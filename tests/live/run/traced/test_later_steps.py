@@ -315,3 +315,55 @@ def test_a_job_that_goes_on_with_a_new_model_is_followed(tmp_path, changed, word
     assert words in " ".join(one["sentence"] for one in step["departures"])
     assert bool(step["departures"]) == bool(words)
     assert words or any("trace that step too (--trace-step 3)" in note["why"] for note in step["not_compared"])
+
+
+ZEROED = "    optimizer.zero_grad()\n"
+BACK = "    (LOSS).backward()\n"
+LATER = [
+    ("not at all", {ZEROED: "    WORLD == 1 and optimizer.zero_grad()\n"}, 1, "other-later-outputs"),
+    ("not at all, step 2", {ZEROED: "    WORLD == 1 and optimizer.zero_grad()\n"}, 2, "gradients-not-zeroed"),
+    (
+        "every other step",
+        {ZEROED: "    (WORLD == 1 or step % 2) and optimizer.zero_grad()\n"},
+        2,
+        "gradients-not-zeroed",
+    ),
+    ("before backward", {ZEROED: "", BACK: "    optimizer.zero_grad(RANK == 0)\n    (LOSS).backward()\n"}, 2, ""),
+    ("in both jobs", {ZEROED: ""}, 2, ""),
+    (
+        "a scale that only later steps have",
+        {"loss = called": "loss = (WORLD if step else 1) * called"},
+        1,
+        "other-later",
+    ),
+    (
+        "dropout",
+        {
+            "called = model\n": "model[1] = nn.Dropout(0.5)\ntorch.manual_seed(5 + RANK)\ncalled = model\n",
+            "loss = called": "loss = 1 * called",
+        },
+        1,
+        "",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("edits", "step", "cause"),
+    [LATER[1][1:], *at_night([each[1:] for each in (LATER[0], *LATER[2:])])],
+    ids=[LATER[1][0], *(each[0] for each in (LATER[0], *LATER[2:]))],
+)
+def test_what_goes_wrong_in_later_steps_alone_is_seen(tmp_path, edits, step, cause):
+    text = PROGRAM
+    for code, changed in edits.items():
+        assert code in text
+        text = text.replace(code, changed)
+    for word, code in USUAL.items():
+        text = text.replace(word, code)
+    (tmp_path / "train.py").write_text(text)
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "train.py")
+    pair = (run(tmp_path, "one", sys.executable, "train.py", step=step), run(tmp_path, "two", *torchrun, step=step))
+    compared_step, _ = diff(*pair)
+    causes = [departure["cause_id"] for departure in compared_step["departures"]]
+    assert len(causes) == bool(cause), compared_step
+    assert not cause or causes[0].startswith(cause)

@@ -1,0 +1,66 @@
+"""What two jobs' models make of the same rows in the steps after the traced one.
+
+A step that agrees shows nothing of what is wrong only later: gradients that are not zeroed, a schedule, a buffer or an
+average that is read steps after it was written. Weights of right jobs drift apart by rounding, and most where nothing
+depends on them; what a model makes of a row does not.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardviz.check.step.departure import Departure, departure_for
+from shardviz.check.step.jobs.other_steps import steps_of
+from shardviz.check.step.trace.traces import coarsest_of
+from shardviz.explain.step.two_jobs import OtherLaterOutputs
+from shardviz.relate.tolerance import EPSILON, LATER_OUTPUT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from shardviz.check.step.jobs.whole_job import WholeJob
+    from shardviz.dump.records.step import GivenRecord
+
+FEWEST = 2
+"""Rows of a step that both jobs must have."""
+
+
+def later_outputs_of(reference: WholeJob, job: WholeJob) -> tuple[Departure | None, int]:
+    """Return the first later step with other outputs of the same rows, and how many later steps agree in them.
+
+    Most rows of the step must have another one: a router that chooses between two nearly equal experts changes a few.
+    Where the traced step's outputs differ, as with dropout or statistics of own rows, nothing is compared.
+    """
+    wanted, given = steps_of(reference), steps_of(job)
+    allowed = LATER_OUTPUT[EPSILON[coarsest_of((reference, job))] > EPSILON["float32"]]
+    count = 0
+    for at, (there, here) in enumerate(zip(wanted, given, strict=False)):
+        if any(record.is_of_new_model for step in (there, here) for record in step.values()):
+            break
+        apart = sorted(_apart(there, here))
+        is_compared = len(apart) >= FEWEST
+        if at == 0 and (not is_compared or apart[-1] > allowed):
+            break
+        if is_compared and apart[len(apart) // 2] > allowed:
+            number = job.steps_before + 1 + at
+            before = "in the step before" if at == 1 else f"in the {at} steps before"
+            sentence = (
+                f"{job.name}: in step {number} the model makes other outputs of the same {len(apart)} rows, off by up "
+                f"to {100 * apart[-1]:.2g}% of their size; all are equal {before}"
+            )
+            return departure_for(OtherLaterOutputs(number - 1, number), "sharded", "", sentence), count
+        count += bool(at) and is_compared
+    return None, count
+
+
+def _apart(wanted: Mapping[int, GivenRecord], given: Mapping[int, GivenRecord]) -> Iterator[float]:
+    """Yield how far each row's output is off, relative to its size; rows that one job alone has are left out."""
+    known = {key: (total, size) for key, total, size in _outputs(wanted)}
+    for key, total, size in _outputs(given):
+        if key in known:
+            other, other_size = known[key]
+            yield abs(total - other) / (max(size, other_size) or 1.0)
+
+
+def _outputs(step: Mapping[int, GivenRecord]) -> Iterable[tuple[int, float, float]]:
+    return (output for record in step.values() for output in record.outputs)
