@@ -52,7 +52,7 @@ FUNCTIONS = (
     Function("x.log()", "y.exp()", np.log),
     Function("(-x).log()", "-y.exp()", lambda values: np.log(-values)),
     Function("-x.log()", "(-y).exp()", lambda values: -np.log(values)),
-    Function("x.square()", "y.sqrt()", np.square),
+    Function("x.square()", "y.sqrt()", lambda values: np.where(values < 0, np.nan, np.square(values))),
     Function("x.sqrt()", "y.square()", np.sqrt),
     Function("x.reciprocal()", "y.reciprocal()", np.reciprocal),
     Function("x.rsqrt()", "y.square().reciprocal()", lambda values: 1 / np.sqrt(values)),
@@ -64,7 +64,7 @@ FUNCTIONS = (
     Function("x.log2()", "y.exp2()", np.log2),
     Function("x.tanh()", "y.atanh()", np.tanh),
 )
-"""Softplus of a number that is large is that number, and so is its inverse: both are told by the smaller ones."""
+"""Of each number those that the inverse takes back: a root has no sign."""
 
 
 def function_between(before: NDArray[Any], dtype: str, after: NDArray[Any], to: str) -> Function | None:

@@ -114,3 +114,21 @@ def test_the_steps_beside_a_checkpoint(tmp_path):
     names = [path.relative_to(tmp_path).as_posix() for path in siblings(tmp_path / "step-10" / "model")]
     assert sorted(names) == ["step-11/model", "step-9/model"]
     assert siblings(tmp_path / "step-x" / "model") == []
+
+
+@pytest.mark.parametrize(
+    ("change", "function"),
+    [
+        (lambda log: -log.exp(), "-x.exp()"),
+        (lambda log: log.sigmoid(), "x.sigmoid()"),
+        (lambda log: log.square(), ""),  # of numbers of both signs, nothing takes it back
+        (lambda log: log.exp().flip(0), ""),
+    ],
+)
+def test_a_function_that_a_conversion_leaves_out_is_named_with_numbers(tmp_path, change, function):
+    logs = {f"layers.{layer}.mixer.A_log": weight(6, 5, seed=layer) for layer in range(2)}
+    found = compared(*both(tmp_path, logs, {name: change(log) for name, log in logs.items()}))
+    assert len(found) == 2
+    for _, why, cause in found.values():
+        assert (f"is {function}, x that of the first: " in why and " became " in why) == bool(function), why
+        assert cause.startswith(f"The conversion applies {function}") == bool(function), cause
