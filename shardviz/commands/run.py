@@ -187,6 +187,8 @@ def _refuse_contradictions(args: argparse.Namespace) -> None:
             f"--trace-step {args.trace_step}: the job ends after --steps {args.steps}",
             "trace an earlier step, or raise --steps",
         )
+    if args.trace == "off" and args.trace_step > 1:
+        raise ShardvizError(f"--trace-step {args.trace_step}: no step is traced without --trace", "add --trace")
     if args.stamp and args.steps:
         raise ShardvizError(
             "--stamp and --steps: a job with stamped weights ends before its first step", "give one of them"

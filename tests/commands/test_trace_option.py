@@ -2,6 +2,7 @@
 
 import pytest
 
+from shardviz.cli import main
 from shardviz.errors import ShardvizError
 from shardviz.live.trace_modules import ALL, NONE, Followed
 
@@ -32,3 +33,8 @@ def test_a_pattern_is_of_names_as_of_files_and_the_model_is_always_in_it():
     assert not Followed("layers.*.attn").includes("layers.3.mlp")
     assert Followed("layers.*").includes("")
     assert not NONE.includes("")
+
+
+def test_a_step_to_trace_without_a_trace_is_refused(capsys):
+    assert main(["run", "--trace-step", "2", "--", "python", "train.py"]) == 2
+    assert "--trace-step 2: no step is traced without --trace" in capsys.readouterr().err

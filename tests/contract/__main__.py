@@ -50,6 +50,9 @@ ROOMS = {
         *("tests/live/run/test_stamped.py", "tests/live/run/test_stages.py"),
         *("tests/live/run/test_unwritten.py", "tests/live/run/test_ties.py"),
         *("tests/live/run/traced/test_resumed.py", "tests/live/run/traced/test_written_buffers.py"),
+        *("tests/live/run/traced/test_rows_of_steps.py", "tests/live/run/traced/test_settings.py"),
+        *("tests/live/run/traced/test_batch_norms.py", "tests/live/run/traced/test_sequence_of_whole.py"),
+        "tests/live/run/traced/test_left_out.py",
     ),
 }
 """Each room with the tests that its cases come from."""
