@@ -93,6 +93,21 @@ class OtherLaterOutputs(Cause):
     )
 
 
+class OtherModuleSettings(Cause):
+    """A module goes wrong that two jobs made with different settings.
+
+    Sizes that differ by a number of ranks are left out, as those of a rank's part do.
+
+    Attributes:
+        settings: Each with its values in both jobs.
+    """
+
+    module: str
+    settings: tuple[str, ...]
+    why = "The jobs made {module:called} with different settings: {settings:3}"
+    how = "make it with the same settings in both jobs"
+
+
 class GradientsNotZeroed(Cause):
     """Backward adds to the gradients that the step before left; in the other job none are there.
 
