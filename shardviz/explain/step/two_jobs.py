@@ -70,8 +70,9 @@ class EarlierStepsDiffer(Cause):
 class OtherLaterOutputs(Cause):
     """In a later step one of two jobs makes other outputs of the same rows.
 
-    Both were equal until then. What the step that is traced does not show comes later: gradients that are not zeroed are added to those of the next
-    step, and a buffer, an average or a weight that is written beside the optimizer is read in the next forward.
+    Both were equal until then. What the step that is traced does not show comes later: gradients that are not zeroed
+    are added to those of the next step, and a buffer, an average or a weight that is written beside the optimizer is
+    read in the next forward.
 
     Attributes:
         before: The last step whose outputs agree.
