@@ -68,10 +68,11 @@ class EarlierStepsDiffer(Cause):
 
 
 class OtherLaterOutputs(Cause):
-    """In a later step one of two jobs makes other outputs of the same rows, and both were equal until then.
+    """In a later step one of two jobs makes other outputs of the same rows.
 
-    What the step that is traced does not show comes later: gradients that are not zeroed are added to those of the next
-    step, and a buffer, an average or a weight that is written beside the optimizer is read in the next forward.
+    Both were equal until then. What the step that is traced does not show comes later: gradients that are not zeroed
+    are added to those of the next step, and a buffer, an average or a weight that is written beside the optimizer is
+    read in the next forward.
 
     Attributes:
         before: The last step whose outputs agree.
@@ -91,6 +92,21 @@ class OtherLaterOutputs(Cause):
         "trace the step itself: --trace-step {step}",
         "give both jobs the same number",
     )
+
+
+class OtherModuleSettings(Cause):
+    """A module goes wrong that two jobs made with different settings.
+
+    Sizes that differ by a number of ranks are left out, as those of a rank's part do.
+
+    Attributes:
+        settings: Each with its values in both jobs.
+    """
+
+    module: str
+    settings: tuple[str, ...]
+    why = "The jobs made {module:called} with different settings: {settings:3}"
+    how = "make it with the same settings in both jobs"
 
 
 class GradientsNotZeroed(Cause):

@@ -98,6 +98,7 @@ class Capture:
     raised: list[RaisedRecord] = field(default_factory=list)
     held_back: list[str] = field(default_factory=list)
     kept_gradients: list[str] = field(default_factory=list)
+    module_settings: dict[str, dict[str, str]] = field(default_factory=dict)
     wrappers: list[WrapperRecord] | None = None
     masks: list[MaskRecord] = field(default_factory=list)
     noise: list[NoiseRecord] = field(default_factory=list)

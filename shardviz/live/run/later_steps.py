@@ -40,6 +40,8 @@ MAX_TENSORS, MAX_ROWS = 16, 1 << 12
 """Of so many tensors of a step, and so many rows of each, the checksums are kept."""
 MAX_OUTPUTS, MAX_WIDTH = 256, 1 << 16
 """Of so many rows of a step's output, and so many elements of each, a sum is kept."""
+MAX_COPIED = 1 << 22
+"""A larger output whose rows do not lie one behind the other is not read."""
 
 
 class LaterSteps:
@@ -153,15 +155,12 @@ class LaterSteps:
     def _returned(self, _: nn.Module, args: Any, output: Any) -> None:
         """Keep what the model makes of each row; of rows that are the same, two jobs should make the same."""
         checksums = self._rows[self._num_before :]
-        num_rows = len(checksums[0]) if checksums else 0
-        outputs = (
-            tensor
-            for tensor in tensors_in(output)
-            if type(tensor) is torch.Tensor and tensor.is_floating_point() and tensor.shape[:1] == (num_rows,)
-        )
-        first = next(outputs, None)
-        room = MAX_OUTPUTS - len(self._outputs)
-        if num_rows and room > 0 and first is not None and torch.is_grad_enabled() and not _is_captured():
+        num_rows, room = len(checksums[0]) if checksums else 0, MAX_OUTPUTS - len(self._outputs)
+        if not num_rows or room <= 0 or not torch.is_grad_enabled() or _is_captured():
+            return
+        tensors = (tensor for tensor in tensors_in(output) if type(tensor) is torch.Tensor)
+        first = next((tensor for tensor in tensors if tensor.shape[:1] == (num_rows,)), None)
+        if first is not None and first.is_floating_point() and (first.is_contiguous() or first.numel() <= MAX_COPIED):
             keys = zip(*(of_tensor for of_tensor in checksums if len(of_tensor) == num_rows), strict=True)
             with torch.no_grad():
                 self._outputs += islice(_sums(first.detach()[:room], keys), room)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from types import BuiltinFunctionType, FunctionType
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,7 +18,7 @@ from shardviz.layout.mesh import AXIS_NAME
 from shardviz.live.capture.capture import Capture, run_record
 from shardviz.live.capture.locals import Local, held_back_names, local_tensors, unwrapped
 from shardviz.live.claims.wrappers import approximated_by, reduced_in, reducing, rounded_to
-from shardviz.live.compat.modules import is_compiled
+from shardviz.live.compat.modules import clean_name, is_compiled
 from shardviz.live.compat.worlds import default_store, groups_here
 from shardviz.live.run.hooks.observing import quietly
 from shardviz.live.run.references.writing import is_first_here, rank_here
@@ -99,6 +100,10 @@ class Step:
         return any(map(is_compiled, self.root.modules()))
 
 
+MAX_WORD = 80
+"""Of a word that is a setting of a module, so many characters are kept."""
+
+
 def weights_of(tensors: Iterable[Local], most: int) -> list[Local]:
     """Return copies of a model's parameters, of large ones a sample."""
     return [
@@ -138,6 +143,7 @@ def write_step(step: Step, folder: Path, command: tuple[str, ...], problem: str 
     capture.options, capture.clips = options_records(step.options), step.clips
     capture.held_back = [] if problem else held_back_names(unwrapped(step.root))
     capture.kept_gradients = step.kept
+    capture.module_settings = quietly(WHAT, _module_settings, unwrapped(step.root), step.trace.types) or {}
     capture.written_buffers, capture.read_buffers = list(step.buffers.written.items()), step.buffers.carried
     capture.kept_buffers = step.buffers.kept
     if step.lines is not None:
@@ -159,6 +165,23 @@ def write_step(step: Step, folder: Path, command: tuple[str, ...], problem: str 
         write_rank(folder, capture.record(), capture.dense)
 
     return written_again
+
+
+def _module_settings(model: nn.Module, names: Collection[str]) -> dict[str, dict[str, str]]:
+    """Return the numbers, flags, words and functions that modules have as attributes, by module."""
+    modules = ((clean_name(name), module) for name, module in model.named_modules())
+    settings = {name: vars(module).items() for name, module in modules if name in names}
+    return {
+        name: {key: text for key, value in of_module if not key.startswith("_") and (text := _text_of(value))}
+        for name, of_module in settings.items()
+    }
+
+
+def _text_of(value: object) -> str:
+    """Return a module's attribute as text; empty if it is a container, a tensor or another object."""
+    if value is None or isinstance(value, bool | int | float | str | torch.dtype):
+        return str(value)[:MAX_WORD]
+    return str(getattr(value, "__name__", "")) if isinstance(value, FunctionType | BuiltinFunctionType) else ""
 
 
 def _unseen(step: Step, problem: str, hook: str) -> Iterator[str]:

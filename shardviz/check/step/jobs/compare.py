@@ -21,6 +21,7 @@ from shardviz.check.step.jobs.buffers import buffers_of, unseen_buffers, with_bu
 from shardviz.check.step.jobs.gradients import OUTSIDE_MODULES, clips_of, unclipped, with_kept_gradients, with_own_clips
 from shardviz.check.step.jobs.later_outputs import later_outputs_of
 from shardviz.check.step.jobs.line_values import OrderInCalls
+from shardviz.check.step.jobs.module_settings import with_module_settings
 from shardviz.check.step.jobs.optimizers import different_settings, is_one_resumed, lost_states, states_before
 from shardviz.check.step.jobs.other_steps import (
     LaterResult,
@@ -320,6 +321,7 @@ def _step_of(
     results += [*held_back_gradients(weights, job), *different_settings(reference, job), *lost_states(reference, job)]
     findings = grouped(findings_in(results), ranks_by_name(dump))
     findings = [with_buffer_read(finding, evidence.calls, reference, job) for finding in findings]
+    findings = [with_module_settings(finding, reference, job) for finding in findings]
     placed = sorted(findings_in(with_lines(dump, findings)), key=lambda finding: not finding.module)
     findings = with_kept_gradients(with_own_clips(placed, job), reference, job)
     look = _look_at_lines(findings, reference, job)
