@@ -319,11 +319,7 @@ def _step_of(
     results = [*judged, *trained_in_one_job(weights, job)]
     results += frozen_in_one_job(weights, job) if not findings_in(results) else ()
     results += [*held_back_gradients(weights, job), *different_settings(reference, job), *lost_states(reference, job)]
-    findings = grouped(findings_in(results), ranks_by_name(dump))
-    findings = [with_buffer_read(finding, evidence.calls, reference, job) for finding in findings]
-    findings = [with_module_settings(finding, reference, job) for finding in findings]
-    placed = sorted(findings_in(with_lines(dump, findings)), key=lambda finding: not finding.module)
-    findings = with_kept_gradients(with_own_clips(placed, job), reference, job)
+    findings = _explained(grouped(findings_in(results), ranks_by_name(dump)), evidence, reference, job)
     look = _look_at_lines(findings, reference, job)
 
     def unless_wrong(compare: Callable[[], Updates]) -> Updates:
@@ -369,6 +365,14 @@ def _step_of(
         unjudged_buffers=buffers.others,
     )
     return Attempt(difference, bool(findings) and not findings[0].generic, not not_compared)
+
+
+def _explained(findings: Sequence[Finding], evidence: JobEvidence, reference: WholeJob, job: WholeJob) -> list[Finding]:
+    """Return findings of a step, first those of a module, with what else the two jobs' records say of them."""
+    findings = [with_buffer_read(finding, evidence.calls, reference, job) for finding in findings]
+    findings = [with_module_settings(finding, reference, job) for finding in findings]
+    placed = sorted(findings_in(with_lines(evidence.dump, findings)), key=lambda finding: not finding.module)
+    return with_kept_gradients(with_own_clips(placed, job), reference, job)
 
 
 def _without_lines(reference: WholeJob, order: OrderInCalls | None) -> Iterator[NotChecked]:

@@ -266,6 +266,8 @@ def later_steps_of(reference: WholeJob, job: WholeJob) -> LaterResult:
                 what = f"the rows of step {cause.step} again, in the same order, and the other job has others"
             text = f"{job.name}: in step {number} {ranks} given {what}; all are equal {before}"
             return LaterResult(departure_for(cause, "batch", "", text))
+        if not alike.issuperset(rows_there[0]):  # ranks have parts of some rows, as of a sequence
+            without_rows.append(number)
     count = min(len(given), len(wanted)) - 1
     with_rows = count - len(without_rows) - len(unequal)
     return LaterResult(None, count, with_rows, tuple(without_rows), tuple(unequal), new_at)
