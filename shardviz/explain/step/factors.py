@@ -95,7 +95,7 @@ class MultipliedTerm(FactorOfAxes):
 
 
 class UndividedShardGradient(FactorOfAxes):
-    """The gradient of a rank's own weights is the sum over all ranks' rows and was never divided.
+    """The gradient of weights that ranks split sums all ranks' rows and was never divided.
 
     This happens to weights that are split over the axis of the batch, such as experts. The rank that owns a shard, or
     an expert, receives contributions of every rank's rows. No reduction averages them, because no other rank has a

@@ -407,6 +407,7 @@ class UnsummedLine(Cause):
         other: What it takes, too, and needs no sum; empty if there is nothing.
         mean: What the terms are of, `mean`, if that isn't a sum.
         divisor: The line that makes what the reader divides by, if that divides one term of a sum by one of another.
+        is_own: Whether ranks along the axis have rows of their own, of which each computes a loss.
     """
 
     terms: str
@@ -417,6 +418,7 @@ class UnsummedLine(Cause):
     other: str = ""
     mean: str = ""
     divisor: str = ""
+    is_own: bool = False
     kinds = WRONG
     why = (
         "{divisor:?{reader} divides each rank's own sum by its own sum or count. Nothing sums either over "
@@ -428,8 +430,8 @@ class UnsummedLine(Cause):
         "{divisor:?all_reduce numerator and denominator over {axis} before {reader}|{operand:?in {terms}, all_reduce "
         "the result of {operand} over {axis} before {function} takes it{other:?, and only that}|all_reduce the result "
         "of {terms} over {axis}{mean:? with ReduceOp.AVG} before {reader:?{reader}|the module returns it}}}; in "
-        "backward, return the gradient unchanged if all ranks compute the same afterwards, and sum it if each uses its "
-        "own part"
+        "backward, {is_own:?{mean:?average|sum} its gradient, too, if gradients are averaged over {axis} afterwards|"
+        "return the gradient unchanged if all ranks compute the same afterwards, and sum it if each uses its own part}"
     )
 
 
