@@ -255,7 +255,7 @@ class DdpAveragesShares(FactorOfAxes):
 
 
 class SummedContributions(Cause, kind="wrong-scale"):
-    """A gradient is a whole number of times too large, and no axis over which it is reduced has that size.
+    """A gradient is a whole number of times too large, and no axis that reduces it has that size.
 
     The usual source is gradient accumulation without a division by the number of micro-batches. A hook or a second
     reduction does the same to a part of the gradients.
@@ -284,7 +284,7 @@ class SummedContributions(Cause, kind="wrong-scale"):
 
 
 class LostContributions(Cause, kind="wrong-scale"):
-    """A gradient is a fraction of the right one, and the fraction belongs to no axis over which it is reduced.
+    """A gradient is a fraction of the right one, and the fraction belongs to no axis that reduces it.
 
     The gradient was divided by a number that has nothing to do with the mesh, or a part of the sum is missing. A
     smaller gradient only slows training down, so nothing fails.
