@@ -255,7 +255,7 @@ class DdpAveragesShares(FactorOfAxes):
 
 
 class SummedContributions(Cause, kind="wrong-scale"):
-    """A gradient is a whole number of times too large, and no axis that reduces it has that size.
+    """A gradient is a whole number of times too large, and no axis that reduces it has the size.
 
     The usual source is gradient accumulation without a division by the number of micro-batches. A hook or a second
     reduction does the same to a part of the gradients.
