@@ -284,7 +284,7 @@ class SummedContributions(Cause, kind="wrong-scale"):
 
 
 class LostContributions(Cause, kind="wrong-scale"):
-    """A gradient is a fraction of the right one, and the fraction belongs to no axis that reduces it.
+    """A gradient is a fraction of the right one, and no axis that reduces it has that size.
 
     The gradient was divided by a number that has nothing to do with the mesh, or a part of the sum is missing. A
     smaller gradient only slows training down, so nothing fails.
