@@ -10,8 +10,6 @@ from shardviz.explain.cause import Cause
 if TYPE_CHECKING:
     from fractions import Fraction
 
-KNOWN = ("gpt-neox#1259",)
-
 
 class FactorOfAxes(Cause, kind="wrong-scale", listed=False):
     """A factor equal to the size of mesh axes; other causes of that number are printed after it.
@@ -24,7 +22,6 @@ class FactorOfAxes(Cause, kind="wrong-scale", listed=False):
     axes: str
     or_over: tuple[FactorOfAxes, ...] = field(default=(), kw_only=True)
     or_else: Cause | None = field(default=None, kw_only=True)
-    references = KNOWN
 
     @property
     def over(self) -> str:
@@ -201,7 +198,6 @@ class DivideFactorOfSome(Cause, kind="wrong-scale"):
         "set_gradient_divide_factor sets only the module that it is called on, not the modules in it"
     )
     how = "call set_gradient_divide_factor({divides_others_by:g}) on every FSDPModule in model.modules()"
-    references = KNOWN
 
 
 class DividedShardGradient(FactorOfAxes):
@@ -234,6 +230,7 @@ class AveragedNotSummed(FactorOfAxes):
         "pass op=ReduceOp.SUM to the all_reduce over {over}, and don't divide its result",
         "don't divide the loss by the size of {over}, or pass op=ReduceOp.SUM to the all_reduce: not both",
     )
+    references = ("gpt-neox#1259",)
 
 
 class DdpAveragesShares(FactorOfAxes):
@@ -280,7 +277,6 @@ class SummedContributions(Cause, kind="wrong-scale"):
         "{of_all:?|register the hook after sharding}",
         "all_reduce the gradient once, after the last backward",
     )
-    references = KNOWN
 
 
 class LostContributions(Cause, kind="wrong-scale"):
@@ -304,7 +300,6 @@ class LostContributions(Cause, kind="wrong-scale"):
         "divide once, by the number of contributions",
         "all_reduce over all ranks that have a contribution",
     )
-    references = KNOWN
 
 
 class ScaledSharedPart(Cause, kind="wrong-scale"):
