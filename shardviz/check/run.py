@@ -50,9 +50,9 @@ from shardviz.check.report import (
     unhidden,
 )
 from shardviz.check.step.collectives import check_collectives, check_gathered
+from shardviz.check.step.comparison import is_of_parts
 from shardviz.check.step.contradictions import check_zero_gradients
 from shardviz.check.step.lines.naming import (
-    is_of_parts,
     line_of_own_rows,
     module_to_open,
     returns_loss,

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Literal
 
 from shardviz.check.order.rules.intent import is_compared
 from shardviz.check.report import Place, Report
-from shardviz.check.step.comparison import Compared, compared
+from shardviz.check.step.comparison import Compared, compared, is_of_parts
 from shardviz.dump.gather import NO_WEIGHTS
 from shardviz.dump.records.base import WEIGHTS, Role
 from shardviz.dump.records.files import MEANT
+from shardviz.dump.records.trace import COMPARED_OVER_PARTS
 from shardviz.text import counted
 
 if TYPE_CHECKING:
@@ -144,7 +145,8 @@ def not_compared(dump: Dump) -> list[str]:
         return []
     if not dump.at("reference"):
         return ["a training step"]
-    return ["activations", *([] if dump.at("updated") else ["optimizer state"])]
+    whole = [COMPARED_OVER_PARTS] if is_of_parts(dump) else []
+    return [*whole, "activations", *([] if dump.at("updated") else ["optimizer state"])]
 
 
 def nothing_checked(dump: Dump, report: Report) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.bugs.case import Bug, Healthy
-from tests.bugs.models import DATA_PARALLEL, FSDP
+from tests.bugs.models import DATA_PARALLEL, FSDP, STAGES
 
 ACCUMULATED = (
     DATA_PARALLEL
@@ -70,6 +70,52 @@ def step(model, batch, mesh):
 '''
 )
 
+KEPT_TARGETS = (
+    STAGES
+    + '''
+PARTS = 3
+
+
+def batch():
+    return torch.randn(24, 8), torch.randint(8, (24,))
+
+
+def loss(model, batch):
+    return functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def step(model, batch, mesh):
+    """Run all micro-batches forward, then all backward, the last one first."""
+    stage, last, group = mesh.get_local_rank("pp"), mesh["pp"].size() - 1, mesh.get_group("pp")
+    inputs, labels = (list(part.chunk(PARTS)) for part in batch)
+    held, total = [], torch.zeros((), dtype=batch[0].dtype)
+    for _ in range(PARTS):
+        x = inputs.pop(0)
+        if stage > 0:
+            distributed.recv(x, group_src=stage - 1, group=group)
+            x = x.clone().requires_grad_()
+        output = model(x)
+        if stage == last:
+            output = functional.cross_entropy(output, labels.pop(0)) / PARTS
+            total += output.detach()
+        else:
+            distributed.send(output.detach(), group_dst=stage + 1, group=group)
+        held.append((x, output))
+    while held:
+        x, output = held.pop()
+        gradient = None
+        if stage < last:
+            gradient = torch.empty_like(output)
+            distributed.recv(gradient, group_src=stage + 1, group=group)
+        output.backward(gradient)
+        if stage > 0:
+            distributed.send(x.grad, group_dst=stage - 1, group=group)
+    distributed.broadcast(total, group_src=last, group=group)
+    return total
+
+'''
+)
+
 SYNCED = (
     FSDP
     + '''
@@ -128,6 +174,26 @@ def step(model, rows, mesh):
 )
 
 CASES = (
+    Bug(
+        "a stage's micro-batches with targets from the end of the list",
+        "pp=2",
+        KEPT_TARGETS,
+        (("labels.pop(0)", "labels.pop()"),),
+        ("wrong-value",),
+        ("micro-batches 0, 2 with the targets of 2, 0", "reversed order", "cross_entropy(output, labels.pop())"),
+        ("shifts or pads", "unequal numbers"),
+        with_lines=True,
+    ),
+    Bug(
+        "micro-batches with the targets of the next one",
+        "dp=2",
+        STRIDED,
+        (("targets[number::PARTS]", "targets[(number + 1) % PARTS :: PARTS]"),),
+        ("wrong-value",),
+        ("micro-batches 0, 1, 2, 3 with the targets of 1, 2, 3, 0", "keep them by the micro-batch's number"),
+        ("shifts or pads", "unequal numbers", "reversed order"),
+        with_lines=True,
+    ),
     Bug(
         "micro-batches of unequal sizes weighed alike",
         "fsdp=2",

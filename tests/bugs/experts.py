@@ -98,6 +98,140 @@ def finish(model, mesh):
 '''
 )
 
+OWN = (
+    EXCHANGE
+    + '''
+EXPERTS = 4
+BATCH_AXES = ("ep",)
+
+
+class Mixture(nn.Module):
+    """A gate, and experts of which each rank has some: each takes all ranks' rows."""
+
+    group = None
+
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Linear(6, EXPERTS)
+        self.experts = nn.ModuleDict({str(number): nn.Linear(6, 6) for number in range(EXPERTS)})
+
+    def forward(self, x):
+        weights = self.gate(x).softmax(-1)
+        size = 1 if self.group is None else distributed.get_world_size(self.group)
+        rows, weights = (self.exchanged(part.repeat(size, 1)) for part in (x, weights))
+        out = sum(weights[:, int(name), None] * expert(rows).tanh() for name, expert in self.experts.items())
+        return x + self.exchanged(out).unflatten(0, (size, -1)).sum(0)
+
+    def exchanged(self, x):
+        if self.group is None:
+            return x
+        size = distributed.get_world_size(self.group)
+        lengths = [len(x) // size] * size
+        return Exchange.apply(x, lengths, lengths, self.group)
+
+
+def build():
+    return nn.Sequential(nn.Linear(6, 6), Mixture(), nn.Linear(6, 1))
+
+
+def parallelize(model, mesh):
+    rank, size = mesh.get_local_rank("ep"), mesh["ep"].size()
+    own = torch.arange(EXPERTS).chunk(size)[rank].tolist()
+    model[1].experts = nn.ModuleDict({str(number): model[1].experts[str(number)] for number in own})
+    model[1].group = mesh.get_group("ep")
+
+
+def batch():
+    return torch.randn(8, 6)
+
+
+def step(model, rows, mesh):
+    loss = model(rows).square().mean()
+    loss.backward()
+    finish(model, mesh)
+    return loss.detach()
+
+
+def finish(model, mesh):
+    """Each rank's loss is the mean over its own rows."""
+    for name, parameter in model.named_parameters():
+        parameter.grad /= mesh.size()
+        if ".experts." not in name:
+            distributed.all_reduce(parameter.grad)
+
+'''
+)
+
+OWN_WITH_DATA = OWN.replace('("ep",)', '("dp", "ep")').replace(
+    "            distributed.all_reduce(parameter.grad)\n",
+    "            distributed.all_reduce(parameter.grad)\n"
+    "        else:\n"
+    '            distributed.all_reduce(parameter.grad, group=mesh.get_group("dp"))\n',
+)
+NOT_OF_EXPERTS = (
+    '        parameter.grad /= mesh.size()\n        if ".experts." not in name:\n',
+    '        if ".experts." not in name:\n            parameter.grad /= mesh.size()\n',
+)
+
+TABLES = '''
+TABLES = 4
+BATCH_AXES = ("mp",)
+
+
+class Features(nn.Module):
+    """Tables of features, of which each rank looks up some for all rows."""
+
+    group = None
+
+    def __init__(self):
+        super().__init__()
+        self.tables = nn.ModuleDict({str(number): nn.Embedding(5, 3) for number in range(TABLES)})
+        self.top = nn.Linear(3 * TABLES, 1)
+
+    def forward(self, numbers):
+        if self.group is None:
+            return self.top(self.look_up(numbers))
+        rank, size = distributed.get_rank(self.group), distributed.get_world_size(self.group)
+        rows = [torch.empty_like(numbers) for _ in range(size)]
+        distributed.all_gather(rows, numbers.contiguous(), group=self.group)
+        parts = distributed.nn.functional.all_gather(self.look_up(torch.cat(rows)), group=self.group)
+        return self.top(torch.cat([part.chunk(size)[rank] for part in parts], -1))
+
+    def look_up(self, numbers):
+        return torch.cat([table(numbers[:, int(name)]) for name, table in self.tables.items()], -1)
+
+
+def build():
+    return Features()
+
+
+def parallelize(model, mesh):
+    rank, size = mesh.get_local_rank("mp"), mesh["mp"].size()
+    own = torch.arange(TABLES).chunk(size)[rank].tolist()
+    model.tables = nn.ModuleDict({str(number): model.tables[str(number)] for number in own})
+    model.group = mesh.get_group("mp")
+    for parameter in model.top.parameters():
+        parameter.register_hook(lambda gradient: averaged(gradient, mesh))
+    for parameter in model.tables.parameters():
+        parameter.register_hook(lambda gradient: gradient / size)
+
+
+def averaged(gradient, mesh):
+    gradient = gradient / mesh.size()
+    distributed.all_reduce(gradient)
+    return gradient
+
+
+def batch():
+    return torch.randint(5, (8, TABLES)), torch.randn(8, 1)
+
+
+def loss(model, batch):
+    numbers, wanted = batch
+    return functional.mse_loss(model(numbers), wanted)
+
+'''
+
 LABELLED = """
 EXPERTS = 8
 
@@ -300,6 +434,33 @@ CASES = (
         ("wrong-value",),
         ("splits", "ep", "all_reduce(model.weight.grad)`", "is the first wrong line"),
         with_lines=True,
+    ),
+    Bug(
+        "gradients of the experts that each rank has not divided",
+        "ep=2",
+        OWN,
+        (NOT_OF_EXPERTS,),
+        ("wrong-scale",),
+        ("the size of ep", "divide the gradient", "don't all_reduce", "not every rank along ep has"),
+        ("no mesh axis has the size", "lost its hook"),
+    ),
+    Bug(
+        "gradients of experts summed over dp and not divided",
+        "dp=2,ep=2",
+        OWN_WITH_DATA,
+        (NOT_OF_EXPERTS,),
+        ("wrong-scale",),
+        ("4 times", "the size of dp * ep", "divide the gradient by 4"),
+        ("no mesh axis has the size", "lost its hook"),
+    ),
+    Bug(
+        "gradients of the tables that each rank has not divided",
+        "mp=4",
+        TABLES,
+        (("lambda gradient: gradient / size", "lambda gradient: gradient"),),
+        ("wrong-scale",),
+        ("4 times", "the size of mp", "divide the gradient by 4", "don't all_reduce"),
+        ("no mesh axis has the size", "lost its hook"),
     ),
     Healthy("experts named by their global number", "ep=2", LIST),
 )

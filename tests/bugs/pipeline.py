@@ -287,6 +287,23 @@ def step(model, rows, mesh):
 
 CASES = (
     Bug(
+        "a stage's gradients multiplied by the number of stages",
+        "pp=2",
+        MICRO,
+        (
+            (
+                "    return torch.stack([through(model, part, mesh) for part in rows.chunk(PARTS)]).mean()",
+                "    loss = torch.stack([through(model, part, mesh) for part in rows.chunk(PARTS)]).mean()\n"
+                "    for parameter in model.parameters():\n"
+                "        parameter.grad *= mesh['pp'].size() if mesh.get_rank() == 0 else 1\n"
+                "    return loss",
+            ),
+        ),
+        ("wrong-scale",),
+        ("2 times",),
+        ("no mesh axis has",),
+    ),
+    Bug(
         "no gradient for the second tensor that a stage sends",
         "pp=2",
         SKIPPING,

@@ -316,6 +316,16 @@ CASES = (
         never=("label it", "offset"),
     ),
     Bug(
+        "label smoothing by the mean of each rank's own words",
+        "tp=2",
+        SMOOTHED,
+        (("mean = Leave.apply(logits.sum(-1), model.group) / WORDS", "mean = logits.mean(-1)"),),
+        ("wrong-value", "unreduced-output"),
+        ("mean", "averages the means over tp", "divide its gradient by 2 and don't reduce it"),
+        ("a backward that averages",),
+        with_lines=True,
+    ),
+    Bug(
         "a third term of a loss that counts twice",
         "dp=2",
         THREE_TERMS,

@@ -213,6 +213,8 @@ def micro_batches(r: StepTape) -> None:
         return
     halves = [r.call("chunk", lambda part, at=at: part.chunk(2)[at], x, numbers="2") for at in range(2)]
     targets = [r.call("chunk", lambda part, at=at: part.chunk(2)[at], target, numbers="2") for at in range(2)]
+    if r.is_wrong("targets of another"):
+        targets.reverse()
     total = None
     for number, (half, of_half) in enumerate(zip(halves, targets, strict=True)):
         made = loss(r, half, of_half)

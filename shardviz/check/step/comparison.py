@@ -11,7 +11,7 @@ import numpy as np
 
 from shardviz.check.order.rules.intent import order_of
 from shardviz.dump.records.step import Wrapper, WrapperRecord
-from shardviz.dump.records.trace import is_value
+from shardviz.dump.records.trace import COMPARED_OVER_PARTS, is_value
 from shardviz.explain.templates import number as number
 from shardviz.layout.notation import write
 from shardviz.layout.region import Region
@@ -220,6 +220,11 @@ def laid_out(dump: Dump, tensor: Tensor, name: str, expected: NDArray[np.float64
         wrappers=wrappers,
         other_divisors=_other_divisors(dump, min(tensor.shards), (wrappers or {}).get("fsdp")),
     )
+
+
+def is_of_parts(dump: Dump, what: str = COMPARED_OVER_PARTS) -> bool:
+    """Whether a step was compared over parts of the batch: lines are compared with the whole batch's all the same."""
+    return any(what in why for record in dump.files.ranks.values() for _, why in record.not_checked)
 
 
 def wrapped_over(wrappers: Mapping[str, WrapperRecord] | None, mesh: Mesh, rank: int, axes: Sequence[str]) -> Wrapped:

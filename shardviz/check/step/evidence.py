@@ -252,6 +252,12 @@ class Evidence:
         weight = self.dump.find("initial", "param", name) or self.dump.find("stamped", "param", name)
         return frozenset(() if weight is None else weight.shards)
 
+    def parted_along(self, name: str) -> tuple[str, ...]:
+        """Return the axes of the batch along which only one rank has a weight, such as an expert's."""
+        mesh, ranks = self.dump.files.mesh, self.weight_ranks(name)
+        axes = [axis for axis in mesh.long_axes if ranks and (self.batch or {}).get(axis)]
+        return tuple(axis for axis in axes if all(len(ranks & {*group}) < 2 for group in mesh.groups(axis)))
+
     def tied_to(self, name: str) -> tuple[str, ...]:
         """Return the other names under which a tensor stood in the unsharded model."""
         return tuple(other for other in self._tied.get(name, ()) if other != name)

@@ -406,7 +406,8 @@ def _has_right_loss(evidence: Evidence) -> bool:
 
 def _check_scale(evidence: Evidence, result: Compared) -> Finding | None:
     part = evidence.parts.part_with(result) if result.role == "grad" else None
-    return check_scale(result, evidence.batch, part, is_mean=is_loss(evidence, result))
+    parted = evidence.parted_along(result.name) if result.role == "grad" else ()
+    return check_scale(result, evidence.batch, part, is_mean=is_loss(evidence, result), parted=parted)
 
 
 def _check_unreduced(evidence: Evidence, result: Compared) -> Finding | None:

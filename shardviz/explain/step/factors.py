@@ -10,8 +10,6 @@ from shardviz.explain.cause import Cause
 if TYPE_CHECKING:
     from fractions import Fraction
 
-KNOWN = ("gpt-neox#1259",)
-
 
 class FactorOfAxes(Cause, kind="wrong-scale", listed=False):
     """A factor equal to the size of mesh axes; other causes of that number are printed after it.
@@ -24,7 +22,6 @@ class FactorOfAxes(Cause, kind="wrong-scale", listed=False):
     axes: str
     or_over: tuple[FactorOfAxes, ...] = field(default=(), kw_only=True)
     or_else: Cause | None = field(default=None, kw_only=True)
-    references = KNOWN
 
     @property
     def over(self) -> str:
@@ -95,22 +92,26 @@ class MultipliedTerm(FactorOfAxes):
 
 
 class UndividedShardGradient(FactorOfAxes):
-    """A shard's gradient is the sum over all ranks' rows and was never divided.
+    """The gradient of weights that ranks split sums all ranks' rows and was never divided.
 
-    This happens to weights that are split over the axis of the batch, such as experts. The rank that owns a shard
-    receives contributions of every rank's rows. No reduction averages them, because no other rank has a replica of the
-    shard.
+    This happens to weights that are split over the axis of the batch, such as experts. The rank that owns a shard, or
+    an expert, receives contributions of every rank's rows. No reduction averages them, because no other rank has a
+    replica of it.
+
+    Attributes:
+        along: The axes whose ranks have different shards or experts.
     """
 
     size: int
     of_all: bool
+    along: str
     why = (
-        "Each rank's loss is the mean over its own rows. The shard's gradient sums the rows of all ranks along {over}, "
-        "and nothing divides it"
+        "Each rank's loss is the mean over its own rows. Ranks along {along} have different shards or experts, whose "
+        "gradients sum the rows of all of these ranks, and nothing divides them"
     )
     how = (
         "divide the gradient{of_all:?, or each rank's loss,} by {size}, the size of {over}; don't all_reduce it over "
-        "{over}, whose ranks hold different shards"
+        "{along}, whose ranks have different weights"
     )
 
 
@@ -217,7 +218,6 @@ class DivideFactorOfSome(Cause, kind="wrong-scale"):
         "set_gradient_divide_factor sets only the module that it is called on, not the modules in it"
     )
     how = "call set_gradient_divide_factor({divides_others_by:g}) on every FSDPModule in model.modules()"
-    references = KNOWN
 
 
 class DividedShardGradient(FactorOfAxes):
@@ -229,8 +229,8 @@ class DividedShardGradient(FactorOfAxes):
 
     size: int
     why = (
-        "The gradient is divided by the size of {over}, which splits this weight. Each rank already has its shard's "
-        "whole gradient"
+        "The gradient is divided by the size of {over}, whose ranks have different parts of the weights. Each rank "
+        "already has its part's whole gradient"
     )
     how = "remove that division by {size}; don't reduce over {over}, whose ranks hold different shards"
 
@@ -250,6 +250,7 @@ class AveragedNotSummed(FactorOfAxes):
         "pass op=ReduceOp.SUM to the all_reduce over {over}, and don't divide its result",
         "don't divide the loss by the size of {over}, or pass op=ReduceOp.SUM to the all_reduce: not both",
     )
+    references = ("gpt-neox#1259",)
 
 
 class DdpAveragesShares(FactorOfAxes):
@@ -271,48 +272,54 @@ class DdpAveragesShares(FactorOfAxes):
 
 
 class SummedContributions(Cause, kind="wrong-scale"):
-    """A gradient is a whole number of times too large, and no axis has that size.
+    """A gradient is a whole number of times too large, and no axis that reduces it has the size.
 
     The usual source is gradient accumulation without a division by the number of micro-batches. A hook or a second
     reduction does the same to a part of the gradients.
+
+    Attributes:
+        is_size: Whether an axis of stages has that size, along which nothing is reduced.
     """
 
     ratio: Fraction
     of_all: bool
+    is_size: bool = field(default=False, kw_only=True)
     why = (
         (
             "{of_all:?The gradients of micro-batches add up, and their losses aren't divided by the number of "
             "micro-batches|A hook, or a loss term that reaches only this weight, multiplies the gradient by {ratio}}"
         ),
         "{of_all:?|Sharding replaced the parameter and lost its hook, which divides the gradient by {ratio}}",
-        "The code reduces the gradient several times: no mesh axis has the size {ratio}",
+        "The code reduces the gradient several times{is_size:?|: no mesh axis has the size {ratio}}",
     )
     how = (
         "{of_all:?divide each micro-batch's loss by the number of micro-batches|remove that factor of {ratio}}",
         "{of_all:?|register the hook after sharding}",
         "all_reduce the gradient once, after the last backward",
     )
-    references = KNOWN
 
 
 class LostContributions(Cause, kind="wrong-scale"):
-    """A gradient is a fraction of the right one, and the fraction belongs to no axis.
+    """A gradient is a fraction of the right one, and no axis that reduces it has that size.
 
     The gradient was divided by a number that has nothing to do with the mesh, or a part of the sum is missing. A
     smaller gradient only slows training down, so nothing fails.
+
+    Attributes:
+        is_size: Whether an axis of stages has that size, along which nothing is reduced.
     """
 
     ratio: Fraction
     divisor: Fraction
+    is_size: bool = field(default=False, kw_only=True)
     why = (
-        "The code divides the gradient by {divisor}, and no mesh axis has that size",
+        "The code divides the gradient by {divisor}{is_size:?|, and no mesh axis has that size}",
         "The sum has only {ratio} of the contributions",
     )
     how = (
         "divide once, by the number of contributions",
         "all_reduce over all ranks that have a contribution",
     )
-    references = KNOWN
 
 
 class ScaledSharedPart(Cause, kind="wrong-scale"):

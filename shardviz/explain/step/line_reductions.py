@@ -16,13 +16,23 @@ class UnaveragedLine(AtLine):
 
     Attributes:
         axes: The axes over which the ranks' results have the right mean.
+        size: The number of ranks over them.
+        is_same: Whether all ranks compute the same of the mean, so that each has its whole gradient.
+        is_own: Whether each rank goes on with its own rows, so that each has its own part of the gradient.
     """
 
     axes: str
+    size: int
+    is_same: bool = False
+    is_own: bool = False
     why = "{function} in {place} gives each rank the mean of its own part. Nothing averages the means over {axes}"
     how = (
-        "all_reduce the result of {function} in {place} with ReduceOp.AVG over {axes}, with a backward that averages, "
-        "too{is_batch_norm:?; or use SyncBatchNorm}"
+        "all_reduce the result of {function} in {place} with ReduceOp.AVG over {axes}; in backward, "
+        "{is_same:?divide its gradient by {size} and don't reduce it, as every rank has the whole gradient|"
+        "{is_own:?all_reduce its gradient with ReduceOp.AVG, too, as torch.distributed.nn.functional.all_reduce does|"
+        "divide its gradient by {size} if all ranks compute the same afterwards, and all_reduce it with ReduceOp.AVG "
+        "if each uses its own part}}"
+        "{is_batch_norm:?; or use SyncBatchNorm}"
     )
 
     @property

@@ -174,6 +174,28 @@ class LabelsOfOtherRows(AtLine, kind="wrong-value"):
     how = "shift labels once, and cut and order them exactly as the rows that they belong to"
 
 
+class TargetsOfOtherMicroBatch(AtLine, kind="wrong-value"):
+    """A loss compares the outputs of a micro-batch with the targets of another one.
+
+    Stages of a pipeline keep the targets of all micro-batches until outputs arrive. A list that is read from its end,
+    or a queue that is filled in another order than the schedule's, pairs them wrongly. Outputs are right, and shapes
+    agree.
+
+    Attributes:
+        is_reversed: Whether the last micro-batch's targets meet the first one's outputs, and so on.
+    """
+
+    is_reversed: bool
+    why = (
+        "{function} in {place} compares the outputs of one micro-batch with the targets of another"
+        "{is_reversed:?: the targets come in reversed order}"
+    )
+    how = (
+        "take the targets in the order in which micro-batches run{is_reversed:?, such as by pop(0) in place of pop()}, "
+        "or keep them by the micro-batch's number"
+    )
+
+
 class OtherLabels(AtLine):
     """A loss gets the right rows, with labels that mean something else on each rank.
 

@@ -20,10 +20,10 @@ ELEMENTWISE = ("add", "sub", "mul", "div", "maximum", "minimum", "where")
 """Functions of two tensors, element by element."""
 
 
-LACKS = ("itself", "factor", "term")
-"""What a tensor is for a line that lacks it: an operand, a factor of one, or a term of one."""
+LACKS = ("itself", "factor", "term", "numbers")
+"""What a tensor is for a line that lacks it: an operand, a factor of one, or a term of one; or numbers of a factor."""
 
-Lack = Literal["itself", "factor", "term"]
+Lack = Literal["itself", "factor", "term", "numbers"]
 
 
 class WrongLine(AtLine):
@@ -157,17 +157,19 @@ class OtherOperand(AtLine):
     a tensor of the same shape. A factor or a term that is left out leaves shapes as they are, too.
 
     Attributes:
-        lack: What the other tensor is for the line: an operand itself, a factor of one, or a term of it.
-        source: Where the other tensor comes from.
+        lack: What the other tensor is for the line: an operand itself, a factor of one, or a term of it; or the
+            numbers of a factor, one for each slice of a dim, that no tensor of the rank has.
+        source: Where the other tensor comes from, or the numbers.
     """
 
     lack: Lack
     source: str
     why = (
-        "{lack:itself?{function} in {place} reads another tensor than its result needs, and the rank has that one"
-        "|What {function} in {place} reads lacks a {lack} that its result needs, and the rank has it}, as {source}"
+        "{lack:itself?{function} in {place} reads another tensor than its result needs, and the rank has that one, as "
+        "{source}|What {function} in {place} reads lacks a {lack:numbers?factor|{lack}} that its result needs"
+        "{lack:numbers?: {source}|, and the rank has it, as {source}}}"
     )
-    how = "{lack:itself?read that tensor in {place}|{lack:factor?multiply by|add} it in {place}}"
+    how = "{lack:itself?read that tensor in {place}|{lack:term?add|multiply by} it in {place}}"
 
 
 class UnwrittenMemory(AtLine, kind="wrong-value"):
@@ -405,6 +407,7 @@ class UnsummedLine(Cause):
         other: What it takes, too, and needs no sum; empty if there is nothing.
         mean: What the terms are of, `mean`, if that isn't a sum.
         divisor: The line that makes what the reader divides by, if that divides one term of a sum by one of another.
+        is_own: Whether ranks along the axis have rows of their own, of which each computes a loss.
     """
 
     terms: str
@@ -415,6 +418,7 @@ class UnsummedLine(Cause):
     other: str = ""
     mean: str = ""
     divisor: str = ""
+    is_own: bool = False
     kinds = WRONG
     why = (
         "{divisor:?{reader} divides each rank's own sum by its own sum or count. Nothing sums either over "
@@ -426,8 +430,8 @@ class UnsummedLine(Cause):
         "{divisor:?all_reduce numerator and denominator over {axis} before {reader}|{operand:?in {terms}, all_reduce "
         "the result of {operand} over {axis} before {function} takes it{other:?, and only that}|all_reduce the result "
         "of {terms} over {axis}{mean:? with ReduceOp.AVG} before {reader:?{reader}|the module returns it}}}; in "
-        "backward, return the gradient unchanged if all ranks compute the same afterwards, and sum it if each uses its "
-        "own part"
+        "backward, {is_own:?{mean:?average|sum} its gradient, too, if gradients are averaged over {axis} afterwards|"
+        "return the gradient unchanged if all ranks compute the same afterwards, and sum it if each uses its own part}"
     )
 
 

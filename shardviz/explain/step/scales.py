@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from shardviz.explain.cause import Cause
-from shardviz.explain.step.factors import KNOWN
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -61,7 +60,6 @@ class ScaledBackward(Cause, kind="wrong-scale"):
         "{is_larger:?unscale the gradients, or divide each micro-batch's loss by their number|call backward() on the "
         "returned loss}",
     )
-    references = KNOWN
 
     @property
     def is_larger(self) -> bool:
@@ -102,7 +100,6 @@ class ScaledReduction(Cause, kind="wrong-scale"):
         "{is_of_ddp:?divide once, by the number of ranks, in the function of register_comm_hook|}",
         "look for register_hook, register_post_accumulate_grad_hook and a torch.autograd.Function that multiplies",
     )
-    references = KNOWN
 
 
 class ClippedByParts(Cause):
@@ -128,7 +125,6 @@ class ClippedByParts(Cause):
         "call torch.nn.utils.clip_grad_norm_ on the DTensors, or all_reduce the sum of squares, with each shard "
         "counted once, before the square root"
     )
-    references = KNOWN
 
 
 class ClippedByOwnNorms(Cause):
@@ -154,7 +150,6 @@ class ClippedByOwnNorms(Cause):
         "{is_reduced:?reduce the gradients first, then clip them|clip by the norm of all gradients: all_reduce the sum "
         "of squares, with each shard counted once, before the square root}"
     )
-    references = KNOWN
 
 
 class ScaledByOwnCount(Cause, kind="wrong-scale"):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 
-from shardviz.check.step.comparison import agreement
+from shardviz.check.step.comparison import agreement, is_of_parts
 from shardviz.check.verdicts import captured, is_listed, not_compared, verdict_on, wrong_result
 from shardviz.dump.records.step import WHOLE_LOSS
 from shardviz.layout import notation
@@ -166,8 +166,8 @@ def step_text(dump: Dump) -> str:
     off = f"off by up to {far:.2g}" if math.isfinite(far) else "wrong, with NaN or infinity"
     wrong = f"{counted(numbers.num_wrong, 'gradient')} {off}" if numbers.num_wrong else ""
     whose = "" if numbers.odd_rank is None else f" of rank {numbers.odd_rank}"
-    is_of_parts = dump.find("reference", "scalar", WHOLE_LOSS) is not None
-    unsharded = "mean of the unsharded losses of all parts" if is_of_parts else "unsharded"
+    is_of_means = dump.find("reference", "scalar", WHOLE_LOSS) is not None
+    unsharded = "mean of the unsharded losses of all parts" if is_of_means or is_of_parts(dump) else "unsharded"
     losses = (
         "" if math.isnan(numbers.loss) else f"loss{whose} {numbers.loss:.9g}, {unsharded} {numbers.loss_wanted:.9g}"
     )

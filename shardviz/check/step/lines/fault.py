@@ -14,7 +14,6 @@ from shardviz.explain.step.line_reductions import (
     CopiesSummedLine,
     ExtremeOfPart,
     RepeatedReductionLine,
-    UnaveragedLine,
     WrongReductionLine,
 )
 from shardviz.explain.step.lines import (
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from shardviz.check.step.lines.states import States
     from shardviz.dump.records.trace import FrameRecord
     from shardviz.explain.cause import Cause
+    from shardviz.explain.step.line_reductions import UnaveragedLine
     from shardviz.layout.mesh import Mesh
 
 
@@ -192,12 +192,18 @@ def wrong_count(act: Act, spoiler: Call, counts: str) -> Fault:
 
 
 def wrong_result(
-    act: Act, axes: str, times: float, reads: str, unlike: str, root: tuple[str, bool], of_part: Cause | None
+    act: Act,
+    mean: UnaveragedLine | None,
+    times: float,
+    reads: str,
+    unlike: str,
+    root: tuple[str, bool],
+    of_part: Cause | None,
 ) -> Fault:
     """Return the fault of a call whose result is wrong.
 
     Args:
-        axes: The axes of a missing mean.
+        mean: The cause if it is one term of a mean.
         times: By what its result is too large, if that is all that is wrong; else 0.
         reads: The function that is given `given`, if the call is given what that makes: the collective among the calls
             between, or the first of them.
@@ -212,15 +218,15 @@ def wrong_result(
         cause = MisplacedLine(act.inner, function, is_of_rank=moved == "rank")
     elif unlike:
         cause = UnlikeOperands(place, function, act.given, int(unlike))
-    elif axes:
-        cause = UnaveragedLine(place, function, axes)
+    elif mean is not None:
+        cause = mean
     elif times:
         adds = function if function in ADDITIONS and times > 1 and not reads else ""
         cause = ScaledLine(place, times, root[0], root[1], adds)
     else:
         cause = WrongLine(place, function, act.given, reads)
     clause = f"{reads} gets {act.given}, and {function} makes of its result" if act.given and reads else ""
-    is_scaled = bool(times) and not (axes or moved)
+    is_scaled = bool(times) and not (mean or moved)
     return replace(act.fault(cause, clause), is_scaled=is_scaled, reads=reads)
 
 

@@ -34,6 +34,7 @@ from shardviz.explain.step.lines import (
     ReorderedPart,
     SegmentsOfPart,
     UnlikeOperands,
+    UnsummedLine,
     WrongLine,
     WrongLines,
 )
@@ -63,18 +64,26 @@ def fault_in(states: States) -> Fault | None:
     if fault is None or type(fault.cause) in MAY_LACK_NEIGHBOR:
         fault = neighbor_fault(states) or fault
     fault = fault or exchange_backward(states) or with_operator(states, backward_fault(states))
-    return with_label(states, None if fault is None or fault.is_torchs else fault)
+    return with_label(states, None if fault is None or fault.is_torchs else _of_rows(states, fault))
+
+
+def _of_rows(states: States, fault: Fault) -> Fault:
+    """Return a fault with what the backward of a missing sum needs, if ranks have rows of their own."""
+    if isinstance(fault.cause, UnsummedLine) and fault.cause.axis in states.batch_axes:
+        return replace(fault, cause=replace(fault.cause, is_own=True))
+    return fault
 
 
 def fault_of(states: States, value: Value) -> Fault | None:
     """Return the line at which one tensor goes wrong; None if it is right, or several lines could be it."""
     state, search = states.placed(value), ForwardSearch(states)
     if state.kind == "terms" and not state.op:
-        return search.never_summed(value)
+        unsummed = search.never_summed(value)
+        return None if unsummed is None else _of_rows(states, unsummed)
     if not state.is_wrong:
         return None
     fault = operator_fault(states, states.lines.makers(value)) or _narrowed(states, search.blame(value))
-    return None if fault is None or fault.is_torchs else fault
+    return None if fault is None or fault.is_torchs else _of_rows(states, fault)
 
 
 def fault_of_mean(states: States, value: Value) -> Fault | None:

@@ -13,14 +13,15 @@ import numpy as np
 
 from shardviz.check.step.lines.fault import Fault, at, fault_at
 from shardviz.check.step.lines.search import DIVISIONS
-from shardviz.explain.step.line_rows import LabelsOfOtherRows, OtherLabels, RowsLeftOut
+from shardviz.explain.step.line_rows import LabelsOfOtherRows, OtherLabels, RowsLeftOut, TargetsOfOtherMicroBatch
 from shardviz.explain.step.losses import MeanOfMeans
 from shardviz.layout.region import Region
 from shardviz.relate.tolerance import SINGLE, STEP
 from shardviz.relate.values import magnitude, part_of
+from shardviz.text import listed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -35,6 +36,11 @@ LOSSES = (
     *("multilabel_margin_loss", "multilabel_soft_margin_loss", "soft_margin_loss"),
 )
 """Functions of rows and their labels."""
+
+PAIRED = (*LOSSES, "sub", "gather")
+"""These, and what a loss begins with that is written by hand."""
+
+MAX_LISTED = 4
 
 MAX_COMPARED = 1 << 24
 """Numbers that are compared at most to find rows in others."""
@@ -82,12 +88,15 @@ def _numbers(states: States, calls: Sequence[Call], operand: int, ranks: Sequenc
 def labels_fault(states: States) -> Fault | None:
     """Return the line that gives a loss other labels, of all ranks together, than the unsharded model's."""
     lines = states.lines
+    for rank, own in lines.sharded.items():
+        for function in PAIRED:
+            whole, calls = (_of_pairs(side.lines, function) for side in (lines.unsharded, own))
+            paired = _micro_batches_of(states, whole[0], rank, calls) if len(whole) == 1 < len(calls) else {}
+            if paired:
+                return _of_other_micro_batch(calls, paired)
     for function in LOSSES:
-        whole = [line for line in lines.unsharded.lines if line.function == function and len(line.inputs) > 1]
-        of_ranks = {
-            rank: [line for line in own.lines if line.function == function and len(line.inputs) > 1]
-            for rank, own in lines.sharded.items()
-        }
+        whole = _of_pairs(lines.unsharded.lines, function)
+        of_ranks = {rank: _of_pairs(own.lines, function) for rank, own in lines.sharded.items()}
         if len(whole) != 1 or not all(of_ranks.values()):
             continue
         fault = _left_out(lines, whole[0], of_ranks)
@@ -96,6 +105,53 @@ def labels_fault(states: States) -> Fault | None:
         if fault is not None:
             return fault
     return None
+
+
+def _of_pairs(lines: Iterable[LineRecord], function: str) -> list[LineRecord]:
+    """Return the calls of a function that are given rows and something for each of them."""
+    return [line for line in lines if line.function == function and len(line.inputs) > 1]
+
+
+def _micro_batches_of(states: States, whole: LineRecord, rank: int, calls: Sequence[LineRecord]) -> dict[int, int]:
+    """Return for each call with the targets of other rows the call that has these rows; none if that isn't all.
+
+    Each call gets some rows of what the unsharded model gives one call, which a rank with parts of rows doesn't.
+    """
+    rows, targets = (_by_rows(states.whole(number)) for number in whole.inputs[:2])
+    if rows is None or targets is None or len(rows) != len(targets):
+        return {}
+    due: list[NDArray[np.float64]] = []
+    given: list[NDArray[np.float64]] = []
+    wrong = []
+    for call in calls:
+        held, own = (_by_rows(states.held(((rank, number),)).get(rank)) for number in call.inputs[:2])
+        if held is None or own is None or held.size * len(rows) > MAX_COMPARED:
+            return {}
+        if (held.shape[1:], own.shape) != (rows.shape[1:], (len(held), *targets.shape[1:])):
+            return {}
+        is_same = np.abs(held[:, None] - rows[None]).max(-1) <= STEP * magnitude(rows)
+        if not is_same.any(1).all():
+            return {}
+        is_right = (is_same & (own[:, None] == targets[None]).all(-1)).any(1).all()
+        wrong += [] if is_right else [len(given)]
+        due.append(targets[is_same.argmax(1)])
+        given.append(own)
+    paired = {at: [other for other in range(len(calls)) if np.array_equal(given[at], due[other])] for at in wrong}
+    return {at: others[0] for at, others in paired.items()} if all(paired.values()) else {}
+
+
+def _by_rows(array: NDArray[np.float64] | None) -> NDArray[np.float64] | None:
+    """Return an array with one dim besides its first; None if it has no rows."""
+    return array.reshape(len(array), -1) if array is not None and array.ndim and array.size else None
+
+
+def _of_other_micro_batch(calls: Sequence[LineRecord], paired: Mapping[int, int]) -> Fault:
+    frame, function = calls[0].frames[calls[0].innermost], calls[0].function
+    rows, targets = (listed(numbers, MAX_LISTED) for numbers in (paired.keys(), paired.values()))
+    outputs = f"the outputs of {'micro-batches' if len(paired) > 1 else 'micro-batch'} {rows}"
+    sentence = f"{at(frame)} gives {function} {outputs} with the targets of {targets}"
+    is_reversed = all(own + other == len(calls) - 1 for own, other in paired.items())
+    return Fault(frame, function, sentence, TargetsOfOtherMicroBatch(frame.place, function, is_reversed=is_reversed))
 
 
 def other_labels_fault(states: States) -> Fault | None:

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.ranks import no_file_of
 from shardviz.check.report import NotChecked
+from shardviz.check.step.comparison import is_of_parts
 from shardviz.check.step.lines.around import Around, is_around, results_of
 from shardviz.check.step.lines.backward import sent_back_fault
 from shardviz.check.step.lines.calls import Lines
 from shardviz.check.step.lines.faults import fault_in
 from shardviz.check.step.lines.states import States
 from shardviz.check.step.rules.losses import mean_of_means
-from shardviz.dump.records.trace import COMPARED_OVER_PARTS, NO_MEAN, STEP
+from shardviz.dump.records.trace import NO_MEAN, STEP
 from shardviz.explain.checkpoints.states import UnexplainedState
 from shardviz.explain.finding import Finding, Kind
 from shardviz.explain.step.factors import SequenceOfWhole
@@ -181,16 +182,12 @@ def returns_loss(dump: Dump) -> bool:
     return around is not None and around.is_loss_of_model
 
 
-def is_of_parts(dump: Dump, what: str = COMPARED_OVER_PARTS) -> bool:
-    """Whether a step was compared over parts of the batch: lines are compared with the whole batch's all the same."""
-    return any(what in why for record in dump.files.ranks.values() for _, why in record.not_checked)
-
-
 def line_of_own_rows(dump: Dump) -> str:
-    """Return the sentence on the line at which a loss of a rank's own rows becomes another one than the batch's."""
+    """Return the sentences on the line at which a loss of a rank's own rows becomes another one than the batch's."""
     around = Around.of(dump) if is_of_parts(dump, NO_MEAN) else None
     fault = around.fault_of_loss if around is not None else None
-    return f"; if the loss of the whole batch is meant, {fault.sentence}" if fault is not None else ""
+    why, fix = fault.cause.likeliest if fault is not None else ("", "")
+    return f". Is the loss of the whole batch meant? {why}. Fix: {fix}" if why else ""
 
 
 def with_lines(dump: Dump, results: Iterable[Finding | NotChecked]) -> Iterator[Finding | NotChecked]:

@@ -26,13 +26,14 @@ from shardviz.check.step.lines.state import MAX_RATIO
 from shardviz.errors import LayoutError
 from shardviz.explain.step.line_reductions import WrongLineBackward, WrongOperator
 from shardviz.explain.step.lines import DRAWS, LACKS, Lack, OtherOperand
+from shardviz.explain.templates import number as written
 from shardviz.groups import the_only
 from shardviz.layout.layout import Layout, placements_of
 from shardviz.layout.placements import Partial, Placement, Replicate, Shard, parse_placements
 from shardviz.relate.factors import REDUCTIONS, over
 from shardviz.relate.tolerance import ELEMENT, EXACT, SINGLE
 from shardviz.relate.values import error_of, part_of
-from shardviz.text import named_ranks
+from shardviz.text import listed, named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -58,6 +59,7 @@ MAX_RESULTS = 16
 MAX_TENSORS = 32
 """Tensors before a result that are looked at."""
 
+MAX_LISTED = 4
 MAX_SLICES = 16
 MAX_COMPARED = 1 << 26
 """Numbers of a rank that are compared at most."""
@@ -90,10 +92,11 @@ def operand_fault(states: States) -> Fault | None:
             lacking = [list(of_ranks[rank].lacking(number, parts[rank])) for rank, number in numbers.items()]
             shared = [each for each in next(iter(lacking), []) if all(each in of_rank for of_rank in lacking[1:])]
             if shared:
-                line, cause = min(shared, key=lambda each: LACKS.index(each[1].lack))
-                how = {"itself": "in place of an operand", "factor": "as a further factor", "term": "as a further term"}
+                line, cause = min(reversed(shared), key=lambda each: LACKS.index(each[1].lack))
+                ways = {"itself": "in place of an operand", "term": "as a further term"}
+                how = ways.get(cause.lack, "as a further factor")
                 sentence = (
-                    f"{at(line)} is the first wrong line: with {cause.source} {how[cause.lack]}, its result on "
+                    f"{at(line)} is the first wrong line: with {cause.source} {how}, its result on "
                     f"{named_ranks(tuple(numbers))} is the unsharded model's"
                 )
                 return Fault(line, cause.function, sentence, cause)
@@ -185,6 +188,24 @@ class _Rank:
             for part, (lack, due) in product(_slices(array, needed.ndim), ways.items()):
                 if _fits(part, due) and self._is_due(np.broadcast_to(part, due.shape), due):
                     yield lack, self._source(number, is_slice=part.ndim < array.ndim)
+        yield from self._factors(ways["factor"], made)
+
+    def _factors(self, factor: Array, made: int) -> Iterator[tuple[Lack, str]]:
+        """Yield what a factor is that is the same at all positions, and another one for each head or channel."""
+        dim, constant = _constant(factor)
+        if not constant.size:
+            return
+        before = [number for number in self._origins if number < made and self._source(number, is_slice=False)]
+        before.sort(key=self.maker.__contains__)
+        arrays = ((number, self.array(number)) for number in before)  # what the module holds first
+        alike = ((number, array) for number, array in arrays if array is not None and array.size == constant.size)
+        number, power = next(((one, power) for one, array in alike if (power := _power(array, constant))), (0, 0))
+        if power:
+            source = self._source(number, is_slice=False)
+            ways = {1: source, -1: f"1 / {source}"}
+            yield "factor", ways.get(power, f"{source} to the power of {power}")
+        else:
+            yield "numbers", f"{listed(map(written, constant), MAX_LISTED)} for the slices of dim {dim}"
 
     def _is_due(self, array: Array, due: Array) -> bool:
         """Whether an array is the due one, of which a few numbers are compared first."""
@@ -193,6 +214,28 @@ class _Rank:
             return False
         self._left -= due.size
         return _is_near(array, due)
+
+
+def _constant(factor: Array) -> tuple[int, Array]:
+    """Return the dim along which alone a factor varies, and its numbers; none if that is not one dim."""
+    for dim in range(factor.ndim) if not np.isinf(factor).any() else ():
+        rows = np.moveaxis(factor, dim, 0).reshape(factor.shape[dim], -1)
+        if not (np.count_nonzero(np.isfinite(rows), 1) >= LEAST).all():  # zero of zero is any number
+            continue
+        mean: Array = np.nanmean(rows, 1)
+        if np.nanmax(np.abs(rows - mean[:, None])) <= NEAR * np.abs(mean).min() < np.ptp(mean):
+            return dim, mean
+    return 0, np.empty(0)
+
+
+def _power(array: Array, wanted: Array) -> int:
+    """Return the power of an array that some numbers are; 0 if they are none."""
+    base = array.ravel()
+    if min(base.min(), wanted.min()) <= 0 or not np.ptp(base) or (base == 1).any():
+        return 0
+    powers = np.log(wanted) / np.log(base)
+    power = round(float(powers[0]))
+    return power if np.abs(powers - power).max() <= NEAR * max(abs(power), 1) else 0
 
 
 def _slices(array: Array, ndim: int) -> Iterator[Array]:

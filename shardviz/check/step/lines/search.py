@@ -44,7 +44,7 @@ from shardviz.check.step.lines.operands import (
 )
 from shardviz.check.step.lines.parts import cause_of_part
 from shardviz.check.step.lines.state import State, words_of
-from shardviz.explain.step.line_reductions import MeansSummedLine
+from shardviz.explain.step.line_reductions import MeansSummedLine, UnaveragedLine
 from shardviz.explain.step.lines import ELEMENTWISE, INDEXING, CarriedLine, WrongLines
 from shardviz.explain.templates import number as written
 from shardviz.groups import walk
@@ -286,9 +286,19 @@ class ForwardSearch:
             return wrong_count(act, spoiler, counts_of_part(call, spoiler))
         if axes and not reads and (fault := self._fault_of_summed_means(act, state.axes)) is not None:
             return fault
-        fault = wrong_result(act, axes, times, reads, unlike, self._split_by(given, times), of_part)
+        mean = self._unaveraged(act, state.axes) if axes else None
+        fault = wrong_result(act, mean, times, reads, unlike, self._split_by(given, times), of_part)
         is_alone = not any(maker.first.ranks for maker in between)
         return replace(fault, is_of_sizes=bool(times) and is_of_sizes(call), is_scaled=fault.is_scaled and is_alone)
+
+    def _unaveraged(self, act: Act, axes: tuple[str, ...]) -> UnaveragedLine:
+        of_batch = set(axes) & set(self.states.batch_axes)
+        is_own, is_same = (
+            of_batch == set(axes),
+            not of_batch and all(map(self.states.gives_whole_gradient, act.call.outputs)),
+        )
+        size = self.states.mesh.size_over(axes)
+        return UnaveragedLine(act.place, act.function, " and ".join(axes), size, is_same, is_own)
 
     def _fault_of_summed_means(self, act: Act, axes: tuple[str, ...]) -> Fault | None:
         """Return the fault of a collective that sums the means which a call takes of ranks' parts, undivided."""

@@ -354,6 +354,11 @@ class States:
             fits = (axis for axis, of in sums.items() if of and all(error_of(of[r], wanted) <= SINGLE for r in held))
             return next(fits, "")
 
+    def gives_whole_gradient(self, value: Value) -> bool:
+        """Whether the unsharded model's whole gradient comes back to every rank, also of a tensor that is wrong."""
+        wanted, held = self.reference_of(value, gradient=True), self._arrays(value, gradient=True)
+        return wanted is not None and bool(held) and all(error_of(array, wanted) <= SINGLE for array in held.values())
+
     def differs_along(self, value: Value, axis: str, *, gradient: bool = False) -> bool:
         """Whether ranks along an axis hold different numbers, in a tensor or in its gradient."""
         pairs = pairs_along(axis, self._arrays(value, gradient=gradient), self.mesh)

@@ -114,7 +114,8 @@ def of_factor(evidence: Evidence, gradients: Sequence[Compared], factor: float, 
         when: The moment at which they have it, if that is not when they were recorded.
     """
     ratio = _ratio(evidence, gradients, factor)
-    axes = overs(gradients, ratio, evidence.batch) if ratio else []
+    parted = {axis for gradient in gradients for axis in evidence.parted_along(gradient.name)}
+    axes = overs(gradients, ratio, evidence.batch, parted) if ratio else []
     size = " or ".join(over.text for over in axes)
     of_runs = ratio_near(factor, evidence.num_runs, near_ratio(gradients[0].rounding.epsilon))
     of_runs = None if of_runs == 1 else of_runs
@@ -339,6 +340,7 @@ class Part:
         yield f"all those named {last}", [gradient for gradient in every if gradient.name.rpartition(".")[2] == last]
         for axis in self.have[0].mesh.axes:
             yield f"all that {axis} splits", [gradient for gradient in every if gradient.is_split(axis)]
+            yield f"all that not every rank along {axis} has", [one for one in every if not one.has_group(axis)]
             yield f"all that are whole along {axis}", [gradient for gradient in every if not gradient.is_split(axis)]
         yield "all plain tensors", [gradient for gradient in every if gradient.claimed is None]
         yield "all DTensors", [gradient for gradient in every if gradient.claimed is not None]

@@ -96,7 +96,7 @@ class Over:
     Attributes:
         size: The product of their sizes.
         batch: Whether each of them splits the batch; None if that is not known.
-        splits: Whether one of them splits a gradient that has the factor.
+        apart: Those of them whose ranks have different parts of a gradient that has the factor, or different weights.
         labeled: Whether that gradient is a DTensor, as FSDP's are, and FSDP may reduce it over these axes.
         averaged: Whether FSDP was seen to divide it by the number of ranks, so that no other factor was set.
         by_ddp: Whether DistributedDataParallel reduces it over these axes.
@@ -106,7 +106,7 @@ class Over:
     axes: tuple[str, ...]
     size: int
     batch: bool | None
-    splits: bool
+    apart: tuple[str, ...]
     labeled: bool
     averaged: bool
     by_ddp: bool
@@ -124,7 +124,12 @@ def batch_of(axes: Sequence[str], batch: Batch | None) -> bool | None:
 
 
 def check_scale(
-    comparison: Compared, batch: Batch | None = None, gradients_alike: Part | None = None, *, is_mean: bool = False
+    comparison: Compared,
+    batch: Batch | None = None,
+    gradients_alike: Part | None = None,
+    *,
+    is_mean: bool = False,
+    parted: Collection[str] = (),
 ) -> Finding | None:
     """Return the finding if every rank is off by the same ratio, or by a number of its own.
 
@@ -132,11 +137,12 @@ def check_scale(
         batch: Whether each axis of the run splits the batch; None if that is not known.
         gradients_alike: The gradients that have the same factor; None if the others are not known.
         is_mean: Whether the value is known to be a mean over the batch, as the loss is.
+        parted: The axes of the batch along which only one rank has the weight, such as an expert.
     """
     ratio = ratio_of(comparison)
     if ratio is None or ratio == 1:
         return _by_numbers(comparison, gradients_alike)
-    axes = overs([comparison], ratio, batch)
+    axes = overs([comparison], ratio, batch, parted)
     size = " or ".join(over.text for over in axes)
     of_all = gradients_alike is not None and gradients_alike.is_all
     if comparison.role == "scalar":
@@ -147,7 +153,7 @@ def check_scale(
         of_axes = (RepeatedForwardSum if ratio > 1 else AveragedForward)("the model itself", size)
         cause = of_axes if size and ratio > 0 else ScaledForward()
     else:
-        cause = _of_gradient(ratio, axes, of_all=of_all)
+        cause = _of_gradient(comparison.mesh, ratio, axes, of_all=of_all)
     sentence = f"the {comparison.what} is {times_text(ratio)} {comparison.whose}{size_clause(ratio, size)}"
     return comparison.finding(
         cause, sentence, details=(gradients_alike.text,) if gradients_alike is not None and gradients_alike.text else ()
@@ -180,10 +186,13 @@ def _of_value(ratio: Fraction, axes: str, *, is_mean: bool) -> Cause:
     return DividedMean(axes, 1 / ratio) if is_mean else UnsummedValue(axes)
 
 
-def _of_gradient(ratio: Fraction, axes: Sequence[Over], *, of_all: bool) -> Cause:
+def _of_gradient(mesh: Mesh, ratio: Fraction, axes: Sequence[Over], *, of_all: bool) -> Cause:
     if axes:
         return cause_of_axes(ratio, axes, of_all=of_all)
-    return SummedContributions(ratio, of_all) if ratio > 1 else LostContributions(ratio, 1 / ratio)
+    is_size = bool(_products(mesh, ratio))  # of stages, along which nothing is reduced
+    if ratio > 1:
+        return SummedContributions(ratio, of_all, is_size=is_size)
+    return LostContributions(ratio, 1 / ratio, is_size=is_size)
 
 
 def _of_shared(comparison: Compared, ratio: Fraction) -> Cause | None:
@@ -213,22 +222,25 @@ def cause_of_ratio(comparison: Compared, ratio: Fraction, apart: Sequence[str], 
     """
     candidates = overs([comparison], ratio, batch)
     others = [over for over in candidates if not {*over.axes} & {*apart}]
-    return _of_gradient(ratio, others or candidates, of_all=False)
+    return _of_gradient(comparison.mesh, ratio, others or candidates, of_all=False)
 
 
-def overs(gradients: Sequence[Compared], ratio: Fraction, batch: Batch | None) -> list[Over]:
+def overs(
+    gradients: Sequence[Compared], ratio: Fraction, batch: Batch | None, parted: Collection[str] = ()
+) -> list[Over]:
     """Return the fewest axes whose sizes multiply to the ratio, or to one over it, in all ways.
 
     Axes along which some ranks have no such gradient, as stages of a pipeline, are left out: nothing reduces over them.
+    Experts of which each rank has some get gradients of all ranks' rows all the same: `parted` has their axes.
     """
     mesh = gradients[0].mesh
-    spread = {axis for axis in mesh.axes for gradient in gradients if gradient.has_group(axis)}
+    spread = {axis for axis in mesh.axes for gradient in gradients if gradient.has_group(axis)} | {*parted}
     return [
         Over(
             axes,
             _size(ratio),
             batch_of(axes, batch),
-            any(gradient.is_split(axis) for gradient in gradients for axis in axes),
+            tuple(axis for axis in axes if axis in parted or any(one.is_split(axis) for one in gradients)),
             any(
                 gradient.claimed is not None
                 and gradient.may_be_of_fsdp
@@ -265,20 +277,20 @@ def _too_large(over: Over, *, of_all: bool) -> FactorOfAxes:
     axes, size = over.text, over.size
     if over.batch is False:
         return RepeatedSum(axes)
-    if over.splits:
+    if over.apart:
         if over.labeled:
             return (MultipliedTerm if over.averaged else FsdpSumsGradients)(axes, size, of_all)
-        return UndividedShardGradient(axes, size, of_all)
+        return UndividedShardGradient(axes, size, of_all, " and ".join(over.apart))
     return SummedNotAveraged(axes)
 
 
 def _too_small(over: Over, *, of_all: bool) -> FactorOfAxes:
     axes, size = over.text, over.size
-    if over.batch is False and not over.splits:
+    if over.batch is False and not over.apart:
         return DividedByWorldSize(axes)
-    if over.splits and over.labeled and over.batch is not False:
+    if over.apart and over.labeled and over.batch is not False:
         return FsdpDividedAgain(axes, size, of_all, axes if over.averaged else "", over.library)
-    if over.splits:
+    if over.apart:
         return DividedShardGradient(axes, size)
     return DdpAveragesShares(axes, size) if over.by_ddp else AveragedNotSummed(axes)
 

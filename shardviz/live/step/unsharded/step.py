@@ -263,9 +263,13 @@ def _in_parts(
 ) -> UnshardedStep:
     """Return the reference over the ranks' parts if it differs from the whole batch's.
 
-    A probe's own step may count rows as it likes: it is compared over the parts only if rows are not independent.
+    A probe's own step may count rows as it likes: it is compared over the parts only if rows are not independent. If a
+    rank's rows are too few for the model, as for a `topk` over rows, only the whole batch's can be meant.
     """
-    losses, outputs = _run_in_parts(probe, whole.mode(build()), batch, parts, dim)
+    try:
+        losses, outputs = _run_in_parts(probe, whole.mode(build()), batch, parts, dim)
+    except Exception:  # what the model's own code raises
+        return whole
     mean, loss, near = sum(losses) / parts, float(whole.step.loss), whole.precision
     independent = _are_alike(outputs, whole.step.output, near)
     if _equal(mean, loss, near) or (hasattr(probe, "step") and independent is not False):
