@@ -256,7 +256,7 @@ class Evidence:
         """Return the axes of the batch along which only one rank has a weight, such as an expert's."""
         mesh, ranks = self.dump.files.mesh, self.weight_ranks(name)
         axes = [axis for axis in mesh.long_axes if ranks and (self.batch or {}).get(axis)]
-        return tuple(axis for axis in axes if all(len(ranks & {*group}) < 2 for group in mesh.groups(axis)))
+        return tuple(axis for axis in axes if all(len(ranks & {*group}) == 1 for group in mesh.groups(axis)))
 
     def tied_to(self, name: str) -> tuple[str, ...]:
         """Return the other names under which a tensor stood in the unsharded model."""

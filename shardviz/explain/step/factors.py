@@ -144,7 +144,7 @@ class SequenceOfWhole(Cause, kind="wrong-scale"):
     size: int
     why = (
         "The module is given the whole on each rank, and has a style for parts of a sequence, as SequenceParallel: its "
-        "weights' gradients are labeled as terms of a sum over {axes}, which counts each {size} times"
+        "weights' gradients are labeled as terms of a sum over {axes}, which makes them {size} times too large"
     )
     how = (
         "leave the module out of the plan of parallelize_module (its weights may stay copies), or give it each rank's "

@@ -77,27 +77,32 @@ class OtherLaterOutputs(Cause):
     Attributes:
         before: The last step whose outputs agree.
         step: The step whose outputs differ.
+        is_traced: Whether `before` is the traced step, whose update agrees, too.
     """
 
     before: int
     step: int
+    is_traced: bool = False
     why = (
-        "Step {before} moves weights differently: by gradients that are not zeroed or reduced in every step, or by the "
-        "optimizer",
+        (
+            "{is_traced:?|Step {before} moves weights differently: by gradients that are not zeroed or reduced in "
+            "every step, or by the optimizer}"
+        ),
         "Something besides the optimizer changed a weight or a buffer before step {step}",
         "The model depends on a number that differs between the jobs, such as a count of steps",
     )
     how = (
-        "trace that step in both jobs: --trace-step {before}",
+        "{is_traced:?|trace that step in both jobs: --trace-step {before}}",
         "trace the step itself: --trace-step {step}",
         "give both jobs the same number",
     )
 
 
 class OtherModuleSettings(Cause):
-    """A module goes wrong that two jobs made with different settings.
+    """A module goes wrong that two jobs run with different settings.
 
-    Sizes that differ by a number of ranks are left out, as those of a rank's part do.
+    Sizes that differ by a number of ranks are left out, as those of a rank's part do. A module may have other settings
+    on purpose because it is sharded.
 
     Attributes:
         settings: Each with its values in both jobs.
@@ -105,8 +110,14 @@ class OtherModuleSettings(Cause):
 
     module: str
     settings: tuple[str, ...]
-    why = "The jobs made {module:called} with different settings: {settings:3}"
-    how = "make it with the same settings in both jobs"
+    why = (
+        "The jobs run {module:?{module:called}|the model} with different settings: {settings:3}",
+        "The settings are meant to differ, and the module goes wrong in its own code or in a collective",
+    )
+    how = (
+        "give it the same settings in both jobs, and call .train() or .eval() alike",
+        "look at {module:?{module:called}|the model} first",
+    )
 
 
 class GradientsNotZeroed(Cause):
@@ -211,8 +222,8 @@ class OtherStepLength(Cause):
     )
     how = (
         "{is_apart:?step only after the last of {times} micro-batches. accelerate: give the optimizer to "
-        "accelerator.prepare(), which leaves out its steps before|{is_longer:?divide the batch size by the number of "
-        "ranks, or accumulate fewer micro-batches|accumulate {times} times as many micro-batches before the "
+        "accelerator.prepare(), which leaves out its steps before|{is_longer:?divide the batch size by {times}, or "
+        "accumulate as many fewer micro-batches|accumulate {times} times as many micro-batches before the "
         "optimizer's step, or give each rank {times} times as many rows}}"
     )
 

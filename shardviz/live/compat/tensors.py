@@ -44,7 +44,7 @@ def in_backward() -> bool:
 
 
 def at_end_of_backward(call: Callable[[], None]) -> None:
-    """Call a function when the backward pass that this thread runs is done.
+    """Call a function when the backward pass that this thread runs is done; a reentrant checkpoint has one of its own.
 
     By the engine's `queue_callback`, as FSDP2 does, tried on torch 2.6.0, 2.13.0 and 2.15.0.
     """

@@ -6,6 +6,7 @@ A job that goes wrong in an optimizer, by a schedule or by its data, agrees with
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,9 @@ MAX_TENSORS, MAX_ROWS = 16, 1 << 12
 """Of so many tensors of a step, and so many rows of each, the checksums are kept."""
 MAX_OUTPUTS, MAX_WIDTH = 256, 1 << 16
 """Of so many rows of a step's output, and so many elements of each, a sum is kept."""
+ROWS_AT_ONCE = 16
+NOT_FINITE = sys.float_info.max / 4
+"""What stands for a sum that is NaN or infinite."""
 MAX_COPIED = 1 << 22
 """A larger output whose rows do not lie one behind the other is not read."""
 
@@ -248,11 +252,15 @@ def _checksums(rows: torch.Tensor) -> tuple[int, ...]:
 
 
 def _sums(rows: torch.Tensor, keys: Iterable[tuple[int, ...]]) -> Iterator[tuple[int, float, float]]:
-    """Yield of each row of an output a key, the sum of its elements with fixed weights, and their root mean square."""
-    flat = rows.reshape(len(rows), -1)[:, :MAX_WIDTH].float()
-    weights = torch.cos(1.3 * torch.arange(flat.shape[1], device=flat.device) + 0.5)
-    sums = (flat @ weights / math.sqrt(flat.shape[1])).tolist()
-    sizes = flat.square().mean(1).sqrt().tolist()
-    for key, total, size in zip(keys, sums, sizes, strict=False):
-        if math.isfinite(total) and math.isfinite(size):
+    """Yield of each row of an output a key, the sum of its elements with fixed weights, and their root mean square.
+
+    Both are `NOT_FINITE` of a row that has NaN or infinity: a file of JSON has neither.
+    """
+    flat = rows.reshape(len(rows), -1)[:, :MAX_WIDTH]
+    weights = torch.cos(1.3 * torch.arange(flat.shape[1], device=flat.device) + 0.5) / math.sqrt(flat.shape[1])
+    for start in range(0, len(flat), ROWS_AT_ONCE):  # no matmul, which autocast would round
+        numbers = flat[start : start + ROWS_AT_ONCE].float()
+        pairs = torch.stack([(numbers * weights).sum(1), numbers.square().mean(1).sqrt()], 1).tolist()
+        for key, pair in zip(keys, pairs, strict=False):
+            total, size = pair if all(map(math.isfinite, pair)) else (NOT_FINITE, NOT_FINITE)
             yield crc32(repr((key, rows.shape[1:].numel())).encode()), total, size

@@ -65,8 +65,13 @@ class ReadBuffers:
 
     @property
     def kept(self) -> list[str]:
-        """The names of those that no forward wrote."""
-        return [name for name in self._states if name not in self.written]
+        """The names of those that no forward wrote, not even through `.data`, of which only the values tell."""
+        now = {local.name: local.values for local in self._copies(self._states)}
+        return [
+            local.name
+            for local in self._before
+            if local.name not in self.written and local.name in now and torch.equal(local.values, now[local.name])
+        ]
 
     @property
     def is_drawn(self) -> bool:

@@ -100,8 +100,8 @@ class Step:
         return any(map(is_compiled, self.root.modules()))
 
 
-MAX_WORD = 80
-"""Of a word that is a setting of a module, so many characters are kept."""
+MAX_WORD = 24
+"""A word that is a setting of a module has at most so many characters."""
 
 
 def weights_of(tensors: Iterable[Local], most: int) -> list[Local]:
@@ -179,8 +179,10 @@ def _module_settings(model: nn.Module, names: Collection[str]) -> dict[str, dict
 
 def _text_of(value: object) -> str:
     """Return a module's attribute as text; empty if it is a container, a tensor or another object."""
-    if value is None or isinstance(value, bool | int | float | str | torch.dtype):
-        return str(value)[:MAX_WORD]
+    if value is None or isinstance(value, bool | int | float | torch.dtype):
+        return str(value)
+    if isinstance(value, str):
+        return value if value.isidentifier() and len(value) <= MAX_WORD else ""  # no path, and no key to a service
     return str(getattr(value, "__name__", "")) if isinstance(value, FunctionType | BuiltinFunctionType) else ""
 
 

@@ -24,7 +24,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shardviz.dump.records.step import ClipRecord
 from shardviz.live.capture.locals import local_tensors, unwrapped
-from shardviz.live.compat.meshes import parts_of_norm
+from shardviz.live.claims import registry
+from shardviz.live.compat.meshes import local_of, parts_of_norm
 from shardviz.live.compat.modules import is_making_states
 from shardviz.live.compat.pipelines import asks_for_shapes
 from shardviz.live.compat.tensors import at_end_of_backward, in_backward
@@ -46,7 +47,7 @@ from shardviz.live.step.trace.recorder import Seen, Trace
 from shardviz.live.trace_modules import Followed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch.optim import Optimizer
 
@@ -335,7 +336,7 @@ class Follower:
         self._step = Step(root, trace, self.options.trace_step, most, weights, outsiders, buffers, averages=averages)
         note_written = _without_errors(lambda *_: buffers.note_written())
         self._handles = [called.register_forward_hook(note_written), *trace.follow(model, self.followed)]
-        trace.before_backward = partial(_note_kept, model, self._step.kept)
+        trace.before_backward = partial(_note_kept, list(registry.named_parameters(model)), self._step.kept)
         if self._lines is not None:
             self._step = replace(self._step, lines=self._lines)
             self._lines.follow(root)
@@ -454,11 +455,14 @@ def runs(module: nn.Module, model: nn.Module) -> bool:
     return contains(module, model) or contains(model, module)
 
 
-def _note_kept(model: nn.Module, names: list[str]) -> None:
-    """Add the names of parameters that have a gradient already, which backward will add to."""
+def _note_kept(parameters: Sequence[tuple[str, nn.Parameter]], names: list[str]) -> None:
+    """Add the names of parameters that have a gradient already, which backward will add to.
+
+    Args:
+        parameters: Those of the model before its forward: FSDP2 puts gathered ones in their place, without gradients.
+        names: Where to.
+    """
     with torch.no_grad():
-        names += [
-            local.name
-            for local in local_tensors(model)
-            if local.role == "param" and local.grad is not None and local.grad.any()
-        ]
+        gradients = {name: local_of(param.grad) for name, param in parameters if param.grad is not None}
+        flags = [gradient.any() for gradient in gradients.values()]
+        names += [name for name, is_any in zip(gradients, map(bool, flags), strict=True) if is_any]

@@ -168,7 +168,7 @@ def _of_jobs(step: StepDifference) -> str:
         steps = f"step{'s' if len(step.without_rows) > 1 else ''} {join_numbers(step.without_rows)}"
         text += f", and rows in all but {steps}"
     if step.num_with_outputs and not has_all_outputs:
-        text += f", the model's outputs in {step.num_with_outputs} of them"
+        text += f"; the model's outputs in {step.num_with_outputs} of the {step.num_later}"
     return text
 
 

@@ -269,8 +269,8 @@ def _is_sent(job: WholeJob) -> bool:
 
 def unseen_buffers(dump: Dump, job: WholeJob) -> list[str]:
     """Return the buffers of a job's model that its trace lacks after the step, but those that no forward writes."""
-    kept = (set(record.kept_buffers) for record in job.records.values())
-    seen = job.weights("buffer", "updated").keys() | set.intersection(*kept)
+    kept = {name for record in job.records.values() for name in record.kept_buffers}
+    seen = job.weights("buffer", "updated").keys() | (kept - _written(job).keys())
     buffers = (tensor for tensor in dump.at("initial") if tensor.role == "buffer")
     return [name for buffer in buffers for name in buffer.names if name not in seen]
 

@@ -35,7 +35,7 @@ from shardviz.explain.step.scales import (
     ScaledInStep,
 )
 from shardviz.explain.step.sums import GradientNotReduced
-from shardviz.explain.step.two_jobs import DifferentClips, GradientsNotZeroed, OtherModuleSettings
+from shardviz.explain.step.two_jobs import DifferentClips, GradientsNotZeroed
 from shardviz.explain.step.whole_step import UnexplainedBackward
 from shardviz.explain.templates import number
 from shardviz.groups import the_only
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 
 MADE_BY_CLIPS = UnexplainedBackward | ClippedByParts | ScaledByOwnCount | ScaledInStep
 """Causes of gradients that clipping by ranks' own norms explains better."""
-OUTSIDE_MODULES = DifferentClips | GradientsNotZeroed | OtherModuleSettings
+OUTSIDE_MODULES = DifferentClips | GradientsNotZeroed
 """Causes that lie in no line of a forward."""
 MAX_LISTED = 4
 UNCLIPPED = ClipRecord(0.0, math.inf)

@@ -33,24 +33,25 @@ def later_outputs_of(reference: WholeJob, job: WholeJob) -> tuple[Departure | No
     """
     wanted, given = steps_of(reference), steps_of(job)
     allowed = LATER_OUTPUT[EPSILON[coarsest_of((reference, job))] > EPSILON["float32"]]
-    count = 0
+    agreeing: list[int] = []
     for at, (there, here) in enumerate(zip(wanted, given, strict=False)):
         if any(record.is_of_new_model for step in (there, here) for record in step.values()):
             break
-        apart = sorted(_apart(there, here))
-        is_compared = len(apart) >= FEWEST
-        if at == 0 and (not is_compared or apart[-1] > allowed):
+        number, apart = job.steps_before + 1 + at, sorted(_apart(there, here))
+        if len(apart) < FEWEST:
+            continue
+        if not agreeing and (at or apart[-1] > allowed):
             break
-        if is_compared and apart[len(apart) // 2] > allowed:
-            number = job.steps_before + 1 + at
-            before = "in the step before" if at == 1 else f"in the {at} steps before"
+        if apart[len(apart) // 2] > allowed:
+            off = sum(each > allowed for each in apart)
             sentence = (
-                f"{job.name}: in step {number} the model makes other outputs of the same {len(apart)} rows, off by up "
-                f"to {100 * apart[-1]:.2g}% of their size; all are equal {before}"
+                f"{job.name}: in step {number} the model makes other outputs of {off} of the {len(apart)} rows that "
+                f"both jobs have, off by up to {100 * apart[-1]:.2g}% of their size; they agree in step {agreeing[-1]}"
             )
-            return departure_for(OtherLaterOutputs(number - 1, number), "sharded", "", sentence), count
-        count += bool(at) and is_compared
-    return None, count
+            cause = OtherLaterOutputs(agreeing[-1], number, is_traced=len(agreeing) == 1)
+            return departure_for(cause, "sharded", "", sentence), len(agreeing) - 1
+        agreeing.append(number)
+    return None, max(len(agreeing) - 1, 0)
 
 
 def _apart(wanted: Mapping[int, GivenRecord], given: Mapping[int, GivenRecord]) -> Iterator[float]:

@@ -101,8 +101,10 @@ def pace_of(wanted: Sequence[Options], given: Sequence[Options]) -> tuple[int, b
 
     Returns:
         How many times, and whether it is slower. None unless two rates that the pace changes show it, and none is
-        another.
+        another, or if one multiple of all rates would do as well, as of a warm-up from 0.
     """
+    if _is_multiple(wanted, given):
+        return None
     rates = [[{name: values.get(RATE) for name, values in step.items()} for step in steps] for steps in (wanted, given)]
     for times in range(2, max(len(wanted), len(given))):
         for is_slower in (False, True):
@@ -113,6 +115,18 @@ def pace_of(wanted: Sequence[Options], given: Sequence[Options]) -> tuple[int, b
             if fits and len(moved) > 1:
                 return times, is_slower
     return None
+
+
+def _is_multiple(wanted: Sequence[Options], given: Sequence[Options]) -> bool:
+    """Whether all rates of one job are the other's times one number."""
+    pairs = [
+        (float(there[name][RATE]), float(here[name][RATE]))
+        for there, here in zip(wanted, given, strict=False)
+        for name in there
+        if RATE in there[name] and RATE in here.get(name, {})
+    ]
+    ratios = {round(ours / theirs, 6) for theirs, ours in pairs if theirs}
+    return len(ratios) == 1 and all(theirs or not ours for theirs, ours in pairs)
 
 
 def _are_equal_rates(wanted: Mapping[str, str | None], given: Mapping[str, str | None]) -> bool:

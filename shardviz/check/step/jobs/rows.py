@@ -91,7 +91,9 @@ def _order_of_inputs(reference: WholeJob, job: WholeJob) -> Rows:
     given = [each[place].values if place in each else None for each in points]
     whole, parts = given[0], dict(zip(job.ranks, given[1:], strict=True))
     known = {rank: [part] for rank, part in parts.items() if part is not None}
-    rows = rows_of([whole], known, job.mesh) if whole is not None and len(known) == len(parts) else Rows()
+    rows = (
+        rows_of([whole], known, job.mesh) if whole is not None and whole.shape and len(known) == len(parts) else Rows()
+    )
     return Rows(rows.order, num_shares=rows.num_shares)
 
 

@@ -65,7 +65,7 @@ def with_other_steps(rows: Rows, reference: WholeJob, job: WholeJob) -> Rows:
     problem = f"{shares} (numbered through its steps of {numbered.size} rows)"
     if times := _part_of_rows(numbered):
         left_out = set(range(times * len(given))) - set(given)
-        clause = f"no step of {job.name} has rows {join_numbers(left_out)}"
+        clause = f"no step of {job.name} that was followed has rows {join_numbers(left_out)}"
         ranks = len(set(numbered.steps[0].values()))
         cause = RowsSplitTwice(times, is_every=_is_every(given, times), is_of_ranks=times == ranks)
         return replace(rows, problem=f"{problem}; {clause}", cause=cause)

@@ -137,7 +137,12 @@ def _micro_batches_of(states: States, whole: LineRecord, rank: int, calls: Seque
         due.append(targets[is_same.argmax(1)])
         given.append(own)
     paired = {at: [other for other in range(len(calls)) if np.array_equal(given[at], due[other])] for at in wrong}
-    return {at: others[0] for at, others in paired.items()} if all(paired.values()) else {}
+    if not all(paired.values()):
+        return {}
+    # Equal targets fit several calls: then a reversed order is the likeliest.
+    mirrored = {at: len(calls) - 1 - at for at in paired}
+    is_mirrored = all(mirrored[at] in others for at, others in paired.items())
+    return mirrored if is_mirrored else {at: others[0] for at, others in paired.items()}
 
 
 def _by_rows(array: NDArray[np.float64] | None) -> NDArray[np.float64] | None:

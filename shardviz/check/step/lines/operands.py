@@ -218,7 +218,7 @@ class _Rank:
 
 def _constant(factor: Array) -> tuple[int, Array]:
     """Return the dim along which alone a factor varies, and its numbers; none if that is not one dim."""
-    for dim in range(factor.ndim) if not np.isinf(factor).any() else ():
+    for dim in range(factor.ndim) if factor.size and not np.isinf(factor).any() else ():
         rows = np.moveaxis(factor, dim, 0).reshape(factor.shape[dim], -1)
         if not (np.count_nonzero(np.isfinite(rows), 1) >= LEAST).all():  # zero of zero is any number
             continue
@@ -231,7 +231,7 @@ def _constant(factor: Array) -> tuple[int, Array]:
 def _power(array: Array, wanted: Array) -> int:
     """Return the power of an array that some numbers are; 0 if they are none."""
     base = array.ravel()
-    if min(base.min(), wanted.min()) <= 0 or not np.ptp(base) or (base == 1).any():
+    if not min(base.min(), wanted.min()) > 0 or not np.ptp(base) or (base == 1).any():
         return 0
     powers = np.log(wanted) / np.log(base)
     power = round(float(powers[0]))

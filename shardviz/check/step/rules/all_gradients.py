@@ -340,7 +340,7 @@ class Part:
         yield f"all those named {last}", [gradient for gradient in every if gradient.name.rpartition(".")[2] == last]
         for axis in self.have[0].mesh.axes:
             yield f"all that {axis} splits", [gradient for gradient in every if gradient.is_split(axis)]
-            yield f"all that not every rank along {axis} has", [one for one in every if not one.has_group(axis)]
+            yield f"all that only some ranks along {axis} have", [one for one in every if not one.has_group(axis)]
             yield f"all that are whole along {axis}", [gradient for gradient in every if not gradient.is_split(axis)]
         yield "all plain tensors", [gradient for gradient in every if gradient.claimed is None]
         yield "all DTensors", [gradient for gradient in every if gradient.claimed is not None]

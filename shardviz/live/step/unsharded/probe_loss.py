@@ -145,4 +145,4 @@ def why_apart(model: nn.Module, independent: bool | None) -> str:
         return "BatchNorm in training"
     if independent is False:
         return "the output of a row depends on its number or on other rows: on purpose, or counted from 0 on each rank"
-    return f"{NO_MEAN}, but a sum, or made of a sum, a variance or negatives of the rank's own rows"
+    return f"{NO_MEAN}, but a sum, or it uses a sum, a variance or the other rows of the rank"
