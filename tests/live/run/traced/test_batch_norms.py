@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.lanes import at_night
+from tests.lanes import nightly
 from tests.live.run.traced.test_traced import diff, run
 
 PROGRAM = """
@@ -59,20 +59,17 @@ for x in rows:
 OF_RANK, STRIDED, OF_ALL = "called(x[:8].chunk(WORLD)[RANK])", "called(x[RANK::WORLD])", "called(x)"
 
 
+@nightly
 @pytest.mark.parametrize(
     ("norm", "share", "words"),
     [
         ("nn.BatchNorm1d(5)", OF_RANK, "BatchNorm1d takes mean and variance of each rank's own rows"),
         ("SharedNorm()", OF_RANK, ""),
-        *at_night(
-            [
-                ("nn.BatchNorm1d(5)", STRIDED, "BatchNorm1d takes mean and variance of each rank's own rows"),
-                ("OwnNorm()", STRIDED, "Each rank normalizes by the mean or variance of its own part"),
-                ("nn.BatchNorm1d(5)", OF_ALL, ""),
-                ("nn.BatchNorm1d(5).eval()", OF_RANK, ""),
-                ("nn.LayerNorm(5)", STRIDED, ""),
-            ]
-        ),
+        ("nn.BatchNorm1d(5)", STRIDED, "BatchNorm1d takes mean and variance of each rank's own rows"),
+        ("OwnNorm()", STRIDED, "Each rank normalizes by the mean or variance of its own part"),
+        ("nn.BatchNorm1d(5)", OF_ALL, ""),
+        ("nn.BatchNorm1d(5).eval()", OF_RANK, ""),
+        ("nn.LayerNorm(5)", STRIDED, ""),
     ],
 )
 def test_a_batch_norm_of_the_ranks_own_rows_is_named(tmp_path, norm, share, words):

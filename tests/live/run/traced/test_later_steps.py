@@ -107,7 +107,7 @@ RIGHT = [
 ]
 WRONG = [
     ({"WRAP": FSDP, "OPTIMIZER": "Normed(model.parameters(), False)"}, "step-of-part", "each rank's step has the norm"),
-    ({"TIMES": "WORLD"}, "different-settings", "in step 2 the optimizers on rank 0 step with settings that are not"),
+    ({"TIMES": "WORLD"}, "different-settings", "in step 2 the optimizers on ranks 0-1 step with settings that are not"),
     (
         {"STEP": "step + (step > 1 < WORLD)"},
         "different-batch",
@@ -298,7 +298,7 @@ AGAIN = (
 GOES_ON = [
     ({}, ""),
     ({"STEP": "step - (step > 1 < WORLD)"}, "in step 3 ranks are given rows that the other job has, in step 2"),
-    ({"TIMES": "1 + (WORLD > 1 < step)"}, "in step 4 the optimizers on rank 0 step with settings that are not"),
+    ({"TIMES": "1 + (WORLD > 1 < step)"}, "in step 4 the optimizers on ranks 0-1 step with settings that are not"),
 ]
 
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.lanes import at_night
+from tests.lanes import nightly
 from tests.live.run.traced.test_traced import diff, run
 
 PROGRAM = """
@@ -52,20 +52,17 @@ for x in torch.randn(2, 8, 6, generator=torch.Generator().manual_seed(1)):
 """
 
 
+@nightly
 @pytest.mark.parametrize(
     ("reduced", "is_flushed", "words"),
     [
         ("True", False, ("4 other gradients", "a last bucket", "send what is left")),
-        *at_night(
-            [
-                ("True", True, ()),
-                ("name != '3.bias'", True, ("7 other gradients", "leaves this one out")),
-                ("False", True, ("No FSDP, DDP or tensor-parallel style wraps this parameter",)),
-            ]
-        ),
+        ("True", True, ()),
+        ("name != '3.bias'", True, ("7 other gradients", "leaves this one out")),
+        ("False", True, ("No FSDP, DDP or tensor-parallel style wraps this parameter",)),
     ],
 )
-@pytest.mark.parametrize("lines", ["", *at_night(["lines"])])
+@pytest.mark.parametrize("lines", ["", "lines"])
 def test_gradients_that_own_code_leaves_out_are_told_from_those_that_nothing_reduces(
     tmp_path, reduced, is_flushed, words, lines
 ):

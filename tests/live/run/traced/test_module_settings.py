@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.lanes import at_night
+from tests.lanes import nightly
 from tests.live.run.traced.test_traced import diff, run
 
 PROGRAM = """
@@ -52,7 +52,8 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", ["another function", *at_night(list(CASES)[1:])])
+@nightly
+@pytest.mark.parametrize("case", CASES)
 def test_settings_of_the_first_wrong_module_are_compared(tmp_path, case):
     change, words = CASES[case]
     (tmp_path / "job.py").write_text(PROGRAM.replace("CHANGE", change).replace("SUMMED", "(lambda x: x)"))

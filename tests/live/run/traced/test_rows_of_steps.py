@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.lanes import at_night
+from tests.lanes import nightly
 from tests.live.run.traced.test_traced import diff, run
 
 PROGRAM = """
@@ -53,23 +53,20 @@ AHEAD = "(x[RANK::WORLD] for x in rows[8:].split(8))"
 SHUFFLED = "(x[RANK::WORLD] for x in rows[torch.randperm(64)].split(8))"
 
 
+@nightly
 @pytest.mark.parametrize(
     ("batches", "micro", "is_each", "cause", "words"),
     [
         (HALVES, 2, True, "other-step-length", "under no_sync()"),
         (HALVES, 2, False, "", ""),
         (TWICE, 1, False, "rows-split-twice", "rank 0 rows 0, 2, 4, 6, rank 1 rows 8, 10, 12, 14"),
-        *at_night(
-            [
-                (HALVES, 1, True, "other-step-length", "give each rank 2 times as many rows"),
-                (LONGER, 1, True, "other-step-length", "divide the batch size by the number of ranks"),
-                (OF_RANK, 2, False, "other-step-length", "steps after 16 rows"),
-                (TWICE_BY_RANK, 1, True, "rows-split-twice", "no step of the second run has rows 1-2, 5-6"),
-                (OF_RANK, 1, True, "", ""),
-                (AHEAD, 1, True, "different-batch", "rank 0 rows 8"),
-                (SHUFFLED, 1, True, "different-batch", ""),
-            ]
-        ),
+        (HALVES, 1, True, "other-step-length", "give each rank 2 times as many rows"),
+        (LONGER, 1, True, "other-step-length", "divide the batch size by 2"),
+        (OF_RANK, 2, False, "other-step-length", "steps after 16 rows"),
+        (TWICE_BY_RANK, 1, True, "rows-split-twice", "no step of the second run has rows 1-2, 5-6"),
+        (OF_RANK, 1, True, "", ""),
+        (AHEAD, 1, True, "different-batch", "rank 0 rows 8"),
+        (SHUFFLED, 1, True, "different-batch", ""),
     ],
 )
 def test_rows_of_other_steps_are_numbered_and_say_why(tmp_path, batches, micro, is_each, cause, words):

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.lanes import at_night
+from tests.lanes import nightly
 from tests.live.run.traced.test_traced import diff, run
 
 PROGRAM = """
@@ -53,7 +53,8 @@ PARTS = (
 )
 
 
-@pytest.mark.parametrize(("plan", "cause"), [("{}", ""), *at_night([(PARTS, "")]), (WHOLE, "sequence-of-whole")])
+@nightly
+@pytest.mark.parametrize(("plan", "cause"), [("{}", ""), (PARTS, ""), (WHOLE, "sequence-of-whole")])
 def test_a_norm_of_the_whole_sequence_with_a_style_for_its_parts_is_named(tmp_path, plan, cause):
     (tmp_path / "train.py").write_text(PROGRAM.replace("PLAN", plan))
     alone = run(tmp_path, "one", sys.executable, "train.py")
