@@ -36,7 +36,7 @@ from shardviz.check.step.evidence import Evidence, is_right
 from shardviz.check.step.forward.explain import laid_out_by_value, why_unplaced, with_parts_joined, with_reason
 from shardviz.check.step.forward.stages import of_another_stage
 from shardviz.check.step.rules.all_gradients import check_norm, of_all_gradients
-from shardviz.check.step.rules.factors import check_scale, check_tied, check_unreduced, check_whole_sequence
+from shardviz.check.step.rules.factors import check_scale, check_unreduced, check_whole_sequence
 from shardviz.check.step.rules.losses import check_function, check_mean_of_means, check_scalar, check_statistic, is_loss
 from shardviz.check.step.rules.narrow import check_narrow_sums, check_small_factor, other_scale
 from shardviz.check.step.rules.summands import of_loss_terms, of_micro_batches
@@ -46,6 +46,7 @@ from shardviz.check.step.rules.terms import (
     check_related,
     check_segments,
     check_terms,
+    check_tied,
     check_zero_slices,
 )
 from shardviz.check.step.trace.causes import with_term_of_some_ranks

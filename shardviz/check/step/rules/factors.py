@@ -11,10 +11,6 @@ axis's size comes of what ranks compute by themselves: clipping by the norm of t
 Along an axis that does not split it every rank must have the same gradient, and the same output. Where they differ
 along such an axis and their sum or mean is the unsharded model's, each rank has only its own part. Quiet if `.grad`
 is None (HSDP between backward and all-reduce) and if a Partial placement says that the sum is still to come.
-
-The names of a tied weight may go to different ranks: each has the gradient of its own use. On stages of a pipeline an
-embedding and a head cannot share storage. They are copies, which stay equal only if the sum of both gradients is taken
-on both (Megatron-LM's embedding group).
 """
 
 from __future__ import annotations
@@ -44,7 +40,6 @@ from shardviz.explain.step.factors import (
     SummedNotAveraged,
     UndividedShardGradient,
 )
-from shardviz.explain.step.gradients import TiedShardsMisaligned, UnsummedTiedGradients
 from shardviz.explain.step.losses import DividedMean, SummedValue, UnsummedValue
 from shardviz.explain.step.modules import AveragedForward, RepeatedForwardSum
 from shardviz.explain.step.scales import ClippedByParts, LossScaleLeft, ScaledByOwnCount, ScaledForward, ScaledInStep
@@ -59,8 +54,6 @@ from shardviz.relate.measures import (
     Reduction,
     axes_of_size,
     factors_of_ranks,
-    is_of_other_parts,
-    is_right_with,
     ratio_of,
     reduced_over,
     reduction_among_holders,
@@ -479,34 +472,3 @@ def _among_holders(comparison: Compared) -> Finding | None:
 def _farthest(result: Compared, groups: Sequence[Sequence[int]]) -> tuple[int, int, float]:
     """Return the two neighbors within groups whose copies of one part are farthest apart, and how far."""
     return max(result.neighbors_apart(groups), key=lambda pair: pair[2])
-
-
-def check_tied(evidence: Evidence, comparison: Compared) -> Finding | None:
-    """Return the finding if the gradients of names that were one tensor were not summed, or not rightly."""
-    names = evidence.tied_to(comparison.name)
-    others = [evidence.gradients[name] for name in names if name in evidence.gradients]
-    if not others:
-        return None
-    if not is_right_with(comparison, others):
-        tied = next((other for other in others if is_of_other_parts(comparison, other)), None)
-        if tied is None:
-            return None
-        return comparison.finding(
-            TiedShardsMisaligned(),
-            f"the gradient is equal to that of {tied.name} on other ranks, with which it was one tensor: but the local "
-            "shards are different parts of it",
-        )
-    listed = " and ".join(other.name for other in others)
-    if ratio_of(comparison) == Fraction(1, 1 + len(others)):
-        uses = 1 + len(others)
-        return comparison.finding(
-            UnsummedTiedGradients(uses),
-            f"the gradient is 1/{uses} of the unsharded model's: the gradients of its {uses} uses were averaged",
-            kind="wrong-scale",
-            details=(f"it is tied to {listed} on other ranks",),
-        )
-    return comparison.finding(
-        UnsummedTiedGradients(),
-        f"the gradient counts this name's use only: it is tied to {listed} on other ranks, and the sum of their "
-        "gradients is the unsharded model's",
-    )

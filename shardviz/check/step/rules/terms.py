@@ -11,6 +11,10 @@ the result by position goes wrong.
 `wrong-value` of gradients that were reduced over an axis whose ranks have other weights, as stages of a pipeline. Ranks
 along such an axis have tensors of the same shapes under other names. A reduction over it runs without a word and leaves
 one gradient for different weights: equal numbers under different names tell it.
+
+The names of a tied weight may go to different ranks: each has the gradient of its own use. On stages of a pipeline an
+embedding and a head cannot share storage. They are copies, which stay equal only if the sum of both gradients is taken
+on both (Megatron-LM's embedding group).
 """
 
 from __future__ import annotations
@@ -29,7 +33,13 @@ from shardviz.check.step.trace.divergence import is_wrong_from_loss
 from shardviz.dump.records.base import WEIGHTS
 from shardviz.dump.records.step import FROM_ONE_RANK
 from shardviz.explain.step.forward import JoinedOutOfOrder, PartOfAnotherRank, RepeatedParts
-from shardviz.explain.step.gradients import CutGraph, ReadBySegments, SlicesWithoutGradient
+from shardviz.explain.step.gradients import (
+    CutGraph,
+    ReadBySegments,
+    SlicesWithoutGradient,
+    TiedShardsMisaligned,
+    UnsummedTiedGradients,
+)
 from shardviz.explain.step.modules import StatisticsOfPart
 from shardviz.explain.step.scales import AddedNumber, OnlyZerosThere, RoundedResult, TransposedResult
 from shardviz.explain.step.sums import (
@@ -56,10 +66,13 @@ from shardviz.relate.measures import (
     factors_of_slices,
     has_wanted_numbers,
     is_normalized,
+    is_of_other_parts,
+    is_right_with,
     is_shared_with,
     lost_slices,
     mixed_over,
     moved_slices,
+    ratio_of,
     vector_added,
 )
 from shardviz.relate.relations import Filled, Offset, Relation, Rounded, Transposed
@@ -405,3 +418,34 @@ def check_other_layers(evidence: Evidence, comparison: Compared) -> Finding | No
                 cause = SkippedInReduction(axis) if are_on_all else MixedLayers(axis, others)
                 return comparison.finding(cause, f"the gradient is equal to {which}")
     return None
+
+
+def check_tied(evidence: Evidence, comparison: Compared) -> Finding | None:
+    """Return the finding if the gradients of names that were one tensor were not summed, or not rightly."""
+    names = evidence.tied_to(comparison.name)
+    others = [evidence.gradients[name] for name in names if name in evidence.gradients]
+    if not others:
+        return None
+    if not is_right_with(comparison, others):
+        tied = next((other for other in others if is_of_other_parts(comparison, other)), None)
+        if tied is None:
+            return None
+        return comparison.finding(
+            TiedShardsMisaligned(),
+            f"the gradient is equal to that of {tied.name} on other ranks, with which it was one tensor: but the local "
+            "shards are different parts of it",
+        )
+    tied_names = " and ".join(other.name for other in others)
+    if ratio_of(comparison) == Fraction(1, 1 + len(others)):
+        uses = 1 + len(others)
+        return comparison.finding(
+            UnsummedTiedGradients(uses),
+            f"the gradient is 1/{uses} of the unsharded model's: the gradients of its {uses} uses were averaged",
+            kind="wrong-scale",
+            details=(f"it is tied to {tied_names} on other ranks",),
+        )
+    return comparison.finding(
+        UnsummedTiedGradients(),
+        f"the gradient counts this name's use only: it is tied to {tied_names} on other ranks, and the sum of their "
+        "gradients is the unsharded model's",
+    )
