@@ -19,6 +19,7 @@ from shardviz.check.step.runs import compare_steps
 from shardviz.dump.gather import NO_WEIGHTS
 from shardviz.dump.tensor import Shard, values_and_places
 from shardviz.errors import ShardvizError
+from shardviz.explain.step.update import OptimizerOfOtherParameters
 from shardviz.layout.notation import write
 from shardviz.layout.region import index_of
 from shardviz.text import named_ranks, printable
@@ -162,7 +163,9 @@ def compare(
 
 
 def _is_in_step(finding: Finding, step: StepDifference) -> bool:
-    """Whether the step's first wrong module is explained by this finding: ranks' replicas of its buffer differ."""
+    """Whether the step says the same: why its first wrong module's buffer differs, or what the optimizer steps."""
+    if isinstance(finding.explanation, OptimizerOfOtherParameters):
+        return finding.explanation in [departure.explanation for departure in step.departures]
     module = finding.tensor.rpartition(".")[0]
     causes = [departure.explanation for departure in step.departures if departure.module == module]
     return finding.kind == "unreplicated" and not finding.others and finding.explanation in causes

@@ -91,6 +91,7 @@ class PointRecord(Record, frozen=True):
         times: How many times too often, -1 if it is not there at all.
         skipped: A module that no rank calls: an `odd` input is what the unsharded model gives it, or it alone reads the
             output whose gradient is `odd`; else empty.
+        is_overwritten: Whether something wrote into the tensor between forward and backward.
     """
 
     module: str
@@ -107,6 +108,7 @@ class PointRecord(Record, frozen=True):
     added: str = ""
     times: Annotated[int, Meta(ge=-MAX_NUMBER, le=MAX_NUMBER)] = 0
     skipped: str = ""
+    is_overwritten: bool = False
 
 
 class KeptRecord(Record, frozen=True):
@@ -123,6 +125,7 @@ class KeptRecord(Record, frozen=True):
         same_as: The name under which its values stand, where they were kept at an earlier place.
         type: The module's class.
         draws: Whether the call drew random numbers.
+        is_overwritten: Whether something wrote into the tensor between forward and backward.
     """
 
     module: str
@@ -135,6 +138,7 @@ class KeptRecord(Record, frozen=True):
     same_as: str = ""
     type: str = ""
     draws: bool = False
+    is_overwritten: bool = False
 
 
 class SketchRecord(Record, frozen=True):

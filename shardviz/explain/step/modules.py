@@ -217,6 +217,29 @@ class UnexplainedModuleBackward(Cause):
     )
 
 
+class OverwrittenInput(Cause):
+    """The input of a module is overwritten between its forward and its backward.
+
+    Autograd keeps the tensor, not a copy. A receive into the same buffer, a write through `.data` or a write from
+    another stream gives it no new version, so that backward raises nothing and computes with the new values. A
+    hand-written pipeline that receives every micro-batch into one buffer is the usual reason: only the last one is
+    right.
+
+    Attributes:
+        module: The module that reads the tensor.
+    """
+
+    module: str
+    why = (
+        "The input of {module:called} is overwritten after its forward. Backward computes with the new values, and "
+        "autograd raises nothing, as a receive or a write through .data gives the tensor no new version"
+    )
+    how = (
+        "give each micro-batch a tensor of its own: receive into a new one, or pass {module:called} a clone() of the "
+        "buffer"
+    )
+
+
 class ScaledByMicroBatches(Cause, kind="wrong-scale"):
     """Stages scale what they send each other by the number of micro-batches, like the loss.
 

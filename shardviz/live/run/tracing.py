@@ -43,7 +43,7 @@ from shardviz.live.step.optimizer_settings import Options as Settings
 from shardviz.live.step.optimizer_settings import options_of, states_of
 from shardviz.live.step.running import tensors_in
 from shardviz.live.step.steppers import identities, parameters_of, stepped_by, steps
-from shardviz.live.step.trace.recorder import Seen, Trace
+from shardviz.live.step.trace.recorder import Seen, Source, Trace
 from shardviz.live.trace_modules import Followed
 
 if TYPE_CHECKING:
@@ -123,12 +123,12 @@ class JobTrace(Trace):
 
         return _without_errors(end_all)
 
-    def came_back(self, seen: Seen, gradient: torch.Tensor | None) -> None:
+    def came_back(self, seen: Seen, source: Source, gradient: torch.Tensor | None) -> None:
         """Keep the gradient of a tensor."""
         if self.before_backward is not None:
             begin, self.before_backward = self.before_backward, None
             quietly(WHAT, begin)
-        quietly(WHAT, super().came_back, seen, gradient)
+        quietly(WHAT, super().came_back, seen, source, gradient)
 
     def _enter(self, name: str, module: nn.Module) -> None:
         """Note a call; one around it that ran another function than this one is no call of the module's own forward.

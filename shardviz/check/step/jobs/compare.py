@@ -157,7 +157,8 @@ def compare_jobs(before: Dump, after: Dump) -> StepDifference | None:
 
 
 def _whole_job(trace: JobTrace, dump: Dump, name: str) -> WholeJob:
-    return WholeJob(trace.dump, trace.ranks, mesh_of_job(dump, trace), name)
+    replaced = frozenset(name for record in dump.files.ranks.values() for name in record.replaced)
+    return WholeJob(trace.dump, trace.ranks, mesh_of_job(dump, trace), name, replaced)
 
 
 def _compare_both(first: WholeJob, second: WholeJob) -> StepDifference:

@@ -19,7 +19,9 @@ from shardviz.check.step.comparison import Compared, compared, whole_of
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.jobs.assembly import Assembling, add_gradients, add_weight, are_whole
 from shardviz.check.step.update.compare import finding_of
+from shardviz.explain.finding import Finding
 from shardviz.explain.step.two_jobs import OtherChangesBetweenSteps
+from shardviz.explain.step.update import OptimizerOfOtherParameters
 from shardviz.relate.tolerance import NOISE, OPPOSITE, ROUNDINGS_OF_RULE, UPDATE_OF_JOB
 from shardviz.relate.values import farthest, magnitude
 from shardviz.text import counted, fold, listed
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
     from shardviz.check.step.jobs.whole_job import WholeJob
     from shardviz.check.step.trace.traces import Weight
     from shardviz.dump.records.step import GivenRecord
-    from shardviz.explain.finding import Finding
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,13 @@ def updates_of(job: WholeJob, weights: Weights) -> Updates:
         _result(evidence, weight, before[weight.name], weights.histories.get(weight.name))
         for weight in compared(dump, ("param",), reference="updated")
     ]
-    others = [result for result in results if result is not None]
+    others = [
+        result.because(OptimizerOfOtherParameters("sharding"))
+        if isinstance(result, Finding) and result.tensor in job.replaced
+        else result
+        for result in results
+        if result is not None
+    ]
     if len(whole) < len(names):
         why = f"{counted(len(names) - len(whole), 'weight')} after the optimizer's step: only a sample of each was kept"
         others.append(NotChecked("", why, "step"))

@@ -226,10 +226,12 @@ class WholeJob(JobTrace):
 
     Attributes:
         name: What it is called: the first run, or the second.
+        replaced: Parameters of which some rank's optimizer has the tensor from before sharding.
     """
 
     mesh: Mesh
     name: str
+    replaced: frozenset[str] = frozenset()
 
     @property
     def steps_before(self) -> int:

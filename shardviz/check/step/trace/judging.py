@@ -280,6 +280,7 @@ class Judging:
             self.scale(place, rank),
             *(self._added(place, rank) if is_wrong and judgment.state[rank] == "odd" else ("", 0)),
             self._skipped(place) if is_wrong and judgment.state[rank] == "odd" else "",
+            point.is_overwritten,
         )
 
     def _skipped(self, place: Place) -> str:

@@ -172,6 +172,7 @@ class Point:
         type: The module's class.
         draws: Whether the call drew random numbers.
         dim: The dim along which the batch's rows are.
+        is_overwritten: Whether something wrote into the tensor between forward and backward.
     """
 
     values: Kept | None
@@ -181,6 +182,7 @@ class Point:
     type: str
     draws: bool = False
     dim: int = 0
+    is_overwritten: bool = False
 
 
 @dataclass(frozen=True)
@@ -363,7 +365,8 @@ def _point(records: Sequence[KeptRecord], values: Kept | None, dim: int) -> Poin
     first = records[0]
     draws = any(record.draws for record in records)
     needs_grad = any(record.needs_grad for record in records)
-    return Point(values, needs_grad, first.tensor, first.order, first.type, draws, dim)
+    is_overwritten = any(record.is_overwritten for record in records)
+    return Point(values, needs_grad, first.tensor, first.order, first.type, draws, dim, is_overwritten)
 
 
 def _are_alike(parts: Sequence[Kept | None], dim: int, rows: Collection[int]) -> bool:

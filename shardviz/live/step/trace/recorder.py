@@ -8,6 +8,7 @@ make in-place operations raise. Inside of what `torch.compile` compiled nothing 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,13 +21,13 @@ from shardviz.dump.records.trace import KeptRecord, of_point
 from shardviz.live.capture.locals import Local, of_tensor
 from shardviz.live.claims import registry
 from shardviz.live.compat.modules import clean_name, is_compiled
-from shardviz.live.compat.tensors import in_backward, tensor_behind
+from shardviz.live.compat.tensors import has_storage, in_backward, tensor_behind
 from shardviz.live.step.return_values import is_array
 from shardviz.live.step.running import tensors_in
 from shardviz.live.trace_modules import ALL, NONE, Followed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from torch import nn
 
@@ -40,6 +41,9 @@ MAX_ELEMENTS = 1 << 24
 MAX_TENSORS = 8
 """Of what goes in or out of one call, the first tensors of floating point are kept."""
 
+Source = tuple[Callable[[], "torch.Tensor | None"], int]
+"""What returns a tensor while it is there, and the version that was seen."""
+
 
 @dataclass
 class Seen:
@@ -52,6 +56,8 @@ class Seen:
         gradient: This rank's part of its gradient; None if none came back.
         shape: The shape of this rank's part, even if only a sample of it is kept.
         local: The same values with the placements that the tensor claims.
+        is_overwritten: Whether it had other values in backward: something wrote into it without a new version, which
+            autograd does not see.
     """
 
     values: torch.Tensor | None
@@ -60,6 +66,7 @@ class Seen:
     gradient: torch.Tensor | None = None
     shape: tuple[int, ...] = ()
     local: Local | None = None
+    is_overwritten: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,10 +192,22 @@ class Trace:
 
     def _hook(self, tensor: torch.Tensor, seen: Seen) -> None:
         if tensor.requires_grad:
-            tensor.register_hook(partial(self.came_back, seen))  # type: ignore[no-untyped-call]
+            came_back = partial(self.came_back, seen, (ref(tensor), tensor._version))
+            tensor.register_hook(came_back)  # type: ignore[no-untyped-call]
 
-    def came_back(self, tensor_seen: Seen, gradient: torch.Tensor | None) -> None:
+    def _is_overwritten(self, seen: Seen, source: Source) -> bool:
+        """Whether a tensor does not have the values any more that its readers saved for backward."""
+        tensor, version = source[0](), source[1]
+        if seen.values is None or tensor is None or tensor._version != version:
+            return False
+        values = of_tensor("", "activation", tensor).values
+        is_there = has_storage(values) and values.untyped_storage().size() > 0 and tuple(values.shape) == seen.shape
+        return is_there and not torch.equal(self.copied(values).nan_to_num(), seen.values.nan_to_num())
+
+    def came_back(self, tensor_seen: Seen, source: Source, gradient: torch.Tensor | None) -> None:
         """Keep the gradient of a tensor, or add it to what came back before; a Function may send back None."""
+        with torch.no_grad():
+            tensor_seen.is_overwritten = tensor_seen.is_overwritten or self._is_overwritten(tensor_seen, source)
         if gradient is None:
             return
         if self.is_full:
@@ -275,7 +294,11 @@ def add_points(capture: Capture, trace: Trace) -> None:
         for side, tensors in zip(sides, (call.inputs, call.outputs), strict=True):
             for index, tensor in enumerate(tensors):
                 tensor_record = structs.replace(
-                    record, index=index, tensor=max(tensor.number, 0), needs_grad=tensor.needs_grad
+                    record,
+                    index=index,
+                    tensor=max(tensor.number, 0),
+                    needs_grad=tensor.needs_grad,
+                    is_overwritten=tensor.is_overwritten,
                 )
                 _add(capture, names, structs.replace(tensor_record, what=side[0]), (tensor, tensor.values, 0))
                 _add(capture, names, structs.replace(tensor_record, what=side[1]), (tensor, tensor.gradient, 1))
