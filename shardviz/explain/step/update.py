@@ -343,16 +343,18 @@ class StepOverwritten(Cause, kind="write-not-applied"):
 
     Attributes:
         steps: The ranks that step it.
+        is_seen: Whether they were seen to have the new values.
     """
 
     steps: tuple[int, ...]
+    is_seen: bool = False
     why = (
         "It is broadcast from a rank that doesn't step it, so the old values overwrite those of {steps:ranks}",
-        "The optimizer of {steps:ranks} doesn't step it, or its gradient is zero or None there",
+        "{is_seen:?|The optimizer of {steps:ranks} doesn't step it, or its gradient is zero or None there}",
     )
     how = (
         "broadcast every weight from the rank that steps it: compute src from the list that divides the weights",
-        "print param.grad on {steps:ranks} before the step",
+        "{is_seen:?|print param.grad on {steps:ranks} before the step}",
     )
 
 

@@ -331,7 +331,7 @@ def _step_of(
         return later
 
     kept = unless_wrong(lambda: states_before(reference, job, weights))
-    updates = unless_wrong(lambda: updates_of(job, weights))
+    updates = unless_wrong(lambda: updates_of(reference, job, weights))
     averages = unless_wrong(lambda: averages_of(reference, job, weights))
     buffers = unless_wrong(lambda: buffers_of(reference, job, are_updates_right=not updates.results))
     unless_wrong(lambda: between_steps(reference, job, weights))

@@ -9,7 +9,7 @@ to change alike.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,12 +19,16 @@ from shardviz.check.step.comparison import Compared, compared, whole_of
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.jobs.assembly import Assembling, add_gradients, add_weight, are_whole
 from shardviz.check.step.update.compare import finding_of
-from shardviz.explain.finding import Finding
 from shardviz.explain.step.two_jobs import OtherChangesBetweenSteps
-from shardviz.explain.step.update import OptimizerOfOtherParameters
+from shardviz.explain.step.update import (
+    LeftOutOfOptimizer,
+    OptimizerOfOtherParameters,
+    StepNotSent,
+    StepOverwritten,
+)
 from shardviz.relate.tolerance import NOISE, OPPOSITE, ROUNDINGS_OF_RULE, UPDATE_OF_JOB
 from shardviz.relate.values import farthest, magnitude
-from shardviz.text import counted, fold, listed
+from shardviz.text import counted, fold, listed, named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -36,6 +40,7 @@ if TYPE_CHECKING:
     from shardviz.check.step.jobs.whole_job import WholeJob
     from shardviz.check.step.trace.traces import Weight
     from shardviz.dump.records.step import GivenRecord
+    from shardviz.explain.finding import Finding
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,39 +58,90 @@ class Updates:
     others: tuple[str, ...] = ()
 
 
-def updates_of(job: WholeJob, weights: Weights) -> Updates:
-    """Compare the weights that ranks have after the step with the other job's."""
+def updates_of(reference: WholeJob, job: WholeJob, weights: Weights) -> Updates:
+    """Compare the weights that ranks have after the step with the other job's.
+
+    An optimizer may step each weight on one rank, which the job then sends to the others: such a weight is compared
+    again as the next forward begins.
+    """
     parts = job.weights("param", "updated")
     names = [name for name in weights.updated if name in parts]
     whole = [name for name in names if are_whole(weights.params[name], weights.updated[name], *parts[name].values())]
     if not whole:
         return Updates()
+    results = _results(job, weights, {name: (weights.updated[name], parts[name]) for name in whole})
+    changed = job.weights("param", "next")
+    changed_there = reference.put_as_weights(weights.ways, "param", "next", since="updated") if changed else {}
+    then = {
+        name: (changed_there.get(name, weights.updated[name]), parts[name] | changed[name])
+        for name, result in results.items()
+        if result is not None and name in changed
+    }
+    then = {name: (there, here) for name, (there, here) in then.items() if are_whole(there, *here.values())}
+    is_sent = {name for name, result in _results(job, weights, then).items() if result is None} if then else set()
+    results = {name: result for name, result in results.items() if name not in is_sent}
+    differing = [_explained(job, result) for result in results.values() if result is not None]
+    if len(whole) < len(names):
+        why = f"{counted(len(names) - len(whole), 'weight')} after the optimizer's step: only a sample of each was kept"
+        differing.append(NotChecked("", why, "step"))
+    return Updates(tuple(differing), list(results.values()).count(None) + len(is_sent))
+
+
+def _results(
+    job: WholeJob, weights: Weights, after: Mapping[str, tuple[Weight, Mapping[int, Weight]]]
+) -> dict[str, Finding | NotChecked | None]:
+    """Return what differs in each weight after a step, by name.
+
+    Args:
+        after: Of each weight, the other job's whole one and the ranks' parts.
+    """
     assembling = Assembling(job, job.mesh)
     add_gradients(assembling, weights)
     first = min(job.ranks)
-    for name in whole:
+    for name, (there, here) in after.items():
         add_weight(assembling, first, name, ("reference", "param"), weights.params[name])
-        add_weight(assembling, first, name, ("updated", "param"), weights.updated[name])
-        for rank, weight in parts[name].items():
+        add_weight(assembling, first, name, ("updated", "param"), there)
+        for rank, weight in here.items():
             add_weight(assembling, rank, name, ("step", "param"), weight, weights.belongings.get(name))
     dump = assembling.dump()
     evidence = Evidence(dump, tuple(compared(dump)))
     before = job.weights("param")
-    results = [
-        _result(evidence, weight, before[weight.name], weights.histories.get(weight.name))
+    return {
+        weight.name: _result(evidence, weight, before[weight.name], weights.histories.get(weight.name))
         for weight in compared(dump, ("param",), reference="updated")
-    ]
-    others = [
-        result.because(OptimizerOfOtherParameters("sharding"))
-        if isinstance(result, Finding) and result.tensor in job.replaced
-        else result
-        for result in results
-        if result is not None
-    ]
-    if len(whole) < len(names):
-        why = f"{counted(len(names) - len(whole), 'weight')} after the optimizer's step: only a sample of each was kept"
-        others.append(NotChecked("", why, "step"))
-    return Updates(tuple(others), results.count(None))
+    }
+
+
+def _explained(job: WholeJob, result: Finding | NotChecked) -> Finding | NotChecked:
+    """Return what differs in a weight, with the cause if some ranks don't step it, or step another tensor."""
+    if isinstance(result, NotChecked):
+        return result
+    name = result.tensor
+    if name in job.replaced:
+        return result.because(OptimizerOfOtherParameters("sharding"))
+    before, after = (job.weights("param", moment).get(name, {}) for moment in ("step", "updated"))
+    idle = tuple(rank for rank in after if rank in before and _are_equal(before[rank], after[rank]))
+    stepping = tuple(sorted(after.keys() - {*idle}))
+    if not idle or result.ranks != idle:
+        return result
+    if not stepping:
+        return result.because(LeftOutOfOptimizer())
+    if not all(record.given and record.given[0].followed_by is not None for record in job.records.values()):
+        why = f"the weight after the optimizer's step: only {named_ranks(stepping, MAX_LISTED)} took it, and {UNSEEN}"
+        return NotChecked(name, why, "step")
+    then = after | job.weights("param", "next").get(name, {})
+    if not all(_are_equal(before[rank], then[rank]) for rank in stepping):
+        return result.because(StepNotSent())
+    sentence = (
+        f"after the optimizer's step only {named_ranks(stepping, MAX_LISTED)} has the new values; as the next forward "
+        "begins every rank has those from before the step"
+    )
+    return replace(result, sentence=sentence, ranks=tuple(sorted(after))).because(StepOverwritten(stepping, True))
+
+
+def _are_equal(first: Weight, second: Weight) -> bool:
+    values, others = first.values, second.values
+    return values is not None and others is not None and np.array_equal(values.values, others.values)
 
 
 def _result(
@@ -157,6 +213,7 @@ def _errors(evidence: Evidence, weight: Compared, rank: int) -> NDArray[np.float
 FEWEST_ODD, LEAST_ODD = 3, 0.01
 """If fewer elements differ, or a smaller share of those that change, rounding may decide about them."""
 MAX_LISTED = 3
+UNSEEN = "the next forward, before which it may be sent to the others, was not seen"
 WHAT = "what changes weights between the optimizer's step and the next forward"
 
 

@@ -14,10 +14,10 @@ from shardviz.dump.records.trace import Place
 from shardviz.explain.finding import Finding, Kind
 from shardviz.explain.step.gradients import CutInModule, GraphCutBehind, UnsummedInputGradient, WrongOutside
 from shardviz.explain.step.modules import (
+    OverwrittenInput,
     UnexplainedBetweenModules,
     UnexplainedInput,
     UnexplainedModule,
-    OverwrittenInput,
     UnexplainedModuleBackward,
     UngatheredInput,
     UnsummedModule,
