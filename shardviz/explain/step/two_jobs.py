@@ -196,6 +196,30 @@ class OtherPace(Cause):
     )
 
 
+class ShorterRows(Cause):
+    """The rows of a later step are shorter than those of the other job.
+
+    A curriculum lengthens the sequences as training goes on. If it counts the rows or tokens that one rank has seen,
+    it goes on more slowly on more ranks.
+
+    Attributes:
+        step: The step.
+        length: How long the rows are.
+        wanted: How long those of the other job are.
+        as_in: Another step, in which the other job's are as long as these; 0 if it has none.
+    """
+
+    step: int
+    length: int
+    wanted: int
+    as_in: int = 0
+    why = (
+        "In step {step} the rows have a length of {length}, and the other job's {wanted}{as_in:?: the other job has "
+        "{length} in step {as_in}|}. What chooses the length depends on a rank's own count of rows, tokens or batches"
+    )
+    how = "choose the length by the optimizer's steps, or by the rows of all ranks: multiply the count by their number"
+
+
 class OtherStepLength(Cause):
     """The optimizer of one job steps after more or fewer rows than that of the other.
 

@@ -36,6 +36,7 @@ from shardviz.explain.step.two_jobs import (
     EarlierStepsDiffer,
     Gradients,
     OtherPace,
+    ShorterRows,
     StepsInNarrowDtype,
 )
 from shardviz.explain.step.whole_step import DifferentBatch, FilledBatch, OrderBeginsAgain
@@ -251,6 +252,12 @@ def later_steps_of(reference: WholeJob, job: WholeJob) -> LaterResult:
                 return LaterResult(departure)
             unequal.append(number)
             continue
+        if rows[at] and rows[at] == rows_there[at] and alike.issuperset(rows_there[0]):
+            continue
+        if (shorter := _shorter((rows[at], rows_there), at, traced)) is not None and alike.issuperset(rows_there[0]):
+            what = "its ranks are given as many rows, and shorter ones"
+            text = f"{job.name}: in step {number} {what}; all are equal {before}"
+            return LaterResult(departure_for(shorter, "batch", "", text))
         shapes = sorted(alike & rows_there[at].keys() & rows[at].keys())
         if not shapes or not _are_padded_alike((wanted[at], given[at]), (wanted[0], given[0])):
             without_rows.append(number)  # a loader pads each rank's rows to the longest of them
@@ -271,6 +278,31 @@ def later_steps_of(reference: WholeJob, job: WholeJob) -> LaterResult:
     count = min(len(given), len(wanted)) - 1
     with_rows = count - len(without_rows) - len(unequal)
     return LaterResult(None, count, with_rows, tuple(without_rows), tuple(unequal), new_at)
+
+
+def _shorter(rows: tuple[RowsByShape, Sequence[RowsByShape]], at: int, traced: int) -> ShorterRows | None:
+    """Return that a job's rows are shorter along one dim than the other job's, on all ranks.
+
+    Rows that each rank pads to the longest of its own are as long as the other job's on some rank.
+
+    Args:
+        rows: The job's rows in a step, and the other job's in every step.
+        at: The step.
+        traced: The number of the first step.
+    """
+    ours, theirs = rows[0], rows[1][at]
+    shapes, shapes_there = set(ours), set(theirs)
+    if len(shapes_there) != 1 or not shapes or sum(map(len, ours.values())) != sum(map(len, theirs.values())):
+        return None
+    (shape_there,) = shapes_there
+    if any(len(shape) != len(shape_there) for shape in shapes):
+        return None
+    longest = tuple(map(max, zip(*shapes, strict=True)))
+    dims = [dim for dim, (length, wanted) in enumerate(zip(longest, shape_there, strict=True)) if length != wanted]
+    if len(dims) != 1 or longest[dims[0]] > shape_there[dims[0]]:
+        return None
+    as_in = next((traced + step for step, each in enumerate(rows[1]) if step != at and longest in each), 0)
+    return ShorterRows(traced + at, longest[dims[0]], shape_there[dims[0]], as_in)
 
 
 def _is_unequal_rest(wanted: Steps, given: Steps, at: int) -> bool:
