@@ -17,6 +17,7 @@ from msgspec import structs
 from shardviz.check.report import NotChecked, findings_in
 from shardviz.check.step.contradictions import check_no_gradient
 from shardviz.check.step.evidence import Evidence
+from shardviz.check.step.jobs.accumulated import of_accumulated
 from shardviz.check.step.jobs.gradients import (
     Clips,
     broken_ties,
@@ -341,6 +342,10 @@ def findings_on(evidence: JobEvidence, judging: Judging, reference_name: str) ->
     unequal = of_unequal_losses(evidence, judging) if first is None and (pairs or of_all) else None
     if unequal is not None:
         yield unequal
+        return
+    accumulated = of_accumulated(evidence, judging) if first is None and (pairs or of_all) else None
+    if accumulated is not None:
+        yield accumulated
         return
     yield from of_all
     absent, pairs = with_cut(evidence, list(check_no_gradient(evidence)), placed(evidence, pairs))

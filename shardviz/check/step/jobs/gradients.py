@@ -30,6 +30,7 @@ from shardviz.explain.step.scales import (
     ClippedByOwnNorms,
     ClippedByParts,
     LossTimesOwnNumber,
+    MicroBatchesWeighed,
     ScaledBackward,
     ScaledByOwnCount,
     ScaledInStep,
@@ -65,7 +66,7 @@ if TYPE_CHECKING:
 
 MADE_BY_CLIPS = UnexplainedBackward | ClippedByParts | ScaledByOwnCount | ScaledInStep
 """Causes of gradients that clipping by ranks' own norms explains better."""
-OUTSIDE_MODULES = DifferentClips | GradientsNotZeroed
+OUTSIDE_MODULES = DifferentClips | GradientsNotZeroed | MicroBatchesWeighed
 """Causes that lie in no line of a forward."""
 MAX_LISTED = 4
 UNCLIPPED = ClipRecord(0.0, math.inf)
