@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 from shardviz.check.step.contradictions import is_due
 from shardviz.check.step.forward.parts import exchange_in
 from shardviz.check.step.trace.calls import Call, Calls, is_within
-from shardviz.check.step.trace.causes import cause_of, times_in_backward
+from shardviz.check.step.trace.causes import cause_of, split_classes_off_alike, times_in_backward
 from shardviz.check.step.trace.divergence import INPUT, OUTPUT, Divergence, pending_axis, unsummed_behind
 from shardviz.dump.records.trace import Place
 from shardviz.explain.finding import Finding, Kind
 from shardviz.explain.step.gradients import CutInModule, GraphCutBehind, UnsummedInputGradient, WrongOutside
+from shardviz.explain.step.losses import TermOfPartOfClasses
 from shardviz.explain.step.modules import (
     OverwrittenInput,
     UnexplainedBetweenModules,
@@ -25,7 +26,7 @@ from shardviz.explain.step.modules import (
 )
 from shardviz.explain.step.scales import ClippedByParts
 from shardviz.explain.step.sums import GradientNotReduced, UnreducedBesideVector
-from shardviz.explain.step.whole_step import UnexplainedCopies
+from shardviz.explain.step.whole_step import UnexplainedBackward, UnexplainedCopies
 from shardviz.explain.templates import times_text
 from shardviz.groups import the_only
 from shardviz.relate.measures import ratio_of
@@ -44,7 +45,7 @@ def placed(evidence: Evidence, pairs: Sequence[Found]) -> list[Found]:
     """Return a step's findings with the first wrong module named in them."""
     first = (evidence.divergence or _pending_behind(evidence, pairs)) if pairs else None
     if first is None:
-        return list(pairs)
+        return _from_loss(evidence, pairs)
     outputs = [pair for pair in pairs if pair[0].role == "output"] or [pair for pair in pairs if _is_loss(pair)]
     if first.direction == "forward" and outputs:
         named = {id(finding): of_output(evidence, first, finding) for _, finding in outputs}
@@ -53,6 +54,16 @@ def placed(evidence: Evidence, pairs: Sequence[Found]) -> list[Found]:
     if first.direction == "forward" and any(pair[0].name == "loss" and pair[1].kind == "misordered" for pair in pairs):
         return list(pairs)
     return _of_gradients(evidence, first, pairs)
+
+
+def _from_loss(evidence: Evidence, pairs: Sequence[Found]) -> list[Found]:
+    """Return a step's findings; those of a wrong gradient that the loss sends back say what is wrong about it."""
+    of_loss = [(result, finding) for result, finding in pairs if isinstance(finding.explanation, UnexplainedBackward)]
+    axes = split_classes_off_alike(evidence) if of_loss else ""
+    if not axes:
+        return list(pairs)
+    named = {id(finding): finding.because(TermOfPartOfClasses(axes)) for _, finding in of_loss}
+    return [(result, named.get(id(finding), finding)) for result, finding in pairs]
 
 
 def _pending_behind(evidence: Evidence, pairs: Sequence[Found]) -> Divergence | None:
