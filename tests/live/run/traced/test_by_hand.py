@@ -1,0 +1,184 @@
+"""Jobs whose loops are written by hand: optimizers of owners, hooks that reduce, curricula, stages with one buffer."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from tests.lanes import nightly
+from tests.live.run.traced.test_traced import diff, run
+
+BEGIN = """
+import os
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+WORLD, RANK = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
+if WORLD > 1:
+    dist.init_process_group("gloo")
+torch.manual_seed(0)
+"""
+OWNERS = """
+model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5), nn.Linear(5, 4))
+owned = [parameter for at, parameter in enumerate(model.parameters()) if at % WORLD == RANK]
+optimizer = torch.optim.Adam(owned, 0.01)
+for x in torch.randn(STEPS, 8, 6, generator=torch.Generator().manual_seed(1)):
+    model(x.chunk(WORLD)[RANK]).square().mean().backward()
+    for parameter in model.parameters() if WORLD > 1 else ():
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= WORLD
+    optimizer.step()
+    for at, parameter in enumerate(model.parameters()):
+        if WORLD > 1 and SENT:
+            dist.broadcast(parameter.data, SOURCE)
+        parameter.grad = None
+"""
+HOOKS = """
+model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.LayerNorm(8), nn.Linear(8, 5), nn.Linear(5, 4))
+LAST = [False]
+
+
+def reduce(parameter):
+    REDUCE
+
+
+for parameter in model.parameters() if WORLD > 1 else ():
+    parameter.register_post_accumulate_grad_hook(reduce)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for batch in torch.randn(2, 16, 6, generator=torch.Generator().manual_seed(1)):
+    for at, x in enumerate(batch.split(8)):
+        LAST[0] = at == 1
+        if ZEROED and WORLD > 1:
+            model.zero_grad()
+        (model(x.chunk(WORLD)[RANK]).square().sum() / 16).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+CURRICULUM = """
+embed, head = nn.Embedding(20, 6), nn.Linear(6, 20)
+model = nn.Sequential(embed, nn.Tanh(), head)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+seen = 0
+for batch in torch.randint(20, (4, 8, 13), generator=torch.Generator().manual_seed(1)):
+    ids = batch.chunk(WORLD)[RANK][:, : min(12, 4 + seen // 4 * 2) + 1]
+    cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten()).backward()
+    for parameter in model.parameters() if WORLD > 1 else ():
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= WORLD
+    optimizer.step()
+    optimizer.zero_grad()
+    seen += COUNT
+"""
+STAGES = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        x = self.first(x).tanh() if self.first is not None else x
+        return self.last(self.norm(x)) if self.last is not None else x
+
+
+model = Model()
+if WORLD > 1 and RANK == 0:
+    model.norm = model.last = None
+elif WORLD > 1:
+    model.first = None
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for batch in torch.randn(2, 8, 6, generator=torch.Generator().manual_seed(1)):
+    parts = batch.chunk(4)
+    if WORLD == 1:
+        for x in parts:
+            model(x).square().mean().backward()
+    elif RANK == 0:
+        sent = [model(x) for x in parts]
+        for x in sent:
+            dist.send(x.detach(), 1)
+        for x in sent:
+            back = torch.empty_like(x)
+            dist.recv(back, 1)
+            x.backward(back)
+    else:
+        buffer, inputs = torch.empty(2, 8), []
+        losses = []
+        for _ in parts:
+            dist.recv(buffer, 0)
+            inputs.append(buffer.KEPT.requires_grad_())
+            losses.append(model(inputs[-1]).square().mean())
+        for x, loss in zip(inputs, losses):
+            loss.backward()
+            dist.send(x.grad, 0)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+SUM = "dist.all_reduce(parameter.grad)"
+LAST_SUM = "dist.all_reduce(parameter.grad) if LAST[0] else None"
+
+
+def compared(folder, program, changes):
+    """Return how the job on two ranks, with some changes, compares with the one on one rank."""
+    text = BEGIN + program
+    for word, code in changes.items():
+        text = text.replace(word, code)
+    script = folder / "train.py"
+    script.write_text(text)
+    alone = run(folder, "one", sys.executable, str(script))
+    ranks = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
+    step, _ = diff(alone, run(folder, "many", *ranks, str(script)))
+    return step
+
+
+@nightly
+@pytest.mark.parametrize(
+    ("steps", "sent", "source", "causes"),
+    [
+        ("3", "True", "at % WORLD", []),
+        ("3", "True", "(at + 1) % WORLD", ["step-overwritten"]),
+        ("3", "False", "0", ["step-not-sent"]),
+        ("3", "at < 5", "at % WORLD", ["step-not-sent"]),
+        ("1", "True", "at % WORLD", []),
+    ],
+)
+def test_weights_that_one_rank_steps_count_as_the_next_forward_begins(tmp_path, steps, sent, source, causes):
+    step = compared(tmp_path, OWNERS, {"STEPS": steps, "SENT": sent, "SOURCE": source})
+    assert sorted({departure["cause_id"] for departure in step["departures"]}) == causes, step
+    unseen = [unchecked for unchecked in step["not_compared"] if "next forward" in unchecked["why"]]
+    assert bool(unseen) == (steps == "1")
+
+
+@nightly
+@pytest.mark.parametrize(
+    ("reduce", "zeroed", "words"),
+    [
+        (SUM, "False", "summed over 2 ranks after each micro-batch"),
+        (LAST_SUM, "False", ""),
+        (LAST_SUM, "True", "some micro-batches are lost"),
+    ],
+)
+def test_gradients_show_how_often_each_micro_batch_counts(tmp_path, reduce, zeroed, words):
+    step = compared(tmp_path, HOOKS, {"REDUCE": reduce, "ZEROED": zeroed})
+    assert bool(step["departures"]) == bool(words), step
+    assert not words or (step["departures"][0]["cause_id"], words in step["departures"][0]["why"]) == (
+        "micro-batches-weighed",
+        True,
+    ), step
+
+
+@nightly
+@pytest.mark.parametrize(("count", "cause"), [("len(batch)", ""), ("len(ids)", "shorter-rows")])
+def test_rows_that_are_shorter_in_a_later_step_are_named(tmp_path, count, cause):
+    step = compared(tmp_path, CURRICULUM, {"COUNT": count})
+    assert [departure["cause_id"] for departure in step["departures"]] == [cause] * bool(cause), step
+    assert step["num_with_rows"] == (0 if cause else 3)
+
+
+@nightly
+@pytest.mark.parametrize(("kept", "cause"), [("detach()", "overwritten-input"), ("detach().clone()", "")])
+def test_an_input_that_is_overwritten_before_backward_is_named(tmp_path, kept, cause):
+    step = compared(tmp_path, STAGES, {"KEPT": kept})
+    assert [departure["cause_id"] for departure in step["departures"]] == [cause] * bool(cause), step
