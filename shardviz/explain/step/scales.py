@@ -152,33 +152,6 @@ class ClippedByOwnNorms(Cause):
     )
 
 
-class MicroBatchesWeighed(Cause, kind="wrong-scale"):
-    """The terms of a step's micro-batches are in the gradients times different numbers.
-
-    Backward adds each micro-batch's term to .grad. A hook that sums .grad over the ranks after each micro-batch sums
-    again what is in it from earlier ones; DDP sums only what the last backward added. Zeroing .grad between
-    micro-batches loses the earlier terms.
-
-    Attributes:
-        again: By how many each micro-batch's term is multiplied once more than that of the next one; 0 if it isn't so.
-        is_lost: Whether some terms are missing.
-    """
-
-    again: int = 0
-    is_lost: bool = False
-    why = (
-        "{again:?The accumulated gradient is summed over {again} ranks after each micro-batch, so what earlier "
-        "micro-batches left in .grad is summed again|{is_lost:?The gradients of some micro-batches are lost: .grad is "
-        "zeroed or replaced between them|The code weighs micro-batches differently than the other job does, in the "
-        "loss or where it accumulates gradients}}"
-    )
-    how = (
-        "{again:?reduce .grad once, after the last micro-batch|{is_lost:?zero gradients only after the optimizer's "
-        "step, and add to .grad|divide the loss of each micro-batch by the same number, and reduce .grad once, after "
-        "the last one}}"
-    )
-
-
 class ScaledByOwnCount(Cause, kind="wrong-scale"):
     """Each rank multiplies or divides a result by a number that it counted in its own part.
 

@@ -17,7 +17,6 @@ from msgspec import structs
 from shardviz.check.report import NotChecked, findings_in
 from shardviz.check.step.contradictions import check_no_gradient
 from shardviz.check.step.evidence import Evidence
-from shardviz.check.step.jobs.accumulated import of_accumulated
 from shardviz.check.step.jobs.gradients import (
     Clips,
     broken_ties,
@@ -29,7 +28,9 @@ from shardviz.check.step.jobs.gradients import (
     with_round_norms,
 )
 from shardviz.check.step.jobs.line_values import add_lines
+from shardviz.check.step.jobs.micro_batches import terms_of_micro_batches
 from shardviz.check.step.rules.all_gradients import of_all_gradients
+from shardviz.check.step.rules.summands import of_micro_batches
 from shardviz.check.step.run import explained, seen_in
 from shardviz.check.step.trace.calls import Call, is_within
 from shardviz.check.step.trace.divergence import Divergence, blamed_by_weights, first_in_backward, first_in_forward
@@ -38,7 +39,7 @@ from shardviz.check.step.trace.traces import JobTrace, Point, Weight, coarsest_o
 from shardviz.dump.dump import Dump, dump_of
 from shardviz.dump.read import DumpFiles
 from shardviz.dump.records.files import RankRecord
-from shardviz.dump.records.step import NoiseRecord
+from shardviz.dump.records.step import NoiseRecord, of_micro_batch
 from shardviz.dump.records.tensors import Body, FlatRecord, LayoutRecord, MeshRecord, TensorRecord
 from shardviz.dump.records.trace import LinesRecord, Place
 from shardviz.explain.finding import Finding
@@ -50,7 +51,7 @@ from shardviz.relate.tolerance import EPSILON, NOISE, POINT_EPSILON, allowed_in_
 from shardviz.relate.values import farthest, magnitude
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -216,6 +217,8 @@ def assembled(job: JobTrace, judging: Judging, weights: Weights, reference: JobT
     assembling = Assembling(job, judging.mesh)
     assembling.runs = _micro_batches(job, reference)
     sampled = add_gradients(assembling, weights)
+    for name, terms in terms_of_micro_batches(job, judging, weights.grads):
+        _add_terms(assembling, name, terms)
     _add_vectors(assembling, weights.params)
     for place in judging.wrong:
         _add_place(assembling, judging, place)
@@ -251,6 +254,13 @@ def add_gradients(assembling: Assembling, weights: Weights) -> tuple[str, ...]:
             if weight.layout is None and belonging is not None and belonging.layout is None:
                 assembling.add_region(rank, name, whole.shape, belonging.regions[rank], weight)
     return tuple(sampled)
+
+
+def _add_terms(assembling: Assembling, name: str, terms: Sequence[NDArray[np.float64]]) -> None:
+    """Add what each micro-batch adds to a gradient, as the unsharded model's gradient of it."""
+    for at, term in enumerate(terms):
+        values, place = len(terms) * term, of_micro_batch(name, at)
+        assembling.add(min(assembling.job.ranks), place, ("reference", "activation"), term.shape, values, "float32")
 
 
 def are_whole(*weights: Weight) -> bool:
@@ -343,10 +353,8 @@ def findings_on(evidence: JobEvidence, judging: Judging, reference_name: str) ->
     if unequal is not None:
         yield unequal
         return
-    accumulated = of_accumulated(evidence, judging) if first is None and (pairs or of_all) else None
-    if accumulated is not None:
-        yield accumulated
-        return
+    pairs, of_parts = of_micro_batches(evidence, pairs)
+    yield from of_parts
     yield from of_all
     absent, pairs = with_cut(evidence, list(check_no_gradient(evidence)), placed(evidence, pairs))
     yield from findings_in(absent)

@@ -24,13 +24,17 @@ from shardviz.check.step.rules.all_gradients import CLIP_EPSILON, multiplied, ne
 from shardviz.check.step.trace.traces import Weight, in_both
 from shardviz.dump.records.step import ClipRecord
 from shardviz.explain.placement.values import BrokenTie
-from shardviz.explain.step.gradients import UnsummedTiedGradients
+from shardviz.explain.step.gradients import (
+    LostMicroBatches,
+    MicroBatchesReducedAgain,
+    UnclearedGradients,
+    UnsummedTiedGradients,
+)
 from shardviz.explain.step.losses import MeanOfMeans
 from shardviz.explain.step.scales import (
     ClippedByOwnNorms,
     ClippedByParts,
     LossTimesOwnNumber,
-    MicroBatchesWeighed,
     ScaledBackward,
     ScaledByOwnCount,
     ScaledInStep,
@@ -66,7 +70,7 @@ if TYPE_CHECKING:
 
 MADE_BY_CLIPS = UnexplainedBackward | ClippedByParts | ScaledByOwnCount | ScaledInStep
 """Causes of gradients that clipping by ranks' own norms explains better."""
-OUTSIDE_MODULES = DifferentClips | GradientsNotZeroed | MicroBatchesWeighed
+OUTSIDE_MODULES = DifferentClips | GradientsNotZeroed | LostMicroBatches | MicroBatchesReducedAgain | UnclearedGradients
 """Causes that lie in no line of a forward."""
 MAX_LISTED = 4
 UNCLIPPED = ClipRecord(0.0, math.inf)

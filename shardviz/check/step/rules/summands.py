@@ -85,8 +85,8 @@ def of_micro_batches(evidence: Evidence, pairs: Sequence[Found]) -> tuple[list[F
         remaining = [(result, finding) for result, finding in remaining if result.role == "grad" or not finding.generic]
     weighted = [result for result in unexplained if result.name in weights]
     ranks = {rank for result in weighted for rank in result.wrong}
-    small = [result.name for result in covered if result.name not in weights]
-    finding = _of_weights(evidence, list(weights), min(distinct), tuple(sorted(ranks)), small)
+    others = [result.name for result in covered if result.name not in weights]
+    finding = _of_weights(evidence, list(weights), min(distinct), tuple(sorted(ranks)), others)
     return remaining, [finding.seen_in(*weighted)]
 
 
@@ -126,12 +126,14 @@ def _fitted(comparison: Compared, rank: int, parts: Parts) -> Weights:
 
 
 def _of_weights(
-    evidence: Evidence, names: list[str], weights: Weights, ranks: tuple[int, ...], small: list[str]
+    evidence: Evidence, names: list[str], weights: Weights, ranks: tuple[int, ...], others: list[str]
 ) -> Finding:
-    """Return the finding of gradients that have micro-batches so often, with those that are too small to count in."""
-    wrong = f"the gradient{'s' if len(small) > 1 else ''} of {listed(small, MAX_LISTED)}"
-    verb = "are" if len(small) > 1 else "is"
-    also = (f"{wrong} {verb} wrong too, and too small to count micro-batches in",) if small else ()
+    """Return the finding of gradients that have micro-batches so often, with those in which they can't be counted."""
+    wrong = f"the gradient{'s' if len(others) > 1 else ''} of {listed(others, MAX_TERMS)}"
+    verb = "are" if len(others) > 1 else "is"
+    also = (
+        (f"{wrong} {verb} wrong too, and too small to count micro-batches in, or of no linear layer",) if others else ()
+    )
     times = listed(map(number, weights), MAX_LISTED)
     what = "the gradient has" if len(names) == 1 else f"{len(names)} gradients have"
     return _cause(evidence, names, weights).finding(
