@@ -220,32 +220,26 @@ class UnexplainedBackward(Cause):
         moved: A collective that moves numbers between the model and the loss and has no backward: `all_gather`.
         place: The line that calls it, as `loss.py:31`.
         is_unseen: Whether nobody recorded the loss: it may be wrong itself.
-        is_of_weights: Whether the gradients of every module's inputs and outputs are right.
     """
 
     is_of_loss: bool = False
     moved: str = ""
     place: str = ""
     is_unseen: bool = False
-    is_of_weights: bool = False
     why = (
         "{moved:?The loss is right, and {moved} in {place} has no backward: what ranks compute from other ranks' "
         "numbers sends no gradient back to those ranks|}",
         "{is_of_loss:?{is_unseen:?The model's outputs are right, and the loss, which was not recorded, sends a wrong "
-        "gradient back to them|The loss is right, and it sends a wrong gradient back to the model's output}|"
-        "{is_of_weights:?The gradients of all modules' inputs and outputs are right. Those of weights go wrong where "
-        "they are made of them or later: in a hook, as micro-batches add up, or in what reduces or scales them|The "
-        "sharded step goes wrong in backward, although the outputs{is_unseen:?| and the loss} are right}}",
+        "gradient back to them|The loss is right, and it sends a wrong gradient back to the model's output}|The "
+        "sharded step goes wrong in backward, although the outputs{is_unseen:?| and the loss} are right}",
     )
     how = (
         "{moved:?in {place}, use torch.distributed.nn.functional, or a torch.autograd.Function whose backward sums the "
         "gradients and returns the rank's own part|}",
         "{is_of_loss:?look between the model's output and backward(): {is_unseen:?at what each rank computes from its "
         "own rows alone, such as a mean, a variance or a count, |}at a replaced backward (in loss_parallel, every "
-        "log_softmax), a collective without a backward, a detached or scaled term|{is_of_weights:?look at the "
-        "hooks of parameters, at what happens to .grad between two micro-batches, and at each all_reduce of a gradient|"
-        "look for a collective without a backward, or with one that doesn't match its forward, and for a loss term "
-        "that the step scales differently}}",
+        "log_softmax), a collective without a backward, a detached or scaled term|look for a collective without a "
+        "backward, or with one that doesn't match its forward, and for a loss term that the step scales differently}",
     )
 
 

@@ -29,7 +29,7 @@ import numpy as np
 from shardviz.check.step.comparison import Compared, spans
 from shardviz.check.step.rules.factors import size_in_words
 from shardviz.check.step.rules.losses import cause_of_value, exponentials_of, unexplained_loss, unexplained_value
-from shardviz.check.step.trace.divergence import are_all_right_in_backward, is_wrong_from_loss
+from shardviz.check.step.trace.divergence import is_wrong_from_loss
 from shardviz.dump.records.base import WEIGHTS
 from shardviz.dump.records.step import FROM_ONE_RANK
 from shardviz.explain.step.forward import JoinedOutOfOrder, PartOfAnotherRank, RepeatedParts
@@ -139,8 +139,7 @@ def _in_backward(evidence: Evidence) -> Cause:
     all_moves = {move for record in evidence.dump.files.ranks.values() for move in record.moves}
     moves = {move for move in all_moves if move.op not in FROM_ONE_RANK}
     if cut or len(moves) != 1:
-        is_unseen, is_of_weights = evidence.loss is None, are_all_right_in_backward(evidence.calls)
-        return CutGraph(cut) if cut else UnexplainedBackward(is_of_loss, "", "", is_unseen, is_of_weights)
+        return CutGraph(cut) if cut else UnexplainedBackward(is_of_loss, is_unseen=evidence.loss is None)
     (move,) = moves
     return UnexplainedBackward(is_of_loss, move.op, move.place, evidence.loss is None)
 

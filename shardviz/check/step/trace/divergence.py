@@ -199,12 +199,6 @@ def _begins_right(calls: Calls) -> bool:
     return bool(with_output) and not is_wrong_from_loss(calls, with_output[-1])
 
 
-def are_all_right_in_backward(calls: Calls) -> bool:
-    """Whether gradients of modules' inputs and outputs were compared, and all are right."""
-    sides = [(call, what) for call in calls.in_order for what in (INPUT, OUTPUT) if call.state(what) is not None]
-    return bool(sides) and all(call.is_good(what) for call, what in sides)
-
-
 def is_wrong_from_loss(calls: Calls, call: Call) -> bool:
     """Whether a gradient of the last call's output is wrong, and can only come from what reads it.
 
