@@ -14,10 +14,10 @@ from shardviz.dump.records.trace import Place
 from shardviz.explain.finding import Finding, Kind
 from shardviz.explain.step.gradients import CutInModule, GraphCutBehind, UnsummedInputGradient, WrongOutside
 from shardviz.explain.step.modules import (
+    OverwrittenInput,
     UnexplainedBetweenModules,
     UnexplainedInput,
     UnexplainedModule,
-    OverwrittenInput,
     UnexplainedModuleBackward,
     UngatheredInput,
     UnsummedModule,
@@ -318,15 +318,9 @@ def cause_at(evidence: Evidence, first: Divergence) -> Cause:
         return WrongOutside(first.output, _module_around(evidence, first), _is_last_of_stage(evidence, last))
     if first.way == "between":
         return UnexplainedBetweenModules(name, first.after or "what reads its output", first.readers)
-    if is_overwritten(first.call):
+    if first.call.has_overwritten_input:
         return OverwrittenInput(name)
     return UnexplainedModuleBackward(name)
-
-
-def is_overwritten(call: Call) -> bool:
-    """Whether something wrote into what a call was given before its backward."""
-    points = (point for own in call.points.values() for point in own)
-    return any(point.is_overwritten and point.what == "input" for point in points)
 
 
 def _is_given_out_of_order(first: Divergence) -> bool:
