@@ -238,7 +238,9 @@ class _Backward:
         The tensor's gradient is wrong, so what reads it elsewhere doesn't. Functions of the user's and what
         communicates may have a wrong backward of their own.
         """
-        readers, maker = self.lines.readers(value), self.lines.producer(value)
+        maker, every = self.lines.producer(value), self.lines.readers(value)
+        cutting = [call for call in every if call.whole is None and not self._needs_gradient(call)]
+        readers = [call for call in every if call not in cutting]
         calls = [call for call in (*readers, maker) if call is not None]
         are_torchs = all(call.function[:1].islower() and not call.first.ranks for call in readers)
         are_right = all(
@@ -246,13 +248,20 @@ class _Backward:
             and all(self.states.gradient(made).kind == "right" for made in reader.outputs)
             for reader in readers
         )
-        if maker is None or not (readers and are_torchs and are_right) or any(APPLIED.search(c.line.source) for c in calls):
+        is_applied = any(APPLIED.search(call.line.source) for call in calls)
+        if maker is None or is_applied or not (readers and are_torchs and are_right):
             return None
         is_recomputed = any(self.lines.records[pair].is_recomputed for pair in value)
-        module = self.lines.module or "the model itself"
-        cause = ReadElsewhere(maker.place, readers[-1].function, module, is_recomputed)
-        sides = f"{reached(readers[-1])} sends back what it should to the tensor from {at(maker.line, readers[-1].line)}"
+        module, cut = self.lines.module or "the model itself", cutting[-1].place if cutting else ""
+        cause = ReadElsewhere(maker.place, readers[-1].function, module, is_recomputed, cut)
+        sides = (
+            f"{reached(readers[-1])} sends back what it should to the tensor from {at(maker.line, readers[-1].line)}"
+        )
         return fault_at(maker, f"in backward {sides}, and the tensor's gradient is wrong", cause)
+
+    def _needs_gradient(self, call: Call) -> bool:
+        """Whether a gradient can come back to anything that a call makes."""
+        return any(self.lines.records[pair].needs_grad for made in call.outputs for pair in made)
 
     def _gets_gradient(self, call: Call) -> bool:
         """Whether anything may come back through a call: nothing does if the unsharded model's gets no gradient."""
@@ -329,7 +338,7 @@ class _Backward:
             return sent.kind == "right"
         if call.whole is None or call.first.is_collective or len(call.first.frames) > 1:
             return False
-        if not any(self.lines.records[pair].needs_grad for made in call.outputs for pair in made):
+        if not self._needs_gradient(call):
             return True
         states = [self.states.forward(tensor) for tensor in (*call.inputs, *call.outputs)]
         gradients = [self.states.gradient(made) for made in call.outputs]
