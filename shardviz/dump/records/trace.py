@@ -274,6 +274,7 @@ class ValueRecord(Record, frozen=True):
         has_gradient: Whether a gradient came back.
         memory: Which memory it stands in, with its shape; 0 if that is not known. Counted only in a whole step.
         axes: Of a DTensor, the axes of its mesh.
+        is_recomputed: Whether activation checkpointing made it without a graph first, and again in backward.
     """
 
     number: Count
@@ -285,6 +286,7 @@ class ValueRecord(Record, frozen=True):
     has_gradient: bool = False
     memory: Count = 0
     axes: tuple[str, ...] = ()
+    is_recomputed: bool = False
 
 
 class LinesRecord(Record, frozen=True):

@@ -243,6 +243,23 @@ class UnexplainedBackward(Cause):
     )
 
 
+class UnexplainedWeightGradients(Cause):
+    """Gradients of weights are wrong, although their modules get what is right in forward and in backward.
+
+    So the gradients of activations are not at fault. What makes a weight's gradient of them, or changes it afterwards,
+    differs, and no rule explains how.
+    """
+
+    why = (
+        "The modules of these weights get the right inputs and the right gradients. The step does something else with "
+        "the weights' own gradients"
+    )
+    how = (
+        "look at reductions and hooks of these gradients, at how micro-batches add up, at what writes into .grad, and "
+        "at uses of the weights outside of their modules"
+    )
+
+
 class MisplacedWeights(Cause, kind="misordered"):
     """Two jobs start from the same numbers, at different places or under different names.
 

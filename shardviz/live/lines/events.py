@@ -41,7 +41,7 @@ class Value:
         gradient = self.back is not None
         needs_grad = any(value.needs_grad and value.values is not None for value in (self, self.again) if value)
         left_out = self.values is None
-        sides = needs_grad, self.placements, left_out, gradient, self.memory, self.axes
+        sides = needs_grad, self.placements, left_out, gradient, self.memory, self.axes, self.again is not None
         return ValueRecord(self.number, self.shape, self.origin, *sides)
 
     @property

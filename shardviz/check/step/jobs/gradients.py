@@ -41,7 +41,7 @@ from shardviz.explain.step.scales import (
 )
 from shardviz.explain.step.sums import GradientNotReduced
 from shardviz.explain.step.two_jobs import DifferentClips, GradientsNotZeroed
-from shardviz.explain.step.whole_step import UnexplainedBackward
+from shardviz.explain.step.whole_step import UnexplainedBackward, UnexplainedWeightGradients
 from shardviz.explain.templates import number
 from shardviz.groups import the_only
 from shardviz.layout.layout import placements_of
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 
     Values = NDArray[np.float64]
 
-MADE_BY_CLIPS = UnexplainedBackward | ClippedByParts | ScaledByOwnCount | ScaledInStep
+MADE_BY_CLIPS = UnexplainedBackward | UnexplainedWeightGradients | ClippedByParts | ScaledByOwnCount | ScaledInStep
 """Causes of gradients that clipping by ranks' own norms explains better."""
 OUTSIDE_MODULES = DifferentClips | GradientsNotZeroed | LostMicroBatches | MicroBatchesReducedAgain | UnclearedGradients
 """Causes that lie in no line of a forward."""

@@ -14,7 +14,7 @@ from shardviz.check.step.lines.fault import Fault, after, at, fault_at, reached
 from shardviz.check.step.lines.parts import halo_not_sent_back
 from shardviz.check.step.lines.state import State, words_of
 from shardviz.check.step.lines.states import MAX_BESIDE, States
-from shardviz.explain.step.gradients import UnsummedInputGradient
+from shardviz.explain.step.gradients import ReadElsewhere, UnsummedInputGradient
 from shardviz.explain.step.line_reductions import (
     GradientsOfOtherMicroBatches,
     UnreducedGather,
@@ -213,6 +213,8 @@ class _Backward:
             readers = [call for call in readers if self.uses_part(value, call)]
         if len({call.place for call in readers}) != 1:
             return None
+        if (elsewhere := self._read_elsewhere(value)) is not None:
+            return elsewhere
         unsummed = [fault for reader in readers if (fault := self._unsummed_part(value, reader)) is not None]
         call = readers[-1]
         gradients = [self.states.gradient(one) for one in self._made_of(call)]
@@ -229,6 +231,37 @@ class _Backward:
             lacks = f"; at {place} it lacks what rank {halo.other} hands back there"
             return self._hands_back(call, value, words, halo, held, lacks)
         return self._summed_again(value, call, words) or self._wrong(value, call, words)
+
+    def _read_elsewhere(self, value: Value) -> Fault | None:
+        """Return the line that makes a tensor of which all readers in the module send back what they should.
+
+        The tensor's gradient is wrong, so what reads it elsewhere doesn't. Functions of the user's and what
+        communicates may have a wrong backward of their own.
+        """
+        maker, every = self.lines.producer(value), self.lines.readers(value)
+        cutting = [call for call in every if call.whole is None and not self._needs_gradient(call)]
+        readers = [call for call in every if call not in cutting]
+        calls = [call for call in (*readers, maker) if call is not None]
+        are_torchs = all(call.function[:1].islower() and not call.first.ranks for call in readers)
+        are_right = all(
+            self._hands_back_right(value, reader)
+            and all(self.states.gradient(made).kind == "right" for made in reader.outputs)
+            for reader in readers
+        )
+        is_applied = any(APPLIED.search(call.line.source) for call in calls)
+        if maker is None or is_applied or not (readers and are_torchs and are_right):
+            return None
+        is_recomputed = any(self.lines.records[pair].is_recomputed for pair in value)
+        module, cut = self.lines.module or "the model itself", cutting[-1].place if cutting else ""
+        cause = ReadElsewhere(maker.place, readers[-1].function, module, is_recomputed, cut)
+        sides = (
+            f"{reached(readers[-1])} sends back what it should to the tensor from {at(maker.line, readers[-1].line)}"
+        )
+        return fault_at(maker, f"in backward {sides}, and the tensor's gradient is wrong", cause)
+
+    def _needs_gradient(self, call: Call) -> bool:
+        """Whether a gradient can come back to anything that a call makes."""
+        return any(self.lines.records[pair].needs_grad for made in call.outputs for pair in made)
 
     def _gets_gradient(self, call: Call) -> bool:
         """Whether anything may come back through a call: nothing does if the unsharded model's gets no gradient."""
@@ -305,7 +338,7 @@ class _Backward:
             return sent.kind == "right"
         if call.whole is None or call.first.is_collective or len(call.first.frames) > 1:
             return False
-        if not any(self.lines.records[pair].needs_grad for made in call.outputs for pair in made):
+        if not self._needs_gradient(call):
             return True
         states = [self.states.forward(tensor) for tensor in (*call.inputs, *call.outputs)]
         gradients = [self.states.gradient(made) for made in call.outputs]

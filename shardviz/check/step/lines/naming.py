@@ -94,6 +94,7 @@ from shardviz.explain.step.whole_step import (
     UnexplainedBackward,
     UnexplainedCopies,
     UnexplainedForward,
+    UnexplainedWeightGradients,
 )
 
 if TYPE_CHECKING:
@@ -315,7 +316,7 @@ def with_line_around(dump: Dump, finding: Finding, fault: Fault, *, are_gradient
     What is logged in a wrong way makes no gradient wrong.
     """
     guesses: tuple[type[Cause], ...] = (*GUESSES, ScalarNotReduced) if are_gradients_wrong else GUESSES
-    guesses = (*guesses, UnexplainedBackward) if fault.is_forward else guesses
+    guesses = (*guesses, UnexplainedBackward, UnexplainedWeightGradients) if fault.is_forward else guesses
     sides = finding.sentence, *finding.details
     placed = replace(finding, sentence=fault.sentence, details=sides, line=fault.place)
     if isinstance(fault.cause, UnsummedValue):

@@ -40,7 +40,7 @@ from shardviz.explain.step.gradients import (
     TiedShardsMisaligned,
     UnsummedTiedGradients,
 )
-from shardviz.explain.step.modules import StatisticsOfPart
+from shardviz.explain.step.modules import OverwrittenInput, StatisticsOfPart
 from shardviz.explain.step.scales import AddedNumber, OnlyZerosThere, RoundedResult, TransposedResult
 from shardviz.explain.step.sums import (
     MixedLayers,
@@ -56,6 +56,7 @@ from shardviz.explain.step.whole_step import (
     UnexplainedBackward,
     UnexplainedCopies,
     UnexplainedForward,
+    UnexplainedWeightGradients,
     WeightOnSomeRanks,
 )
 from shardviz.explain.templates import number
@@ -87,6 +88,7 @@ if TYPE_CHECKING:
 
     from shardviz.check.step.evidence import Evidence
     from shardviz.dump.dump import Dump
+    from shardviz.dump.records.trace import What
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
     from shardviz.relate.measures import Slices
@@ -129,11 +131,17 @@ def _where_to_look(evidence: Evidence, comparison: Compared) -> Cause:
         return UnexplainedForward()
     if comparison.role == "scalar":
         return unexplained_value(evidence, comparison)
-    return _in_backward(evidence) if evidence.loss_is_right else unexplained_loss(evidence)
+    return _in_backward(evidence, comparison) if evidence.loss_is_right else unexplained_loss(evidence)
 
 
-def _in_backward(evidence: Evidence) -> Cause:
-    cut = evidence.without_gradient
+def _in_backward(evidence: Evidence, comparison: Compared) -> Cause:
+    module, cut = comparison.name.rpartition(".")[0], evidence.without_gradient
+    if not cut and _has_right_sides(evidence, module):
+        if any(call.has_overwritten_input for call in evidence.calls.by_module[module]):
+            return OverwrittenInput(module)
+        wrong = {name.rpartition(".")[0] for name, gradient in evidence.gradients.items() if gradient.wrong}
+        if all(_has_right_sides(evidence, name) for name in wrong):
+            return UnexplainedWeightGradients()
     of_model = evidence.calls.by_module.get("", ())
     is_of_loss = any(is_wrong_from_loss(evidence.calls, call) for call in of_model)
     all_moves = {move for record in evidence.dump.files.ranks.values() for move in record.moves}
@@ -142,6 +150,13 @@ def _in_backward(evidence: Evidence) -> Cause:
         return CutGraph(cut) if cut else UnexplainedBackward(is_of_loss, is_unseen=evidence.loss is None)
     (move,) = moves
     return UnexplainedBackward(is_of_loss, move.op, move.place, evidence.loss is None)
+
+
+def _has_right_sides(evidence: Evidence, module: str) -> bool:
+    """Whether all that a module is given and returns in forward, and is given in backward, is right on every rank."""
+    calls = evidence.calls.by_module.get(module, ())
+    sides: tuple[What, ...] = ("input", "output", "gradient of output")
+    return bool(calls) and all(call.state(side) == "right" for call in calls for side in sides)
 
 
 def added_too_often(dump: Dump, comparison: Compared) -> Finding | None:

@@ -63,6 +63,12 @@ class Call:
         """The module's class."""
         return next((point.type for own in self.points.values() for point in own), "")
 
+    @property
+    def has_overwritten_input(self) -> bool:
+        """Whether something wrote into what it was given before its backward."""
+        points = (point for own in self.points.values() for point in own)
+        return any(point.is_overwritten and point.what == "input" for point in points)
+
     def is_bad(self, what: What) -> bool:
         """Whether a side is not the unsharded model's."""
         state = self.state(what)

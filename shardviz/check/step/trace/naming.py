@@ -329,15 +329,9 @@ def cause_at(evidence: Evidence, first: Divergence) -> Cause:
         return WrongOutside(first.output, _module_around(evidence, first), _is_last_of_stage(evidence, last))
     if first.way == "between":
         return UnexplainedBetweenModules(name, first.after or "what reads its output", first.readers)
-    if is_overwritten(first.call):
+    if first.call.has_overwritten_input:
         return OverwrittenInput(name)
     return UnexplainedModuleBackward(name)
-
-
-def is_overwritten(call: Call) -> bool:
-    """Whether something wrote into what a call was given before its backward."""
-    points = (point for own in call.points.values() for point in own)
-    return any(point.is_overwritten and point.what == "input" for point in points)
 
 
 def _is_given_out_of_order(first: Divergence) -> bool:

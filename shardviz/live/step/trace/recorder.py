@@ -169,7 +169,7 @@ class Trace:
         """Return what is kept of a tensor, once if it goes through several modules unchanged."""
         cached = self._known.get(id(tensor))
         if cached is not None and tensor_behind(cached[0]) is tensor and cached[1] == tensor._version:
-            return cached[2]
+            return cached[2] if cached[2].needs_grad >= tensor.requires_grad else self._with_graph(tensor, cached[2])
         with torch.no_grad():
             local = of_tensor("", "activation", tensor)
             # Copied as a plain tensor, because cloning a DTensor with a pending sum makes the sum.
@@ -181,6 +181,13 @@ class Trace:
             self._count += 1
         self.num_elements += 0 if copied is None else copied.numel()
         self.num_left_out += tensor_seen.values is None
+        self._known[id(tensor)] = ref(tensor), tensor._version, tensor_seen
+        self._hook(tensor, tensor_seen)
+        return tensor_seen
+
+    def _with_graph(self, tensor: torch.Tensor, seen: Seen) -> Seen:
+        """Return what is kept of a tensor that got its graph later, as what a checkpointed module returned does."""
+        tensor_seen = replace(seen, needs_grad=True)
         self._known[id(tensor)] = ref(tensor), tensor._version, tensor_seen
         self._hook(tensor, tensor_seen)
         return tensor_seen
