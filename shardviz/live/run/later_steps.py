@@ -129,12 +129,17 @@ class LaterSteps:
             self._buffers = self._step.buffers.written_after()  # the job may still synchronize them
 
     def end(self) -> None:
-        """Follow the module no longer, and write what was seen."""
+        """Follow the module no longer, and write what was seen.
+
+        As the process ends this may hold the last reference to a model, and its wrapper the last one to its process
+        group, whose thread must be able to take the GIL to end: writing lets it, before the model is let go.
+        """
         for handle in self._handles:
             handle.remove()
         if self._step is not None:
-            self._step = None
+            step, self._step = self._step, None
             self._write()
+            del step
 
     def _called(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if not torch.is_grad_enabled() or _is_captured():

@@ -116,8 +116,30 @@ for batch in torch.randn(2, 8, 6, generator=torch.Generator().manual_seed(1)):
     optimizer.step()
     optimizer.zero_grad()
 """
+REDUNDANCY = """
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+
+
+def main():
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4))
+    called = DistributedDataParallel(model) if WORLD > 1 else model
+    if WORLD > 1:
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=RATE)
+    else:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for x in torch.randn(3, 8, 6, generator=torch.Generator().manual_seed(1)):
+        called(x.chunk(WORLD)[RANK]).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    if WORLD > 1:
+        dist.destroy_process_group()
+
+
+main()
+"""
 SUM = "dist.all_reduce(parameter.grad)"
-LAST_SUM = "dist.all_reduce(parameter.grad) if LAST[0] else None"
+LAST_SUM = f"{SUM} if LAST[0] else None"
 
 
 def compared(folder, program, changes):
@@ -177,4 +199,11 @@ def test_rows_that_are_shorter_in_a_later_step_are_named(tmp_path, count, cause)
 @pytest.mark.parametrize(("kept", "cause"), [("detach()", "overwritten-input"), ("detach().clone()", "")])
 def test_an_input_that_is_overwritten_before_backward_is_named(tmp_path, kept, cause):
     step = compared(tmp_path, STAGES, {"KEPT": kept})
+    assert [departure["cause_id"] for departure in step["departures"]] == [cause] * bool(cause), step
+
+
+@nightly
+@pytest.mark.parametrize(("rate", "cause"), [("0.01", ""), ("0.01 * WORLD", "different-settings")])
+def test_the_job_of_an_optimizer_whose_ranks_step_own_weights_ends(tmp_path, rate, cause):
+    step = compared(tmp_path, REDUNDANCY, {"RATE": rate})
     assert [departure["cause_id"] for departure in step["departures"]] == [cause] * bool(cause), step
