@@ -266,6 +266,6 @@ def _sums(rows: torch.Tensor, keys: Iterable[tuple[int, ...]]) -> Iterator[tuple
     for start in range(0, len(flat), ROWS_AT_ONCE):  # no matmul, which autocast would round
         numbers = flat[start : start + ROWS_AT_ONCE].float()
         pairs = torch.stack([(numbers * weights).sum(1), numbers.square().mean(1).sqrt()], 1).tolist()
-        for key, pair in zip(keys, pairs, strict=False):
+        for pair, key in zip(pairs, keys, strict=False):  # the other way round, a key would be lost at each end
             total, size = pair if all(map(math.isfinite, pair)) else (NOT_FINITE, NOT_FINITE)
             yield crc32(repr((key, rows.shape[1:].numel())).encode()), total, size
