@@ -126,13 +126,15 @@ class GradientsNotZeroed(Cause):
     Each step then goes in the direction of the sum of all gradients so far. The first step is right.
 
     Attributes:
-        count: How many parameters had a gradient as backward began.
+        count: How many parameters had a gradient as backward, or the forward of a later step, began.
+        step: The later step; 0 if it is the traced one.
     """
 
     count: int
+    step: int = 0
     why = (
-        "As backward begins, {count:,} {count:1?parameter still has|parameters still have} the gradient of the step "
-        "before"
+        "As {step:?the forward of step {step}|backward} begins, {count:,} {count:1?parameter still has|parameters "
+        "still have} the gradient of the step before"
     )
     how = "call optimizer.zero_grad() in every step, after optimizer.step() and before backward"
 

@@ -17,6 +17,8 @@ from msgspec import structs
 
 from shardviz.dump.records.step import GivenRecord
 from shardviz.live.capture.locals import Local, local_tensors, unwrapped
+from shardviz.live.claims import registry
+from shardviz.live.compat.meshes import local_of
 from shardviz.live.compat.modules import clean_name
 from shardviz.live.run.hooks.observing import quietly
 from shardviz.live.run.references.values import living_modules, living_optimizers, outermost
@@ -68,6 +70,7 @@ class LaterSteps:
         self._shapes: list[tuple[int, ...]] = []
         self._rows: list[tuple[int, ...]] = []
         self._outputs: list[tuple[int, float, float]] = []
+        self._num_kept = 0  # parameters that have a gradient as the step begins
         self._num_before = 0  # how many tensors of the step the calls before the last were given
         self._has_other_model: bool | None = None  # that the job trains; not known before the first call
         self._is_stepped = False
@@ -151,6 +154,8 @@ class LaterSteps:
                     self._note_between(module, self._step)
                 self._write()
             self._begin_step()
+        if self._given and not self._shapes and self._step is not None:
+            self._num_kept = len(with_gradients(registry.named_parameters(unwrapped(self._step.root))))
         if self._has_other_model is None:
             self._has_other_model = any(not steps(optimizer, module) for optimizer in living_optimizers())
         self._num_before = len(self._rows)
@@ -182,7 +187,7 @@ class LaterSteps:
         self._buffers = [*step.buffers.written_after(), *step.buffers.after()]
 
     def _begin_step(self) -> None:
-        self._shapes, self._rows, self._outputs, self._is_stepped = [], [], [], False
+        self._shapes, self._rows, self._outputs, self._num_kept, self._is_stepped = [], [], [], 0, False
         self._done.clear()
 
     def _add(self, options: Options) -> None:
@@ -198,6 +203,7 @@ class LaterSteps:
                 tuple(options_records(options)),
                 is_new,
                 outputs=tuple(self._outputs),
+                kept_gradients=self._num_kept,
             )
         )
         if len(self._given) == MAX_STEPS:
@@ -219,6 +225,14 @@ class LaterSteps:
         if self._written is not None:
             self._written([*self._after, *self._buffers], self._changed, self._given)
         self._after, self._buffers, self._changed, self._has_after = [], [], [], True
+
+
+def with_gradients(parameters: Iterable[tuple[str, nn.Parameter]]) -> list[str]:
+    """Return the names of parameters that have a gradient already, which the next backward will add to."""
+    with torch.no_grad():
+        gradients = {name: local_of(parameter.grad) for name, parameter in parameters if parameter.grad is not None}
+        flags = [gradient.any() for gradient in gradients.values()]
+        return [name for name, is_any in zip(gradients, map(bool, flags), strict=True) if is_any]
 
 
 def _is_captured() -> bool:

@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from shardviz.dump.records.step import ClipRecord
 from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.claims import registry
-from shardviz.live.compat.meshes import local_of, parts_of_norm
+from shardviz.live.compat.meshes import parts_of_norm
 from shardviz.live.compat.modules import is_making_states
 from shardviz.live.compat.pipelines import asks_for_shapes
 from shardviz.live.compat.tensors import at_end_of_backward, in_backward
@@ -33,7 +33,7 @@ from shardviz.live.lines.job_lines import JobLines
 from shardviz.live.randomness import random_states
 from shardviz.live.run.hooks.arming import arm, disarm
 from shardviz.live.run.hooks.observing import nested, quietly, report
-from shardviz.live.run.later_steps import LaterSteps
+from shardviz.live.run.later_steps import LaterSteps, with_gradients
 from shardviz.live.run.library_steps import LibraryStep
 from shardviz.live.run.outside import Averages, apart_from, outside
 from shardviz.live.run.read_buffers import ReadBuffers
@@ -462,7 +462,4 @@ def _note_kept(parameters: Sequence[tuple[str, nn.Parameter]], names: list[str])
         parameters: Those of the model before its forward: FSDP2 puts gathered ones in their place, without gradients.
         names: Where to.
     """
-    with torch.no_grad():
-        gradients = {name: local_of(param.grad) for name, param in parameters if param.grad is not None}
-        flags = [gradient.any() for gradient in gradients.values()]
-        names += [name for name, is_any in zip(gradients, map(bool, flags), strict=True) if is_any]
+    names += with_gradients(parameters)

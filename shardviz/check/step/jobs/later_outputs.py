@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 from shardviz.check.step.departure import Departure, departure_for
 from shardviz.check.step.jobs.other_steps import steps_of
 from shardviz.check.step.trace.traces import coarsest_of
-from shardviz.explain.step.two_jobs import OtherLaterOutputs
+from shardviz.explain.step.two_jobs import GradientsNotZeroed, OtherLaterOutputs
 from shardviz.relate.tolerance import EPSILON, LATER_OUTPUT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from shardviz.check.step.jobs.other_steps import Steps
     from shardviz.check.step.jobs.whole_job import WholeJob
     from shardviz.dump.records.step import GivenRecord
 
@@ -48,10 +49,21 @@ def later_outputs_of(reference: WholeJob, job: WholeJob) -> tuple[Departure | No
                 f"{job.name}: in step {number} the model makes other outputs of {off} of the {len(apart)} rows that "
                 f"both jobs have, off by up to {100 * apart[-1]:.2g}% of their size; they agree in step {agreeing[-1]}"
             )
-            cause = OtherLaterOutputs(agreeing[-1], number, is_traced=len(agreeing) == 1)
+            cause = _of_gradients((wanted, given), at, number - at) or OtherLaterOutputs(
+                agreeing[-1], number, is_traced=len(agreeing) == 1
+            )
             return departure_for(cause, "sharded", "", sentence), len(agreeing) - 1
         agreeing.append(number)
     return None, max(len(agreeing) - 1, 0)
+
+
+def _of_gradients(steps: tuple[Steps, Steps], last: int, first: int) -> GradientsNotZeroed | None:
+    """Return that a job begins a later step, up to the last, with gradients that the other job has none of."""
+    for at in range(1, last + 1):
+        there, here = (max(record.kept_gradients for record in of_job[at].values()) for of_job in steps)
+        if here and not there:
+            return GradientsNotZeroed(here, first + at)
+    return None
 
 
 def _apart(wanted: Mapping[int, GivenRecord], given: Mapping[int, GivenRecord]) -> Iterator[float]:

@@ -49,12 +49,12 @@ def reduce(parameter):
 for parameter in model.parameters() if WORLD > 1 else ():
     parameter.register_post_accumulate_grad_hook(reduce)
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
-for batch in torch.randn(2, 16, 6, generator=torch.Generator().manual_seed(1)):
+for batch in torch.randn(2, 24, 6, generator=torch.Generator().manual_seed(1)):
     for at, x in enumerate(batch.split(8)):
-        LAST[0] = at == 1
+        LAST[0] = at == 2
         if ZEROED and WORLD > 1:
             model.zero_grad()
-        (model(x.chunk(WORLD)[RANK]).square().sum() / 16).backward()
+        (model(x.chunk(WORLD)[RANK]).square().sum() / 24).backward()
     optimizer.step()
     optimizer.zero_grad()
 """
