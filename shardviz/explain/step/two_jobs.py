@@ -198,8 +198,8 @@ class OtherPace(Cause):
     )
 
 
-class ShorterRows(Cause):
-    """The rows of a later step are shorter than those of the other job.
+class OtherRowLength(Cause):
+    """The rows of a later step have another length than those of the other job.
 
     A curriculum lengthens the sequences as training goes on. If it counts the rows or tokens that one rank has seen,
     it goes on more slowly on more ranks.
@@ -219,7 +219,7 @@ class ShorterRows(Cause):
         "In step {step} the rows have a length of {length}, and the other job's {wanted}{as_in:?: the other job has "
         "{length} in step {as_in}|}. What chooses the length depends on a rank's own count of rows, tokens or batches"
     )
-    how = "choose the length by the optimizer's steps, or by the rows of all ranks: multiply the count by their number"
+    how = "choose the length by the optimizer's steps, or by a count that is the same on all ranks and in one process"
 
 
 class OtherStepLength(Cause):

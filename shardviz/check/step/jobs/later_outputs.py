@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardviz.check.step.departure import Departure, departure_for
-from shardviz.check.step.jobs.other_steps import steps_of
+from shardviz.check.step.jobs.other_steps import other_length, steps_of
 from shardviz.check.step.trace.traces import coarsest_of
 from shardviz.explain.step.two_jobs import GradientsNotZeroed, OtherLaterOutputs
 from shardviz.relate.tolerance import EPSILON, LATER_OUTPUT
@@ -49,8 +49,11 @@ def later_outputs_of(reference: WholeJob, job: WholeJob) -> tuple[Departure | No
                 f"{job.name}: in step {number} the model makes other outputs of {off} of the {len(apart)} rows that "
                 f"both jobs have, off by up to {100 * apart[-1]:.2g}% of their size; they agree in step {agreeing[-1]}"
             )
-            cause = _of_gradients((wanted, given), at, number - at) or OtherLaterOutputs(
-                agreeing[-1], number, is_traced=len(agreeing) == 1
+            lengths = (other_length(wanted, given, step, number - at) for step in range(1, at + 1))
+            cause = (
+                _of_gradients((wanted, given), at, number - at)
+                or next(filter(None, lengths), None)
+                or OtherLaterOutputs(agreeing[-1], number, is_traced=len(agreeing) == 1)
             )
             return departure_for(cause, "sharded", "", sentence), len(agreeing) - 1
         agreeing.append(number)

@@ -36,7 +36,7 @@ from shardviz.explain.step.two_jobs import (
     EarlierStepsDiffer,
     Gradients,
     OtherPace,
-    ShorterRows,
+    OtherRowLength,
     StepsInNarrowDtype,
 )
 from shardviz.explain.step.whole_step import DifferentBatch, FilledBatch, OrderBeginsAgain
@@ -254,10 +254,11 @@ def later_steps_of(reference: WholeJob, job: WholeJob) -> LaterResult:
             continue
         if rows[at] and rows[at] == rows_there[at] and alike.issuperset(rows_there[0]):
             continue
-        if (shorter := _shorter((rows[at], rows_there), at, traced)) is not None and alike.issuperset(rows_there[0]):
+        length = other_length(wanted, given, at, traced)
+        if length is not None and length.length < length.wanted and alike.issuperset(rows_there[0]):
             what = "its ranks are given as many rows, and shorter ones"
             text = f"{job.name}: in step {number} {what}; all are equal {before}"
-            return LaterResult(departure_for(shorter, "batch", "", text))
+            return LaterResult(departure_for(length, "batch", "", text))
         shapes = sorted(alike & rows_there[at].keys() & rows[at].keys())
         if not shapes or not _are_padded_alike((wanted[at], given[at]), (wanted[0], given[0])):
             without_rows.append(number)  # a loader pads each rank's rows to the longest of them
@@ -280,29 +281,35 @@ def later_steps_of(reference: WholeJob, job: WholeJob) -> LaterResult:
     return LaterResult(None, count, with_rows, tuple(without_rows), tuple(unequal), new_at)
 
 
-def _shorter(rows: tuple[RowsByShape, Sequence[RowsByShape]], at: int, traced: int) -> ShorterRows | None:
-    """Return that a job's rows are shorter along one dim than the other job's, on all ranks.
+def other_length(wanted: Steps, given: Steps, at: int, traced: int) -> OtherRowLength | None:
+    """Return that a job's rows have another length than the other job's, along one dim, and on all ranks if shorter.
 
-    Rows that each rank pads to the longest of its own are as long as the other job's on some rank.
+    Rows that each rank pads to the longest of its own are as long as the other job's on some rank; longer ones may be
+    padded to a multiple.
 
     Args:
-        rows: The job's rows in a step, and the other job's in every step.
+        wanted: What the other job's ranks were given in every step.
+        given: The job's.
         at: The step.
         traced: The number of the first step.
     """
-    ours, theirs = rows[0], rows[1][at]
-    shapes, shapes_there = set(ours), set(theirs)
-    if len(shapes_there) != 1 or not shapes or sum(map(len, ours.values())) != sum(map(len, theirs.values())):
+    shapes = [
+        [shape for record in steps[at].values() for shape in record.shapes if len(shape) > 1]
+        for steps in (wanted, given)
+    ]
+    if not all(shapes) or len({shape[1:] for shape in shapes[0]}) != 1:
         return None
-    (shape_there,) = shapes_there
-    if any(len(shape) != len(shape_there) for shape in shapes):
+    if sum(shape[0] for shape in shapes[0]) != sum(shape[0] for shape in shapes[1]):
         return None
-    longest = tuple(map(max, zip(*shapes, strict=True)))
-    dims = [dim for dim, (length, wanted) in enumerate(zip(longest, shape_there, strict=True)) if length != wanted]
-    if len(dims) != 1 or longest[dims[0]] > shape_there[dims[0]]:
+    if any(len(shape) != len(shapes[0][0]) for shape in shapes[1]):
         return None
-    as_in = next((traced + step for step, each in enumerate(rows[1]) if step != at and longest in each), 0)
-    return ShorterRows(traced + at, longest[dims[0]], shape_there[dims[0]], as_in)
+    length_there, longest = shapes[0][0][1:], tuple(map(max, zip(*shapes[1], strict=True)))[1:]
+    dims = [dim for dim, (length, other) in enumerate(zip(longest, length_there, strict=True)) if length != other]
+    if len(dims) != 1:
+        return None
+    lengths = ({shape[1:] for record in step.values() for shape in record.shapes} for step in wanted)
+    as_in = next((traced + step for step, of_step in enumerate(lengths) if step != at and longest in of_step), 0)
+    return OtherRowLength(traced + at, longest[dims[0]], length_there[dims[0]], as_in)
 
 
 def _is_unequal_rest(wanted: Steps, given: Steps, at: int) -> bool:

@@ -188,7 +188,7 @@ def test_gradients_show_how_often_each_micro_batch_counts(tmp_path, reduce, zero
 
 
 @nightly
-@pytest.mark.parametrize(("count", "cause"), [("len(batch)", ""), ("len(ids)", "shorter-rows")])
+@pytest.mark.parametrize(("count", "cause"), [("len(batch)", ""), ("len(ids)", "other-row-length")])
 def test_rows_that_are_shorter_in_a_later_step_are_named(tmp_path, count, cause):
     step = compared(tmp_path, CURRICULUM, {"COUNT": count})
     assert [departure["cause_id"] for departure in step["departures"]] == [cause] * bool(cause), step
