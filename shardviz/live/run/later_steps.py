@@ -128,7 +128,7 @@ class LaterSteps:
             return
         self._done.add(id(optimizer))
         if len(self._given) == 1:
-            self._after = _weights_of(self._step)
+            self._after = weights_after(self._step)
             self._buffers = self._step.buffers.written_after()  # the job may still synchronize them
 
     def end(self) -> None:
@@ -212,7 +212,9 @@ class LaterSteps:
     def _changed_since(self, step: Step) -> list[Local]:
         """Return copies of the weights that something has changed since the optimizers left them."""
         after = {local.name: local.values for local in self._after if local.role == "param"}
-        return [local for local in _weights_of(step) if local.name in after and not _are_same(local, after[local.name])]
+        return [
+            local for local in weights_after(step) if local.name in after and not _are_same(local, after[local.name])
+        ]
 
     def _take_averages(self) -> None:
         """Keep the averages of weights that the traced step leaves: a job makes them before its next step."""
@@ -240,7 +242,7 @@ def _is_captured() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
-def _weights_of(step: Step) -> list[Local]:
+def weights_after(step: Step) -> list[Local]:
     """Return copies of the weights that a step's optimizers step, as they are now."""
     return weights_of([*local_tensors(unwrapped(step.root)), *step.outside.tensors()], step.most)
 

@@ -80,6 +80,11 @@ class Observer:
             self._follower = Follower(self.session.options, lambda step, why: write_step(step, folder, command, why))
         self._follower.optimizing(optimizer)
 
+    def leaving(self, group: Any) -> None:
+        """End a followed step that no optimizer took if the job destroys all of its process groups."""
+        if self._follower is not None and (group is None or group is distributed.group.WORLD):
+            self._follower.leaving()
+
     def clipped(self, norm: Any, limit: Any) -> None:
         """Note in a followed step that gradients were clipped. Called under `--trace` only."""
         if self._follower is not None:

@@ -33,7 +33,7 @@ from shardviz.live.lines.job_lines import JobLines
 from shardviz.live.randomness import random_states
 from shardviz.live.run.hooks.arming import arm, disarm
 from shardviz.live.run.hooks.observing import nested, quietly, report
-from shardviz.live.run.later_steps import LaterSteps, with_gradients
+from shardviz.live.run.later_steps import LaterSteps, weights_after, with_gradients
 from shardviz.live.run.library_steps import LibraryStep
 from shardviz.live.run.outside import Averages, apart_from, outside
 from shardviz.live.run.read_buffers import ReadBuffers
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
 SIDES = 4
 """Inputs, outputs and the gradients of both; many are the same tensors."""
 
+NOT_STEPPED = "no optimizer stepped after it"
 MAX_GIVEN = 64
 """Of whole numbers that the model is given, such as tokens, so many tensors are kept."""
 
@@ -418,6 +419,10 @@ class Follower:
             with nested(), torch.no_grad():
                 self._later.stepped(optimizer)
 
+    def leaving(self) -> None:
+        """End a step that no optimizer took, as the process groups that say whose part this is are about to go."""
+        self._finish(NOT_STEPPED)
+
     def _end_with_process(self) -> None:
         if self._is_over and self._later is not None and os.getpid() == self._process:
             self._later.end()
@@ -426,7 +431,7 @@ class Follower:
         # Python keeps here what it printed a traceback of.
         raised: BaseException | None = getattr(sys, "last_value", None)
         if raised is None:
-            self._finish("no optimizer stepped after it")
+            self._finish(NOT_STEPPED)
         else:
             self._finish(f"the job raised {type(raised).__name__} before an optimizer stepped", broke_off=True)
 
@@ -443,6 +448,8 @@ class Follower:
             written = self.write(replace(step, broke_off=broke_off), problem)
             if self._later is not None and not problem:
                 self._later.begin(step, written)
+            elif written is not None and problem == NOT_STEPPED:
+                written(weights_after(step), (), ())  # another rank's step may have been sent here
 
 
 def _shapes(optimizer: Optimizer) -> Shapes:

@@ -41,7 +41,7 @@ from shardviz.check.step.jobs.starts import (
     other_weights,
     repeated_weight,
 )
-from shardviz.check.step.jobs.updates import Updates, between_steps, updates_of
+from shardviz.check.step.jobs.updates import Updates, between_steps, updates_of, without_step
 from shardviz.check.step.jobs.whole_job import WholeJob, chosen, mesh_of_job
 from shardviz.check.step.lines.naming import module_to_open, with_lines
 from shardviz.check.step.trace.calls import parted_modules
@@ -197,6 +197,9 @@ def _compare(reference: WholeJob, job: WholeJob) -> Attempt:
         dtypes = dtypes_of(params, parts) if farthest else ()
         num_equal = num_weights - len(others)
         return Attempt(StepDifference((departure,), num_equal, farthest, allowed, dtypes, (), WEIGHTS, is_of_jobs=True))
+    if (idle := without_step(reference, job)) is not None:
+        sides = {"not_compared": (idle,)} if isinstance(idle, NotChecked) else {"departures": (idle,)}
+        return Attempt(StepDifference(num_compared=num_weights, agreement=WEIGHTS, is_of_jobs=True, **sides), True)
     rows = rows_of_jobs(reference, job)
     if rows.problem:
         peers = rows_of_peers(reference, job, weights)

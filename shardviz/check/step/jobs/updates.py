@@ -16,12 +16,14 @@ import numpy as np
 
 from shardviz.check.report import NotChecked
 from shardviz.check.step.comparison import Compared, compared, whole_of
+from shardviz.check.step.departure import Departure, departure_for
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.jobs.assembly import Assembling, add_gradients, add_weight, are_whole
 from shardviz.check.step.update.compare import finding_of
 from shardviz.explain.step.two_jobs import OtherChangesBetweenSteps
 from shardviz.explain.step.update import (
     LeftOutOfOptimizer,
+    NoStepOnRanks,
     OptimizerOfOtherParameters,
     StepNotSent,
     StepOverwritten,
@@ -137,6 +139,26 @@ def _explained(job: WholeJob, result: Finding | NotChecked) -> Finding | NotChec
         "begins every rank has those from before the step"
     )
     return replace(result, sentence=sentence, ranks=tuple(sorted(after))).because(StepOverwritten(stepping, True))
+
+
+def without_step(reference: WholeJob, job: WholeJob) -> Departure | NotChecked | None:
+    """Return that no optimizer steps on some ranks that run the model; not compared if something writes their weights.
+
+    Their traces go on to the end of the job, so nothing else of the step can be compared.
+    """
+    idle = tuple(rank for rank, record in job.records.items() if not record.given)
+    if not idle or len(idle) == len(job.records) or not all(record.given for record in reference.records.values()):
+        return None
+    before, after = (job.weights("param", moment) for moment in ("step", "updated"))
+    kept = {rank: [name for name in after if rank in after[name] and rank in before.get(name, {})] for rank in idle}
+    verb = "takes" if len(idle) == 1 else "take"
+    sentence = f"{named_ranks(idle, MAX_LISTED)} never {verb} a step of the optimizer"
+    if not all(
+        kept[rank] and all(_are_equal(before[name][rank], after[name][rank]) for name in kept[rank]) for rank in idle
+    ):
+        return NotChecked("", f"the step, module by module: {sentence}, and something else writes the weights", "step")
+    text = f"{job.name}: {sentence}, and the weights stay as they were"
+    return departure_for(NoStepOnRanks(idle), "sharded", "", text)
 
 
 def _are_equal(first: Weight, second: Weight) -> bool:

@@ -186,6 +186,7 @@ HOOKS: dict[str, tuple[Hook, ...]] = {
     "torch.distributed.checkpoint.state_dict_loader": (Hook("_load_state_dict", None, _dcp),),
     "torch.distributed.distributed_c10d": (
         Hook("init_process_group", None, lambda seen, call, result: seen.joined(), _always, hides=False),
+        Hook("destroy_process_group", lambda seen, call: seen.leaving(argument(call, 0, "group")), hides=False),
     ),
     "transformers.modeling_utils": (Hook("PreTrainedModel.from_pretrained", None, _pretrained, _in_a_job),),
     "torch.distributed.elastic.multiprocessing.errors": (

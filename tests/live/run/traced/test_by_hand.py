@@ -207,3 +207,29 @@ def test_an_input_that_is_overwritten_before_backward_is_named(tmp_path, kept, c
 def test_the_job_of_an_optimizer_whose_ranks_step_own_weights_ends(tmp_path, rate, cause):
     step = compared(tmp_path, REDUNDANCY, {"RATE": rate})
     assert [departure["cause_id"] for departure in step["departures"]] == [cause] * bool(cause), step
+
+
+SERVER = """
+model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4))
+optimizer = torch.optim.Adam(model.parameters(), 0.01)
+for x in torch.randn(3, 8, 6, generator=torch.Generator().manual_seed(1)):
+    model(x.chunk(WORLD)[RANK]).square().mean().backward()
+    for parameter in model.parameters() if WORLD > 1 else ():
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= WORLD
+    if RANK == 0:
+        optimizer.step()
+    for parameter in model.parameters() if WORLD > 1 and SENT else ():
+        dist.broadcast(parameter.data, 0)
+    model.zero_grad()
+if WORLD > 1:
+    dist.destroy_process_group()
+"""
+
+
+@nightly
+@pytest.mark.parametrize(("sent", "cause"), [("True", ""), ("False", "no-step-on-ranks")])
+def test_ranks_that_never_step_are_named_unless_another_rank_sends_its_weights(tmp_path, sent, cause):
+    step = compared(tmp_path, SERVER, {"SENT": sent})
+    assert [departure["cause_id"] for departure in step["departures"]] == [cause] * bool(cause), step
+    assert cause or "something else writes the weights" in step["not_compared"][0]["why"], step
