@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -47,6 +48,28 @@ class _Vote:
 
     def item(self) -> int:
         return self.vote
+
+
+def let_stages_meet() -> None:
+    """Let the first messages between pipeline stages be as long as gloo expects; without pipelines, do nothing.
+
+    `_get_init_p2p_neighbors_ops` of torch 2.9.1 sends an int64 and receives a float32, and gloo aborts the job. The one
+    of 2.13.0 sends a float32; 2.6.0 and 2.15.0 have none.
+    """
+    stages: Any = sys.modules.get("torch.distributed.pipelining.stage")
+    kind = getattr(stages, "_PipelineStageBase", None)
+    before = getattr(kind, "_get_init_p2p_neighbors_ops", None)
+    if kind is None or before is None or hasattr(before, "__wrapped__"):
+        return
+
+    @wraps(before)
+    def meet(stage: Any) -> list[Any]:
+        ops: list[Any] = before(stage)
+        for op in ops:
+            op.tensor = op.tensor.float()
+        return ops
+
+    kind._get_init_p2p_neighbors_ops = meet
 
 
 @contextmanager
