@@ -186,7 +186,8 @@ def test_ranks_of_a_torchrun_job_join_it_and_leave_it(tmp_path: Path) -> None:
     environ = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", **ports}
     ranks = [script(tmp_path, JOB, environ={"RANK": str(rank), **environ}) for rank in range(2)]
     for rank, job in enumerate(ranks):
-        joined, failed = job.communicate(timeout=PATIENCE)[0].splitlines()[-2:]
+        lines = job.communicate(timeout=PATIENCE)[0].splitlines()
+        joined, failed = [line for line in lines if not line.startswith("[Gloo]")]  # which torch 2.9 prints
         assert (joined, failed) == ("11", f"rank {rank} (tp={rank}) raised KeyError: 'missing on {rank}'")
 
 
