@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from types import FrameType
 
 
+INFERENCE = ("_shape_inference", "_forward_metadata_inference")
+"""Where a stage is run for the shapes of its outputs alone: in torch 2.6.0 and 2.9.1, and in 2.13.0 and 2.15.0."""
+
+
 def stages_of(schedule: Any) -> list[tuple[nn.Module, Any]]:
     """Return a schedule's stages on this rank, each with its pipeline's process group.
 
@@ -29,13 +33,13 @@ def stages_of(schedule: Any) -> list[tuple[nn.Module, Any]]:
 def asks_for_shapes(inputs: tuple[Any, ...]) -> bool:
     """Whether torch is running a pipeline's stage only to infer the shapes of its outputs.
 
-    torch 2.6.0 does so on meta tensors, 2.13.0 and 2.15.0 on uninitialized ones, in `_forward_metadata_inference`.
+    torch 2.6.0 does so on meta tensors, 2.9.1 on zeros, 2.13.0 and 2.15.0 on uninitialized ones, in `INFERENCE`.
 
     Args:
         inputs: The inputs of the stage.
     """
     frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_code.co_name != "_forward_metadata_inference":
+    while frame is not None and frame.f_code.co_name not in INFERENCE:
         frame = frame.f_back
     return frame is not None or any(torch.is_tensor(tensor) and tensor.is_meta for tensor in inputs)
 
