@@ -23,6 +23,7 @@ from shardviz.live.capture.locals import Local, local_tensors, unwrapped
 from shardviz.live.capture.passes import Sharding, capture_passes
 from shardviz.live.capture.pipeline_parts import PipelinePart
 from shardviz.live.claims.wrappers import reducing
+from shardviz.live.compat.pipelines import let_stages_meet
 from shardviz.live.dumping import check_axes, check_intended, made_folder
 from shardviz.live.lines.frames import user_line
 from shardviz.live.lines.rerun import Again, modules_asked_for
@@ -123,6 +124,7 @@ def load_probe(path: Path, build: str = "build", module: str = "") -> ModuleType
     for needed in (build, "parallelize"):
         if not callable(getattr(probe, needed, None)):
             raise ProbeError(f"probe {path} has no {needed}()", "a probe defines build() and parallelize(model, mesh)")
+    let_stages_meet()
     return probe
 
 

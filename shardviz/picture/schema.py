@@ -52,8 +52,8 @@ def _finding() -> Any:
 
 
 def _hints(of: type) -> dict[str, Any]:
-    """Return the types of a class's fields; what isn't printed is any object."""
-    unprinted = ("Cause", "RankPair", "Beside")
+    """Return the types of a class's fields; what isn't printed is any object, as is KW_ONLY, no type in Python 3.10."""
+    unprinted = ("Cause", "RankPair", "Beside", "KW_ONLY")
     return get_type_hints(of, localns={**dict.fromkeys(unprinted, object), **PRINTED})
 
 

@@ -116,15 +116,16 @@ def loss(model, batch):
 @pytest.mark.parametrize(
     ("code", "says"),
     [
-        ("return (made - due / due.abs().amax()).square().mean()", "amax gets its part of [8/dp, 5]"),
-        ("return functional.cross_entropy(made @ due.T, torch.arange(len(due)))", "made @ due.T"),
-        ("return (made - due).square().sum()", "one term of a sum over dp"),
+        ("return (made - due / due.abs().amax()).square().mean()", "amax in case.py:22 gives each rank the max of"),
+        ("return functional.cross_entropy(made @ due.T, torch.arange(len(due)))", "matmul in case.py:22 gets its"),
+        ("return (made - due).square().sum()", "Nothing sums it over dp."),
     ],
     ids=["the largest", "negatives", "a sum"],
 )
-def test_the_line_that_makes_a_loss_of_a_ranks_own_rows_is_named_in_the_note(code, says):
+def test_why_a_loss_is_of_a_ranks_own_rows_is_said_in_the_note_with_the_fix(code, says):
     report = report_of(HEAD + OWN_ROWS + f"    {code}\n", "dp=2", with_lines=True)
     assert report.findings == ()
     (note,) = report.not_checked
-    assert "if the loss of the whole batch is meant, case.py:" in note.why
+    assert "Is the loss of the whole batch meant? " in note.why
     assert says in note.why, note.why
+    assert " Fix: all_reduce " in note.why or " Fix: gather or reduce " in note.why

@@ -128,7 +128,8 @@ def test_of_very_long_output_the_end_is_kept() -> None:
     printed: dict[int, str] = {}
     run("shout", num_ranks=1, on_output=printed.__setitem__)
     assert printed[0].endswith("x\nthe end\n")
-    assert printed[0].startswith("[1,048,585 bytes before this were dropped]\n")
+    assert printed[0].startswith(("[1,048,585 bytes ", "[1,048,676 bytes "))  # gloo of torch 2.9 prints a line, too
+    assert " bytes before this were dropped]\n" in printed[0]
 
 
 def test_output_comes_back_from_a_world_that_fails() -> None:

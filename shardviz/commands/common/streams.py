@@ -109,7 +109,7 @@ def _columns() -> int:
         columns = os.get_terminal_size(sys.stderr.fileno()).columns
     except (OSError, ValueError):  # it was replaced by an object without a file
         columns = 0
-    return columns or shutil.get_terminal_size().columns
+    return columns or shutil.get_terminal_size().columns or 80  # 0 if Python 3.10 is not told
 
 
 class Count:

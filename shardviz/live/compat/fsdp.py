@@ -136,7 +136,7 @@ def _flat_params_of_handle(prefix: str, handle: Any, replicate_group: Any) -> It
 def averages_flat_gradients(model: nn.Module) -> bool:
     """Whether FSDP1 divides what it sums by the number of ranks, and no hook reduces instead.
 
-    `_comm_hook` of its modules, in torch 2.13.0.
+    `_comm_hook` of its modules, in torch 2.6.0 to 2.15.0.
     """
     return all(getattr(module, "_comm_hook", None) is None for module in model.modules())
 

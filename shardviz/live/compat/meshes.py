@@ -47,7 +47,7 @@ def placement_of(placement: Any) -> placements.Placement:
 def parts_of_norm(norm: DTensor) -> tuple[tuple[int, ...], float] | None:
     """Return the ranks whose local norms make a norm, and its order; no ranks if it is whole; None if not known.
 
-    The placement of a norm of shards is `_NormPartial`, whose order is its `norm_type`, in torch 2.6.0 to 2.13.0.
+    The placement of a norm of shards is `_NormPartial`, whose order is its `norm_type`, in torch 2.6.0 to 2.15.0.
     """
     mesh, coordinate = norm.device_mesh, norm.device_mesh.get_coordinate()
     pending = {at: placement for at, placement in enumerate(norm.placements) if isinstance(placement, Partial)}

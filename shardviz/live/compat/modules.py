@@ -34,7 +34,7 @@ def computed_buffers(model: nn.Module) -> frozenset[str]:
 def is_making_states() -> bool:
     """Whether torch makes an optimizer step with zeros, so that it has states to save or to load into.
 
-    `_init_optim_state`, which `get_state_dict` and `set_state_dict` call, in torch 2.6.0 to 2.14.1.
+    `_init_optim_state`, which `get_state_dict` and `set_state_dict` call, in torch 2.6.0 to 2.15.0.
     """
     module = sys.modules.get("torch.distributed.checkpoint.state_dict")
     makes_states = getattr(getattr(module, "_init_optim_state", None), "__code__", None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +15,10 @@ from shardviz.live.compat.modules import replaced
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
+
+
+INFERENCE = ("_shape_inference", "_forward_metadata_inference")
+"""Where a stage is run for the shapes of its outputs alone: in torch 2.6.0 and 2.9.1, and in 2.13.0 and 2.15.0."""
 
 
 def stages_of(schedule: Any) -> list[tuple[nn.Module, Any]]:
@@ -28,13 +33,13 @@ def stages_of(schedule: Any) -> list[tuple[nn.Module, Any]]:
 def asks_for_shapes(inputs: tuple[Any, ...]) -> bool:
     """Whether torch is running a pipeline's stage only to infer the shapes of its outputs.
 
-    torch 2.6.0 does so on meta tensors, 2.13.0 and 2.15.0 on uninitialized ones, in `_forward_metadata_inference`.
+    torch 2.6.0 does so on meta tensors, 2.9.1 on zeros, 2.13.0 and 2.15.0 on uninitialized ones, in `INFERENCE`.
 
     Args:
         inputs: The inputs of the stage.
     """
     frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_code.co_name != "_forward_metadata_inference":
+    while frame is not None and frame.f_code.co_name not in INFERENCE:
         frame = frame.f_back
     return frame is not None or any(torch.is_tensor(tensor) and tensor.is_meta for tensor in inputs)
 
@@ -47,6 +52,28 @@ class _Vote:
 
     def item(self) -> int:
         return self.vote
+
+
+def let_stages_meet() -> None:
+    """Let the first messages between pipeline stages be as long as gloo expects; without pipelines, do nothing.
+
+    `_get_init_p2p_neighbors_ops` of torch 2.9.1 sends an int64 and receives a float32, and gloo aborts the job. The one
+    of 2.13.0 sends a float32; 2.6.0 and 2.15.0 have none.
+    """
+    stages: Any = sys.modules.get("torch.distributed.pipelining.stage")
+    kind = getattr(stages, "_PipelineStageBase", None)
+    before = getattr(kind, "_get_init_p2p_neighbors_ops", None)
+    if kind is None or before is None or hasattr(before, "__wrapped__"):
+        return
+
+    @wraps(before)
+    def meet(stage: Any) -> list[Any]:
+        ops: list[Any] = before(stage)
+        for op in ops:
+            op.tensor = op.tensor.float()
+        return ops
+
+    kind._get_init_p2p_neighbors_ops = meet
 
 
 @contextmanager

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 PAUSE, MAX_PAUSE = 0.002, 0.1
 """Seconds between two looks at a store: at first, and at most."""
 
+FREEING = 0.1
+"""Seconds that torch 2.6.0 has to free the tensors of the last collectives."""
+
 
 def default_store() -> Any:
     """Return the store where ranks met. `_get_default_store` in torch 2.6.0 to 2.15.0."""
@@ -132,6 +135,18 @@ def ranks_of_operator(func: Any, args: tuple[Any, ...]) -> tuple[int, ...]:
         if isinstance(arg, str) and "functional" in str(func) and arg in groups._world.pg_names.values():
             return tuple(distributed.get_process_group_ranks(groups._resolve_process_group(arg)))
     return tuple(range(distributed.get_world_size()))
+
+
+def leave_world() -> None:
+    """Destroy all process groups.
+
+    Torch 2.6.0 holds the GIL while it joins gloo's threads, and hangs if one of them waits for the GIL to free a tensor
+    of the last collective: one world in 100. These threads get time to end first. Torch 2.9.1, 2.13.0 and 2.15.0 don't
+    hang; they are known by `AllreduceOptions.asyncOp`.
+    """
+    if not hasattr(torch.distributed.AllreduceOptions(), "asyncOp"):
+        time.sleep(FREEING)
+    torch.distributed.destroy_process_group()
 
 
 @cache

@@ -21,7 +21,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from shardviz.errors import ShardvizError
 from shardviz.live.capture.agreement import in_a_line
-from shardviz.live.compat.worlds import default_store, have_come
+from shardviz.live.compat.worlds import default_store, have_come, leave_world
 from shardviz.live.run.hooks.observing import is_inside, quietly
 from shardviz.live.run.references.writing import rank_here
 from shardviz.text import counted
@@ -113,7 +113,7 @@ def end(session: Session) -> None:
         rank = distributed.get_rank()
         quietly("the last step", meet, "the end", session.options.patience)
         with suppress(Exception):
-            distributed.destroy_process_group()
+            leave_world()
     session.leave("ended", f"after {counted(session.options.steps, 'step')}", rank)
     if threading.current_thread() is threading.main_thread():
         sys.exit(0)

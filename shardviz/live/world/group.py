@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from shardviz.errors import ShardvizError
 from shardviz.live.compat.fsdp import give_cpu_streams_events
-from shardviz.live.compat.worlds import let_gloo_average
+from shardviz.live.compat.worlds import leave_world, let_gloo_average
 from shardviz.live.world.protocol import Job, World
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def joined(world: World, timeout: float) -> Iterator[None]:
     yield
     if is_joined_here:
         dist.barrier()  # rank 0 may host the store that the others still talk to
-        dist.destroy_process_group()
+        leave_world()
 
 
 def make_world(rank: int, num_ranks: int, backend: str | None, *, num_local: int, local_rank: int) -> World:
@@ -113,7 +113,7 @@ def seed(number: int) -> None:
 def leave() -> None:
     """Shut the process group down if there still is one."""
     if dist.is_initialized():
-        dist.destroy_process_group()
+        leave_world()
 
 
 def _check_backend(backend: str, num_local: int) -> None:

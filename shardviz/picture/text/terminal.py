@@ -114,7 +114,8 @@ class Terminal:
             color: `always`, `never`, or `auto`: on a terminal, unless `NO_COLOR` is set.
         """
         at_terminal = stream.isatty()
-        width = max(shutil.get_terminal_size((PIPE_WIDTH, 24)).columns, MIN_WIDTH) if at_terminal else _pipe_width()
+        columns = shutil.get_terminal_size((PIPE_WIDTH, 24)).columns or PIPE_WIDTH  # 0 if Python 3.10 is not told
+        width = max(columns, MIN_WIDTH) if at_terminal else _pipe_width()
         plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
         wanted = color == "always" or (color == "auto" and at_terminal and not plain)
         return cls(width, UNICODE if _takes_unicode(stream) else ASCII, wanted)

@@ -16,6 +16,7 @@ from torch import nn
 from torch.distributed import checkpoint as dcp
 
 from shardviz.check.run import check_dump
+from tests.lanes import TORCH
 from tests.live.run import ranks
 
 if TYPE_CHECKING:
@@ -137,8 +138,12 @@ def command_for(folder: Path, *job: str, options=()) -> tuple[str, ...]:
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of a job that shares a small machine with others."""
-    return os.environ | {"OMP_NUM_THREADS": "1", "TORCH_NUM_THREADS": "1"}
+    """Return the environment of a job that shares a small machine with others.
+
+    Of torch 2.6.0 and 2.9.1, torchrun takes port 29500 unless it is given one; of 2.13.0 and 2.15.0, a free one.
+    """
+    port = {"PET_MASTER_PORT": ranks.free_port()} if TORCH < (2, 13) else {}
+    return os.environ | {"OMP_NUM_THREADS": "1", "TORCH_NUM_THREADS": "1"} | port
 
 
 def run_plain(folder: Path, body: str, command=TORCHRUN, words=()) -> Ran:

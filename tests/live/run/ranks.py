@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 
 from shardviz.live.world.torchrun import variables
 
 
 def free_port() -> str:
-    """Return a port of this machine that nothing listens to."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return str(free.getsockname()[1])
+    """Return a port below those that systems hand out by themselves: gloo's ranks of other tests get theirs there."""
+    for port in random.SystemRandom().sample(range(15000, 32000), 100):
+        with suppress(OSError), socket.socket() as listener:
+            listener.bind(("127.0.0.1", port))
+            return str(port)
+    raise AssertionError("none of 100 ports is free")
 
 
 def main() -> int:

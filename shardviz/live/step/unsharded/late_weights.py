@@ -70,7 +70,7 @@ def repeating(built: nn.Module, mesh: Mesh) -> dict[str, Local]:
     """
     counts = {math.prod(sizes) for many in range(1, mesh.ndim + 1) for sizes in combinations(mesh.shape, many)} - {1}
     return {
-        local.name: replace(local, values=local.values.detach().clone())
+        local.name: replace(local, values=_copyable(local.values.detach()).clone().view(local.values.dtype))
         for local in local_tensors(built)
         if not local.values.is_meta and any(_repeats(local.values, count) for count in counts)
     }
@@ -126,7 +126,12 @@ def _is_built(whole: Local, at: torch.Tensor, values: torch.Tensor) -> bool:
 
 def _bytes(values: torch.Tensor) -> torch.Tensor:
     """Return the bytes of every element, a row each: float8 and others have no `equal`."""
-    return values.detach().cpu().contiguous().flatten().unsqueeze(-1).view(torch.uint8)
+    return _copyable(values.detach().cpu()).contiguous().flatten().unsqueeze(-1).view(torch.uint8)
+
+
+def _copyable(values: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a dtype of one byte, and others as they are: torch 2.9.1 copies no float4."""
+    return values.view(torch.uint8) if values.dtype.itemsize == 1 else values
 
 
 def _join_parts(parts: Sequence[Part], whole: Local) -> torch.Tensor | None:

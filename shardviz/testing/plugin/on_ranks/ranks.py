@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from torch.distributed.device_mesh import init_device_mesh
 
+from shardviz.live.compat.pipelines import let_stages_meet
 from shardviz.live.world.failures import pickled
 from shardviz.live.world.group import seed
 from shardviz.testing.assertions import current_test
@@ -65,6 +66,7 @@ def run_test(world: World, sent: Parcel) -> list[Warned]:
 
 def call(function: Callable[[], Any], name: str) -> None:
     """Call a test and run a returned coroutine; warn of any other result, as pytest does."""
+    let_stages_meet()
     returned = function()
     if inspect.iscoroutine(returned):
         returned = asyncio.run(returned)
