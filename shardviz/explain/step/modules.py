@@ -121,6 +121,35 @@ class UnexplainedInput(Cause):
     )
 
 
+class WrongArgument(Cause):
+    """A module goes wrong because ranks give it a different argument: a mask, positions or ids of documents.
+
+    Tensors of floating point are the unsharded model's, or its parts. What the code computes beside them, of a rank's
+    own part of the batch, often counts from that part's beginning.
+
+    Attributes:
+        module: The outermost module that is given the argument.
+        argument: How its forward calls it.
+        maker: The module that calls it; empty for the model itself.
+        differs: Where it differs from the unsharded model's.
+        is_shifted: Whether each row is the unsharded model's but for one number.
+    """
+
+    module: str
+    argument: str
+    maker: str
+    differs: str
+    is_shifted: bool
+    why = (
+        "{module:called} is given {argument} that differs from the unsharded model's ({differs}){is_shifted:?. Every "
+        "row is off by one number: it is counted from the beginning of the rank's own part|}"
+    )
+    how = (
+        "in {maker:?{maker:called}|the model itself}, {is_shifted:?add to {argument} what the ranks before have "
+        "counted|compute {argument} from the whole batch and give each rank its part, or correct it on each rank}"
+    )
+
+
 class SkippedModule(Cause):
     """No rank calls a module that the unsharded model calls.
 

@@ -8,6 +8,7 @@ forward order that is given right gradients and hands back a wrong one.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import starmap
 from typing import TYPE_CHECKING
 
 from shardviz.check.step.lines.backward import backward_fault, micro_batches_fault
@@ -41,7 +42,13 @@ from shardviz.explain.step.lines import (
 from shardviz.explain.step.losses import TermsAveraged, UnsummedValue
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+    from numpy.typing import NDArray
+
     from shardviz.check.step.lines.states import States
+    from shardviz.dump.records.trace import ArgumentRecord
 
 MAY_LACK_NEIGHBOR = (WrongLine, WrongLines, CarriedLine, MisplacedLine)
 """Causes of a line that may lack slices of a neighbor."""
@@ -84,6 +91,28 @@ def fault_of(states: States, value: Value) -> Fault | None:
         return None
     fault = operator_fault(states, states.lines.makers(value)) or _narrowed(states, search.blame(value))
     return None if fault is None or fault.is_torchs else _of_rows(states, fault)
+
+
+def argument_fault(states: States, arguments: Mapping[int, ArgumentRecord]) -> Fault | None:
+    """Return the line that makes a wrong argument of a module that the one with these lines calls.
+
+    Args:
+        states: The lines of the module that makes it.
+        arguments: What ranks are given that is not the unsharded model's.
+    """
+
+    def is_there(value: Value) -> bool:
+        held, whole = states.held(value), states.reference_of(value)
+        pairs = [(held[rank], record) for rank, record in arguments.items() if rank in held]
+        is_wrong = whole is not None and states.placed(value).is_wrong
+        return is_wrong and len(pairs) == len(arguments) and all(starmap(_is_argument, pairs))
+
+    value = next(filter(is_there, states.lines.values), None)
+    return None if value is None else fault_of(states, value)
+
+
+def _is_argument(held: NDArray[np.float64], record: ArgumentRecord) -> bool:
+    return held.size == record.size and held.ndim == len(record.at) and held[record.at] == record.held
 
 
 def fault_of_mean(states: States, value: Value) -> Fault | None:

@@ -14,9 +14,10 @@ from shardviz.check.step.comparison import is_of_parts
 from shardviz.check.step.lines.around import Around, is_around, results_of
 from shardviz.check.step.lines.backward import sent_back_fault
 from shardviz.check.step.lines.calls import Lines
-from shardviz.check.step.lines.faults import fault_in
+from shardviz.check.step.lines.faults import argument_fault, fault_in
 from shardviz.check.step.lines.states import States
 from shardviz.check.step.rules.losses import mean_of_means
+from shardviz.check.step.trace.arguments import arguments_of, wrong_argument
 from shardviz.dump.records.trace import NO_MEAN, STEP
 from shardviz.explain.checkpoints.states import UnexplainedState
 from shardviz.explain.finding import Finding, Kind
@@ -55,6 +56,7 @@ from shardviz.explain.step.lines import (
     SegmentsOfPart,
     UnsummedLine,
     UnwrittenMemory,
+    WrongLine,
     WrongLines,
 )
 from shardviz.explain.step.losses import (
@@ -78,6 +80,7 @@ from shardviz.explain.step.modules import (
     UnexplainedModuleBackward,
     UngatheredInput,
     UnsummedModule,
+    WrongArgument,
 )
 from shardviz.explain.step.scales import ClippedByParts, NormOverWrongAxes
 from shardviz.explain.step.sums import (
@@ -112,6 +115,7 @@ OPEN = (
     UngatheredInput,
     UnexplainedBetweenModules,
     UnexplainedForward,
+    WrongArgument,
     WrongOutside,
 )
 """Causes that say where a step goes wrong and not why: the line takes their place."""
@@ -203,8 +207,13 @@ def with_lines(dump: Dump, results: Iterable[Finding | NotChecked]) -> Iterator[
             continue
         module, named = module_to_open(outcome), outcome
         for lines, inner in faults:  # what a module is given wrong is made by the one around it
-            if module_to_open(named) in (lines.module, lines.asked_module):
-                named = _given_wrong(named, lines, inner) if inner.is_given else with_line(named, inner)
+            if module_to_open(named) in (lines.module, lines.asked_module) and not _is_of_argument(named):
+                named = _given_wrong(dump, named, lines, inner) if inner.is_given else with_line(named, inner)
+        for lines in opened:
+            cause = named.explanation
+            if isinstance(cause, WrongArgument) and lines.module == named.module:
+                maker = argument_fault(States(dump, lines), arguments_of(dump, cause.module, cause.argument))
+                named = named if maker is None else with_line(named, maker)
         if named is outcome:
             named = _with_line_of_term(dump, without_exchange(named, opened), opened)
         if named is not outcome:
@@ -218,6 +227,10 @@ def with_lines(dump: Dump, results: Iterable[Finding | NotChecked]) -> Iterator[
             place = cause.place if isinstance(cause, RowsSentByOneRank | UnexplainedBackward) else ""
             yield replace(outcome, line=outcome.line or place)
     yield from _not_read(dump) if not opened and around is None else ()
+
+
+def _is_of_argument(finding: Finding) -> bool:
+    return isinstance(finding.explanation, WrongArgument)
 
 
 def _fault_around(around: Around, of_model: Fault | None, finding: Finding) -> Fault | None:
@@ -258,7 +271,7 @@ def _with_line_of_term(dump: Dump, finding: Finding, opened: Iterable[Lines]) ->
     return finding if fault is None else with_line(finding, fault)
 
 
-def _given_wrong(finding: Finding, lines: Lines, fault: Fault) -> Finding:
+def _given_wrong(dump: Dump, finding: Finding, lines: Lines, fault: Fault) -> Finding:
     """Return a finding of the module around the one that is given what is wrong, or gradients of something else.
 
     If only gradients are wrong, its inputs are right, whatever its lines are compared with.
@@ -271,6 +284,9 @@ def _given_wrong(finding: Finding, lines: Lines, fault: Fault) -> Finding:
     placed = replace(finding, sentence=fault.sentence, details=details, module=around)
     is_open = isinstance(finding.explanation, (*OPEN, UngatheredKeys))
     cause = fault.cause if is_of_gradients else UnexplainedInput(lines.module or "the model", fault.argument)
+    if is_open and not is_of_gradients and (argument := wrong_argument(dump, lines.module)) is not None:
+        cause = argument
+        placed = replace(placed, module=argument.maker)
     return placed.because(cause) if is_open else finding
 
 
@@ -305,7 +321,8 @@ def with_line(finding: Finding, fault: Fault) -> Finding:
     if isinstance(finding.explanation, UnreducedBesideVector) and fault.summed:
         term = finding.explanation
         return replace(placed, kind="wrong-scale", held="").because(RepeatedTerm(term.vector, term.axis))
-    if not (is_open or isinstance(fault.cause, MislabeledPlacement)):
+    says_more = isinstance(finding.explanation, WrongArgument) and type(fault.cause) is WrongLine
+    if says_more or not (is_open or isinstance(fault.cause, MislabeledPlacement)):
         return placed
     return replace(placed, kind=_kind_of(fault.cause, placed.kind)).because(fault.cause)
 

@@ -111,8 +111,25 @@ class ForwardSearch:
         return call.counts_by_rank or is_index or any(map(self._note_own, call.inputs))
 
     def _is_no_index(self, value: Value) -> bool:
-        """Whether a tensor that the module is given holds numbers or a mask, and no indices."""
-        return not self.states.is_index(value) and self.lines.origin(value).startswith("input")
+        """Whether a tensor that the module is given holds numbers or a mask, and no indices.
+
+        Whole numbers that are compared, as ids of documents are, mean the same on all ranks.
+        """
+        is_given = self.lines.origin(value).startswith("input")
+        return is_given and (not self.states.is_index(value) or self._is_compared(value))
+
+    def _is_compared(self, value: Value) -> bool:
+        """Whether whole numbers, or what is computed of them, are compared, and never index anything."""
+        numbers = walk([value], lambda one: [made for call in self.lines.readers(one) for made in self._numbers(call)])
+        calls = [(one, call) for one in numbers for call in self.lines.readers(one)]
+        is_index = any(
+            (call.function in INDEXING and one in call.inputs[1:]) or call.function == "embedding" for one, call in calls
+        )
+        made = [self.states.held_dtype(made) for _, call in calls for made in call.outputs]
+        return "bool" in made and not is_index
+
+    def _numbers(self, call: Call) -> list[Value]:
+        return [made for made in call.outputs if self.states.is_index(made)]
 
     def _unlike_input(self, unlike: Sequence[Value]) -> tuple[str, str]:
         """Return which of a module's inputs alone is wrong, and where it differs; empty if that isn't known."""
@@ -164,6 +181,7 @@ class ForwardSearch:
                     return None
                 is_wrong = all(self._is_no_index(leaf) and self.states.placed(leaf).is_wrong for leaf in unlike)
                 readers = [reader for leaf in unlike for reader in self.lines.readers(leaf)]
+                readers = [one for one in readers if not one.function.endswith("_like")] or readers
                 reader = min(readers, key=lambda reader: reader.order)
                 return given_fault(reader, *self._unlike_input(unlike)) if is_wrong else None
             bad = [tensor for tensor in inputs if self.is_bad(tensor)]
