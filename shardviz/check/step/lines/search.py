@@ -123,7 +123,8 @@ class ForwardSearch:
         numbers = walk([value], lambda one: [made for call in self.lines.readers(one) for made in self._numbers(call)])
         calls = [(one, call) for one in numbers for call in self.lines.readers(one)]
         is_index = any(
-            (call.function in INDEXING and one in call.inputs[1:]) or call.function == "embedding" for one, call in calls
+            (call.function in INDEXING and one in call.inputs[1:]) or call.function == "embedding"
+            for one, call in calls
         )
         made = [self.states.held_dtype(made) for _, call in calls for made in call.outputs]
         return "bool" in made and not is_index

@@ -79,9 +79,7 @@ def fitting_ranks(
     return fitting[best], best
 
 
-def _record(
-    argument: Argument, held: NDArray[np.float64], expected: NDArray[np.float64], dtype: str
-) -> ArgumentRecord:
+def _record(argument: Argument, held: NDArray[np.float64], expected: NDArray[np.float64], dtype: str) -> ArgumentRecord:
     module, call, name = argument
     off = held - expected
     places = np.argwhere(off != 0)

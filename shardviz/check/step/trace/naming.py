@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.step.contradictions import is_due
 from shardviz.check.step.forward.parts import exchange_in
+from shardviz.check.step.trace.arguments import arguments_of
 from shardviz.check.step.trace.calls import Call, Calls, is_within
 from shardviz.check.step.trace.causes import cause_of, times_in_backward
 from shardviz.check.step.trace.divergence import INPUT, OUTPUT, Divergence, pending_axis, unsummed_behind
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from shardviz.check.report import NotChecked
     from shardviz.check.step.comparison import Compared, Found
     from shardviz.check.step.evidence import Evidence
+    from shardviz.dump.dump import Dump
     from shardviz.explain.cause import Cause
 
 
@@ -85,7 +87,11 @@ def with_cut(
         return list(absent), list(pairs)
     of_module = [pair for pair in pairs if pair[1].module == first.module and pair[0].role == "grad"]
     remaining = [pair for pair in pairs if pair not in of_module]
-    details = (*cut.details, where(first), *(detail for _, finding in of_module for detail in finding.details))
+    details = (
+        *cut.details,
+        where(first, evidence.dump),
+        *(detail for _, finding in of_module for detail in finding.details),
+    )
     named = replace(cut, details=details, module=first.module).because(cause_at(evidence, first))
     names = {cut.tensor, *(other.tensor for other in cut.others)}
     wrong = (one for _, finding in of_module for one in (finding, *finding.others))
@@ -107,12 +113,14 @@ def of_output(evidence: Evidence, first: Divergence, finding: Finding) -> Findin
     cause = _explained(evidence, first)
     if cause is None:
         kind = "unreduced-output" if first.way == "unsummed" else finding.kind
-        placed = replace(finding, kind=kind, details=(*finding.details, where(first)), module=first.module)
+        placed = replace(
+            finding, kind=kind, details=(*finding.details, where(first, evidence.dump)), module=first.module
+        )
         return placed.because(cause_at(evidence, first))
     return replace(
         finding,
         kind=cause.kind,
-        details=(*finding.details, where(first), f"there {cause.summary}"),
+        details=(*finding.details, where(first, evidence.dump), f"there {cause.summary}"),
         claimed=cause.claimed,
         held=cause.held,
         explanation=_terms_read(evidence, first, cause) or cause.explanation,
@@ -155,9 +163,16 @@ def _is_weight_of(first: Divergence, result: Compared) -> bool:
     return result.role == "grad" and result.name.rpartition(".")[0] == first.module
 
 
-def where(first: Divergence) -> str:
-    """Say where a step first goes wrong."""
+def where(first: Divergence, dump: Dump | None = None) -> str:
+    """Say where a step first goes wrong.
+
+    Args:
+        first: Where.
+        dump: The step's, which says what else a module was given than tensors of floating point.
+    """
     name = first.called
+    arguments = arguments_of(dump, first.module) if dump is not None else {}
+    differ = listed(f"{one.name} differs on rank {rank} ({one.differs})" for rank, one in sorted(arguments.items())[:1])
     if first.direction == "forward":
         if first.way == "unsummed":
             inner, reader = is_within(first.module, first.before), first.before or "the model itself"
@@ -167,11 +182,14 @@ def where(first: Divergence) -> str:
             return f"{name} is the first module whose input is not the unsharded model's"
         if first.way == "between":
             after = f" after {first.after}" if first.after else ""
-            right = f"{name} gets the right inputs and calls {first.before}{after} with a wrong one"
-            return f"{right}, so it is the first wrong module"
+            gets = f"gets the right tensors of floating point, but {differ}," if differ else "gets the right inputs"
+            return f"{name} {gets} and calls {first.before}{after} with a wrong one, so it is the first wrong module"
         if first.call.state("input") == "moved":
             return f"{name} is the first module whose output is not the unsharded model's"
-        return f"{name} is the first wrong module: its inputs match the unsharded model's, its output doesn't"
+        match = "inputs" if not differ else "tensors of floating point"
+        return f"{name} is the first wrong module: its {match} match the unsharded model's, " + (
+            f"{differ}, and its output is wrong" if differ else "its output doesn't"
+        )
     if first.way == "unsummed":
         inner = is_within(first.before, first.module)
         which = f"comes back to the output of {first.before}" if inner else f"{name} sends back"
@@ -264,7 +282,7 @@ def _order_of(evidence: Evidence, weight: str) -> int:
 
 
 def _folded(evidence: Evidence, first: Divergence, nearest: Finding, cause: Finding | None, others: int) -> Finding:
-    sentence = where(first)
+    sentence = where(first, evidence.dump)
     also = f"so the gradient of {nearest.tensor} is wrong" + (f", and {counted(others, 'other')}" if others else "")
     if cause is None:
         kind: Kind = "unreduced-gradient" if first.way == "unsummed" else "wrong-value"
