@@ -146,7 +146,7 @@ class WrongArgument(Cause):
     )
     how = (
         "in {maker:?{maker:called}|the model itself}, {is_shifted:?add to {argument} what the ranks before have "
-        "counted|compute {argument} from the whole batch and give each rank its part, or correct it on each rank}"
+        "counted|compute {argument} from the whole batch, not from the rank's own part of it}"
     )
 
 

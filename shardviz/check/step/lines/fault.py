@@ -31,6 +31,7 @@ from shardviz.explain.templates import number
 from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
+    from shardviz.check.step.lines.calls import Value
     from shardviz.check.step.lines.state import State
     from shardviz.check.step.lines.states import States
     from shardviz.dump.records.trace import FrameRecord
@@ -50,7 +51,8 @@ class Fault:
         summed: The collective that sums what it makes; empty if nothing does.
         reads: The function that gets what is right, if `function` is given what that makes of it.
         is_given: Whether it reads what its module is given, and that is no part of the unsharded model's.
-        argument: The only wrong one of these inputs, as `input 1`; empty if that isn't known.
+        argument: The only wrong one of these inputs, as `input 1`, or by its name; empty if that isn't known.
+        given: Its numbers on each rank.
         by_terms: Whether it divides by one term of a sum.
         is_of_sizes: Whether it multiplies by a number that is made of sizes, and not of what tensors hold.
     """
@@ -65,6 +67,7 @@ class Fault:
     reads: str = ""
     is_given: bool = False
     argument: str = ""
+    given: Value = ()
     by_terms: bool = False
     is_of_sizes: bool = False
 

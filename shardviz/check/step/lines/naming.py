@@ -14,7 +14,7 @@ from shardviz.check.step.comparison import is_of_parts
 from shardviz.check.step.lines.around import Around, is_around, results_of
 from shardviz.check.step.lines.backward import sent_back_fault
 from shardviz.check.step.lines.calls import Lines
-from shardviz.check.step.lines.faults import argument_fault, fault_in
+from shardviz.check.step.lines.faults import argument_fault, fault_in, is_argument, number_fault
 from shardviz.check.step.lines.states import States
 from shardviz.check.step.rules.losses import mean_of_means
 from shardviz.check.step.trace.arguments import arguments_of, wrong_argument
@@ -198,7 +198,7 @@ def line_of_own_rows(dump: Dump) -> str:
 def with_lines(dump: Dump, results: Iterable[Finding | NotChecked]) -> Iterator[Finding | NotChecked]:
     """Yield the results of a step's checks, those about the module that ranks looked into with its first wrong line."""
     opened, around = _opened(dump), Around.of(dump) if not is_of_parts(dump) else None
-    faults = [(lines, fault) for lines in opened if (fault := fault_in(States(dump, lines))) is not None]
+    faults = [(lines, fault) for lines in opened if (fault := _fault_inside(dump, lines)) is not None]
     is_of_model = around is not None and around.is_loss_of_model  # the model's own lines are the loss's
     of_model = next((fault for lines, fault in faults if is_of_model and not lines.module and not fault.is_given), None)
     for outcome in results:
@@ -212,7 +212,7 @@ def with_lines(dump: Dump, results: Iterable[Finding | NotChecked]) -> Iterator[
         for lines in opened:
             cause = named.explanation
             if isinstance(cause, WrongArgument) and lines.module == named.module:
-                maker = argument_fault(States(dump, lines), arguments_of(dump, cause.module, cause.argument))
+                maker = argument_fault(States(dump, lines), arguments_of(dump, cause.module)[cause.argument])
                 named = named if maker is None else with_line(named, maker)
         if named is outcome:
             named = _with_line_of_term(dump, without_exchange(named, opened), opened)
@@ -227,6 +227,11 @@ def with_lines(dump: Dump, results: Iterable[Finding | NotChecked]) -> Iterator[
             place = cause.place if isinstance(cause, RowsSentByOneRank | UnexplainedBackward) else ""
             yield replace(outcome, line=outcome.line or place)
     yield from _not_read(dump) if not opened and around is None else ()
+
+
+def _fault_inside(dump: Dump, lines: Lines) -> Fault | None:
+    states = States(dump, lines)
+    return number_fault(states, arguments_of(dump, lines.module)) or fault_in(states)
 
 
 def _is_of_argument(finding: Finding) -> bool:
@@ -284,10 +289,20 @@ def _given_wrong(dump: Dump, finding: Finding, lines: Lines, fault: Fault) -> Fi
     placed = replace(finding, sentence=fault.sentence, details=details, module=around)
     is_open = isinstance(finding.explanation, (*OPEN, UngatheredKeys))
     cause = fault.cause if is_of_gradients else UnexplainedInput(lines.module or "the model", fault.argument)
-    if is_open and not is_of_gradients and (argument := wrong_argument(dump, lines.module)) is not None:
-        cause = argument
-        placed = replace(placed, module=argument.maker)
+    if is_open and not is_of_gradients and (name := _argument_given(dump, lines, fault)):
+        argument = wrong_argument(dump, lines.module, name)
+        sentence = fault.sentence.replace(f" {fault.argument} of its module", f" {name} of its module")
+        return replace(placed, sentence=sentence, module=argument.maker).because(argument)
     return placed.because(cause) if is_open else finding
+
+
+def _argument_given(dump: Dump, lines: Lines, fault: Fault) -> str:
+    """Return the name of the wrong argument that a line reads; empty if that isn't known."""
+    arguments, states = arguments_of(dump, lines.module), States(dump, lines)
+    if fault.argument in arguments:
+        return fault.argument
+    given = (name for name, records in arguments.items() if fault.given and is_argument(states, fault.given, records))
+    return next(given, "")
 
 
 def _not_read(dump: Dump) -> Iterator[NotChecked]:
@@ -315,14 +330,14 @@ def with_line(finding: Finding, fault: Fault) -> Finding:
     is_open |= isinstance(fault.cause, OtherOperand | UnsummedLine) and isinstance(
         finding.explanation, RankDependentCode
     )
+    is_open &= not (isinstance(finding.explanation, WrongArgument) and type(fault.cause) in (WrongLine, WrongLines))
     if isinstance(fault.cause, WrongLines):
         return line_finding.because(fault.cause) if is_open else line_finding
     placed = replace(line_finding, line=fault.place)
     if isinstance(finding.explanation, UnreducedBesideVector) and fault.summed:
         term = finding.explanation
         return replace(placed, kind="wrong-scale", held="").because(RepeatedTerm(term.vector, term.axis))
-    says_more = isinstance(finding.explanation, WrongArgument) and type(fault.cause) is WrongLine
-    if says_more or not (is_open or isinstance(fault.cause, MislabeledPlacement)):
+    if not (is_open or isinstance(fault.cause, MislabeledPlacement)):
         return placed
     return replace(placed, kind=_kind_of(fault.cause, placed.kind)).because(fault.cause)
 

@@ -184,7 +184,8 @@ class ForwardSearch:
                 readers = [reader for leaf in unlike for reader in self.lines.readers(leaf)]
                 readers = [one for one in readers if not one.function.endswith("_like")] or readers
                 reader = min(readers, key=lambda reader: reader.order)
-                return given_fault(reader, *self._unlike_input(unlike)) if is_wrong else None
+                fault = given_fault(reader, *self._unlike_input(unlike)) if is_wrong else None
+                return replace(fault, given=unlike[0]) if fault is not None and len(unlike) == 1 else fault
             bad = [tensor for tensor in inputs if self.is_bad(tensor)]
             if not bad or self._indexes_part(call, bad):
                 right = [tensor for tensor in inputs if tensor not in bad]

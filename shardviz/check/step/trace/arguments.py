@@ -92,40 +92,30 @@ def _record(argument: Argument, held: NDArray[np.float64], expected: NDArray[np.
     return ArgumentRecord(module, call, name, at, *numbers, len(places), held.size, is_shifted, dtype)
 
 
-def arguments_of(dump: Dump, module: str, name: str = "") -> dict[int, ArgumentRecord]:
-    """Return what is wrong with a module's only wrong argument, by rank; empty if several are.
-
-    Args:
-        dump: The step's.
-        module: The module.
-        name: The argument; any if it is empty.
-    """
-    of_ranks = {rank: record.arguments for rank, record in dump.files.ranks.items()}
-    wrong = {
-        (record.name, record.call, rank): record
-        for rank, records in of_ranks.items()
-        for record in records
-        if record.module == module and name in ("", record.name)
-    }
-    calls = {(argument, call) for argument, call, _ in wrong}
-    return {rank: record for (*_, rank), record in wrong.items()} if len(calls) == 1 else {}
+def arguments_of(dump: Dump, module: str) -> dict[str, dict[int, ArgumentRecord]]:
+    """Return what is wrong with arguments of a module's first call, on each rank, by name."""
+    arguments: dict[str, dict[int, ArgumentRecord]] = {}
+    for rank, of_rank in dump.files.ranks.items():
+        for record in of_rank.arguments:
+            if (record.module, record.call) == (module, 0):
+                arguments.setdefault(record.name, {})[rank] = record
+    return arguments
 
 
-def wrong_argument(dump: Dump, module: str) -> WrongArgument | None:
-    """Return the cause that a module's only wrong argument is, at the outermost module that is given it."""
-    arguments = arguments_of(dump, module)
-    if not arguments:
-        return None
-    first, outermost = next(iter(arguments.values())), module
+def wrong_argument(dump: Dump, module: str, name: str) -> WrongArgument:
+    """Return the cause that a module's wrong argument is, at the outermost module that is given it."""
+    arguments, outermost = arguments_of(dump, module)[name], module
     sides = {rank: _side(record) for rank, record in arguments.items()}
     for outer in enclosing(module):
-        same = {rank: _side(record) for rank, record in arguments_of(dump, outer).items()}
-        outermost = outer if same == sides else outermost
+        if sides in (
+            {rank: _side(record) for rank, record in own.items()} for own in arguments_of(dump, outer).values()
+        ):
+            outermost = outer
     called = {point.module for record in dump.files.ranks.values() for point in record.trace}
     maker = next((outer for outer in enclosing(outermost) if outer in called), "")
     is_shifted = all(record.is_shifted for record in arguments.values())
-    differs = f"on rank {min(arguments)}, {arguments[min(arguments)].differs}"
-    return WrongArgument(outermost, first.name, maker, differs, is_shifted)
+    rank, record = min(arguments.items())
+    return WrongArgument(outermost, name, maker, f"on rank {rank}, {record.differs}", is_shifted)
 
 
 def _side(record: ArgumentRecord) -> tuple[object, ...]:

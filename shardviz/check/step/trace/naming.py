@@ -42,6 +42,10 @@ if TYPE_CHECKING:
     from shardviz.explain.cause import Cause
 
 
+MAX_ARGUMENTS = 3
+"""So many arguments of a module that differ are listed."""
+
+
 def placed(evidence: Evidence, pairs: Sequence[Found]) -> list[Found]:
     """Return a step's findings with the first wrong module named in them."""
     first = (evidence.divergence or _pending_behind(evidence, pairs)) if pairs else None
@@ -172,7 +176,8 @@ def where(first: Divergence, dump: Dump | None = None) -> str:
     """
     name = first.called
     arguments = arguments_of(dump, first.module) if dump is not None else {}
-    differ = listed(f"{one.name} differs on rank {rank} ({one.differs})" for rank, one in sorted(arguments.items())[:1])
+    of_ranks = (min(by_rank.items()) for by_rank in arguments.values())
+    differ = listed((f"{one.name} differs on rank {rank} ({one.differs})" for rank, one in of_ranks), MAX_ARGUMENTS)
     if first.direction == "forward":
         if first.way == "unsummed":
             inner, reader = is_within(first.module, first.before), first.before or "the model itself"
