@@ -18,6 +18,7 @@ from shardviz.check.step.lines.faults import argument_fault, fault_in, is_argume
 from shardviz.check.step.lines.states import States
 from shardviz.check.step.rules.losses import mean_of_means
 from shardviz.check.step.trace.arguments import arguments_of, wrong_argument
+from shardviz.check.step.trace.joins import with_lines_of_joins
 from shardviz.dump.records.trace import NO_MEAN, STEP
 from shardviz.explain.checkpoints.states import UnexplainedState
 from shardviz.explain.finding import Finding, Kind
@@ -210,6 +211,8 @@ def with_lines(dump: Dump, results: Iterable[Finding | NotChecked]) -> Iterator[
             if module_to_open(named) in (lines.module, lines.asked_module) and not _is_of_argument(named):
                 named = _given_wrong(dump, named, lines, inner) if inner.is_given else with_line(named, inner)
         for lines in opened:
+            if module_to_open(named) in (lines.module, lines.asked_module):
+                named = with_lines_of_joins(named, lines.sharded, dump.files.mesh)
             cause = named.explanation
             if isinstance(cause, WrongArgument) and lines.module == named.module:
                 maker = argument_fault(States(dump, lines), arguments_of(dump, cause.module)[cause.argument])

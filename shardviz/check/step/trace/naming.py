@@ -9,8 +9,9 @@ from shardviz.check.step.contradictions import is_due
 from shardviz.check.step.forward.parts import exchange_in
 from shardviz.check.step.trace.arguments import arguments_of
 from shardviz.check.step.trace.calls import Call, Calls, is_within
-from shardviz.check.step.trace.causes import cause_of, times_in_backward
+from shardviz.check.step.trace.causes import cause_of, compared_at, times_in_backward
 from shardviz.check.step.trace.divergence import INPUT, OUTPUT, Divergence, pending_axis, unsummed_behind
+from shardviz.check.step.trace.joins import check_joined, is_own_part_possible, nearest_comparison
 from shardviz.dump.records.trace import Place
 from shardviz.explain.finding import Finding, Kind
 from shardviz.explain.step.gradients import CutInModule, GraphCutBehind, UnsummedInputGradient, WrongOutside
@@ -317,7 +318,13 @@ def cause_at(evidence: Evidence, first: Divergence) -> Cause:
         split = _split_inputs(evidence, first)
         if split and not _is_gathered(evidence, first, split[1]):
             axis, dim = split
-            return UngatheredInput(name, axis, dim, exchange_in(evidence, first.module, axis))
+            exchange, nearest = (
+                exchange_in(evidence, first.module, axis),
+                nearest_comparison(compared_at(evidence, first)),
+            )
+            joined = check_joined(nearest, name, axis) if nearest is not None else None
+            if joined is not None or nearest is None or exchange or is_own_part_possible(nearest, axis):
+                return joined or UngatheredInput(name, axis, dim, exchange)
         inner = [one for one in evidence.calls.within(first.call) if one.module == first.after]
         pending = inner[-1].point("output", "pending") if inner and first.way == "between" else None
         is_given_wrong = first.way == "between" and first.before == first.module
