@@ -52,6 +52,7 @@ class WrongDenominator(Cause):
         module: The module.
         size: How many neighboring features share a number.
         is_smaller: Whether results are too small.
+        is_of_row: Whether all features of a row share its number.
         ranks: The ranks that are wrong.
         place: The lines that run once for each of the ranks before, as `model.py:57`; empty if that isn't known.
     """
@@ -59,16 +60,19 @@ class WrongDenominator(Cause):
     module: str
     size: int
     is_smaller: bool
+    is_of_row: bool
     ranks: tuple[int, ...]
     place: str = ""
     why = (
         "In {module:called}, each {size} features of a row are the unsharded model's times a number of their own. So "
         "all weights are in the right proportion. Most likely the denominator (the log-sum-exp) is too "
         "{is_smaller:?large: something counts in it more than once, such as an attention sink once for each block of "
-        "keys|small: something is missing in it, such as the sum of a block or its maximum}"
+        "keys|small: something is missing in it, such as the sum of a block or its maximum}",
+        "{is_of_row:?A number of each position, such as a gate or a temperature, is that of a different position|}",
     )
     how = (
         "{place:?in {place}|in {module:called}}, {is_smaller:?count a sink or a bias in the denominator once: in one "
         "block, or after all blocks are merged|merge blocks by torch.logaddexp of their whole log-sum-exp, each with "
-        "its maximum}"
+        "its maximum}",
+        "{is_of_row:?count the positions by which rows are multiplied from the beginning of the whole sequence|}",
     )

@@ -60,12 +60,14 @@ class UngatheredInput(Cause):
 
     Attributes:
         exchange: The collective by which ranks exchange numbers in the module; empty if they don't.
+        place: The lines that run once for each rank whose part is joined, as `model.py:48`; empty if that isn't known.
     """
 
     module: str
     axis: str
     dim: int
     exchange: str = ""
+    place: str = ""
     why = (
         "{exchange:?{module:called} gets other ranks' numbers along {axis} by {exchange}, and still returns a wrong "
         "result for its own part of dim {dim}. Most likely it combines the parts in a wrong order or scale, counts "
@@ -75,8 +77,8 @@ class UngatheredInput(Cause):
     )
     how = (
         "in {module:called}, {exchange:?compare what {exchange} brings with what the unsharded model reads "
-        "there|gather over {axis} what the result needs, in the order of the ranks' coordinates, and count positions "
-        "in the whole sequence}"
+        "there{place:?, and check in {place} how the parts are joined}|gather over {axis} what the result needs, in "
+        "the order of the ranks' coordinates, and count positions in the whole sequence}"
     )
 
 

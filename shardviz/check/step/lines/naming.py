@@ -25,6 +25,7 @@ from shardviz.explain.finding import Finding, Kind
 from shardviz.explain.step.factors import SequenceOfWhole
 from shardviz.explain.step.forward import JoinedOutOfOrder, MisplacedOperand, ShiftedPart, UngatheredKeys
 from shardviz.explain.step.gradients import UnsummedInputGradient, WrongOutside
+from shardviz.explain.step.joins import JoinedFromAfar, WrongDenominator
 from shardviz.explain.step.line_reductions import (
     CopiesSummedLine,
     GradientsOfOtherMicroBatches,
@@ -51,6 +52,7 @@ from shardviz.explain.step.line_rows import (
 )
 from shardviz.explain.step.lines import (
     DRAWS,
+    CarriedLine,
     MislabeledPlacement,
     MisplacedLine,
     OtherOperand,
@@ -157,6 +159,12 @@ OF_NORMS = (NormOverWrongAxes, StepOfPart, ClippedByParts)
 
 SURE = (LeftOutOfReduction, NarrowReduction, ReductionNotStored, LocalWeight, CopiesSummedLine, UnreducedGather)
 """Causes of a line that take the place of any other."""
+
+MEASURED = (WrongArgument, JoinedFromAfar, WrongDenominator)
+"""Causes that values show, and more than a line of which only the place is known."""
+
+VAGUE = (WrongLine, WrongLines, CarriedLine)
+"""Causes of a line of which only the place is known."""
 
 MEANS = ("cross_entropy", "nll_loss", "mse_loss", "binary_cross_entropy_with_logits", "kl_div", "mean")
 """Functions that take a mean over rows."""
@@ -333,7 +341,8 @@ def with_line(finding: Finding, fault: Fault) -> Finding:
     is_open |= isinstance(fault.cause, OtherOperand | UnsummedLine) and isinstance(
         finding.explanation, RankDependentCode
     )
-    is_open &= not (isinstance(finding.explanation, WrongArgument) and type(fault.cause) in (WrongLine, WrongLines))
+    is_open |= isinstance(finding.explanation, MEASURED)
+    is_open &= not (isinstance(finding.explanation, MEASURED) and type(fault.cause) in VAGUE)
     if isinstance(fault.cause, WrongLines):
         return line_finding.because(fault.cause) if is_open else line_finding
     placed = replace(line_finding, line=fault.place)

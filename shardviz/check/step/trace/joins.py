@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.explain.step.joins import JoinedFromAfar, WrongDenominator
+from shardviz.explain.step.modules import UngatheredInput
 from shardviz.relate.tolerance import EXACT, FEW, LEAST_STATISTIC
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def _of_denominator(comparison: Compared, module: str) -> WrongDenominator | Non
             all(one is not None for one in factors) and len(off) >= LEAST_ROWS and np.ptp(off) > LEAST_STATISTIC
         )
         if is_of_rows and (np.all(off < 1) or np.all(off > 1)):
-            return WrongDenominator(module, size, bool(np.all(off < 1)), comparison.wrong)
+            return WrongDenominator(module, size, bool(np.all(off < 1)), size == features, comparison.wrong)
     return None
 
 
@@ -103,27 +104,31 @@ def _factors(
 def with_lines_of_joins(finding: Finding, sharded: Mapping[int, LinesRecord], mesh: Mesh) -> Finding:
     """Return a finding about a wrong join with the lines that run once for each rank whose part is joined."""
     cause = finding.explanation
-    if not isinstance(cause, JoinedFromAfar | WrongDenominator) or cause.place:
+    is_exchange = isinstance(cause, UngatheredInput) and bool(cause.exchange)
+    if not (is_exchange or isinstance(cause, JoinedFromAfar | WrongDenominator)) or finding.line:
         return finding
-    found = [(axis, lines) for axis in mesh.long_axes if (lines := _lines_of_joins(sharded, mesh, axis))]
+    sides = [(axis, side) for axis in mesh.long_axes for side in ("before", "after")]
+    found = [(*at, lines) for at in sides if (lines := _lines_of_joins(sharded, mesh, *at))]
     if len(found) != 1:
         return finding
-    axis, lines = found[0]
+    axis, side, lines = found[0]
     first, last = lines[0], lines[-1]
     place = first.place if first == last else f"{first.place} to {last.place}"
     shown = f"{first.place} `{first.source}`" + (f" to line {last.line} `{last.source}`" if first != last else "")
-    runs = f"{shown} runs once for each rank before along {axis}"
-    return replace(finding, details=(*finding.details, runs), line=first.place).because(replace(cause, place=place))
+    runs = f"{shown} runs once for each rank {side} along {axis}"
+    placed = replace(finding, details=(*finding.details, runs), line=first.place)
+    return placed.because(replace(cause, place=place))
 
 
-def _lines_of_joins(sharded: Mapping[int, LinesRecord], mesh: Mesh, axis: str) -> list[FrameRecord]:
-    """Return the lines of a module, in one file, that a rank runs as often as its coordinate along an axis says."""
+def _lines_of_joins(sharded: Mapping[int, LinesRecord], mesh: Mesh, axis: str, side: str) -> list[FrameRecord]:
+    """Return the lines of a module, in one file, that a rank runs as often as there are ranks on one side of it."""
     frames = {line.frames[line.innermost] for own in sharded.values() for line in own.lines}
     by_rank = {rank: Counter(line.frames[line.innermost] for line in own.lines) for rank, own in sharded.items()}
     groups = [[by_rank[rank] for rank in group if rank in by_rank] for group in mesh.groups(axis)]
+    order = 1 if side == "before" else -1
 
     def is_of_join(frame: FrameRecord) -> bool:
-        runs = [[counts[frame] for counts in group] for group in groups]
+        runs = [[counts[frame] for counts in group[::order]] for group in groups]
         return all(of[-1] and all(count * (len(of) - 1) == of[-1] * at for at, count in enumerate(of)) for of in runs)
 
     lines = sorted(filter(is_of_join, frames), key=lambda frame: (frame.file, frame.line))
