@@ -23,7 +23,7 @@ from shardviz.check.step.lines.offsets import (
     shifted_fault,
     unequal_fault,
 )
-from shardviz.check.step.lines.operands import operand_fault, operator_fault, with_operator
+from shardviz.check.step.lines.operands import operand_fault, operator_fault, parallel_fault, with_operator
 from shardviz.check.step.lines.parts import merged_fault, neighbor_fault
 from shardviz.check.step.lines.search import ForwardSearch
 from shardviz.explain.step.forward import ShiftedPart
@@ -64,7 +64,7 @@ def fault_in(states: States) -> Fault | None:
     if fault is None or isinstance(fault.cause, WrongLine | WrongLines | CarriedLine):
         fault = own_rows_fault(states) or fault
     if fault is None or isinstance(fault.cause, WrongLines | CarriedLine):
-        fault = operand_fault(states) or fault
+        fault = operand_fault(states) or parallel_fault(states) or fault
     if fault is None or type(fault.cause) in MAY_LACK_NEIGHBOR:
         fault = neighbor_fault(states) or fault
     fault = fault or exchange_backward(states) or with_operator(states, backward_fault(states))

@@ -103,6 +103,27 @@ def operand_fault(states: States) -> Fault | None:
     return None
 
 
+def parallel_fault(states: States) -> Fault | None:
+    """Return the line that reads a tensor without a term or a factor that the unsharded model's has; None without proof.
+
+    The sharded code may be written anew, so that no line is the unsharded model's. From a wrong result both sides are
+    followed backwards as long as they call the same functions and one operand alone differs.
+    """
+    lines = states.lines
+    for value in (value for value, _ in lines.returned):
+        if states.placed(value).is_wrong and value in lines.wanted:
+            of_ranks = [set(_Rank(states, rank).lacking_beside(at, lines.wanted[value])) for rank, at in value]
+            if shared := set.intersection(*of_ranks):
+                line, cause = min(shared, key=lambda each: LACKS.index(each[1].lack))
+                needs = {"itself": "in place of its operand", "term": "as a further term"}
+                sentence = (
+                    f"{at(line)} is the first wrong line: {cause.function} reads there what the unsharded model's "
+                    f"{cause.function} reads with {cause.source} {needs.get(cause.lack, 'as a further factor')}"
+                )
+                return Fault(line, cause.function, sentence, cause)
+    return None
+
+
 def splits(mesh: Mesh, whole: Array, held: Mapping[int, Array]) -> Iterator[dict[int, Array]]:
     """Yield each rank's part of a tensor, for each split that gives them these shapes."""
     regions = {rank: dict(placements_of(whole.shape, array.shape, mesh, rank)) for rank, array in held.items()}
@@ -146,6 +167,40 @@ class _Rank:
                 if of_operand is not None and operand not in seen and len(seen) < MAX_TENSORS:
                     seen.add(operand)
                     waiting.append((operand, of_operand))
+
+    def lacking_beside(self, number: int, wanted: int) -> Iterator[tuple[FrameRecord, OtherOperand]]:
+        """Yield what the last operand lacks at which two sides differ that call the same functions before a result."""
+        makers = {made: line for line in reversed(self._states.lines.unsharded.lines) for made in line.outputs}
+        reader, seen = None, set[int]()
+        while number not in seen:
+            seen.add(number)
+            line, whole = self.maker.get(number), makers.get(wanted)
+            unlike = self._unlike(line, whole) if line is not None and whole is not None else []
+            if len(unlike) != 1:
+                break
+            (number, wanted), reader = unlike[0], line
+        held, due = self.array(number), self._states.whole(wanted)
+        if reader is None or held is None or due is None or held.shape != due.shape:
+            return
+        for lack, source in self._lacks(held, due, {number}, min(reader.outputs)):
+            yield reader.frames[reader.innermost], OtherOperand(reader.frames[-1].place, reader.function, lack, source)
+
+    def _unlike(self, line: LineRecord, whole: LineRecord) -> list[tuple[int, int]]:
+        """Return the operands of a function that differ from the unsharded model's call of it."""
+        if line.function != whole.function or len(line.inputs) != len(whole.inputs) or line.numbers != whole.numbers:
+            return []
+        orders = [whole.inputs, whole.inputs[::-1]] if line.function in (*ADDITIONS, *PRODUCTS) else [whole.inputs]
+        return min((self._differing(line.inputs, inputs) for inputs in orders), key=len)
+
+    def _differing(self, numbers: Sequence[int], wholes: Sequence[int]) -> list[tuple[int, int]]:
+        return [pair for pair in zip(numbers, wholes, strict=True) if not self._is_equal(*pair)]
+
+    def _is_equal(self, number: int, whole: int) -> bool:
+        held, expected = self.array(number), self._states.whole(whole)
+        if held is None or expected is None or held.ndim != expected.ndim:
+            return False
+        regions = placements_of(expected.shape, held.shape, self._states.mesh, self._rank)
+        return any(error_of(held, part_of(expected, region)) <= NEAR for _, region in regions)
 
     def _source(self, number: int, *, is_slice: bool) -> str:
         """Return where a tensor comes from: the line that makes it, or what it is of the module."""
