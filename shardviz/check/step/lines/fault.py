@@ -31,6 +31,8 @@ from shardviz.explain.templates import number
 from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from shardviz.check.step.lines.calls import Value
     from shardviz.check.step.lines.state import State
     from shardviz.check.step.lines.states import States
@@ -87,17 +89,21 @@ def fault_at(call: Call, sentence: str, cause: Cause) -> Fault:
     return Fault(call.line, call.function, sentence, cause)
 
 
-def given_fault(call: Call, argument: str = "", differs: str = "") -> Fault:
-    """Return the fault of a call that reads what its module is given wrong.
+def given_fault(readers: Sequence[Call], argument: str = "", differs: str = "", given: Sequence[Value] = ()) -> Fault:
+    """Return the fault of the first call that reads what its module is given wrong.
 
     Args:
+        readers: The calls that read it; what makes room like it reads no number.
         argument: The input that alone is wrong, as `input 1`; empty if that isn't known.
         differs: Where its numbers differ.
+        given: The inputs that are wrong.
     """
+    call = min(readers, key=lambda reader: (reader.function.endswith("_like"), reader.order))
     gives = f"gives {call.function} {argument} of its module" if argument else "reads what its module is given"
     sentence = f"{at(call.line)} {gives}, which is no part of the unsharded model's{f' ({differs})' if differs else ''}"
     cause = WrongLine(call.place, call.function)
-    return replace(fault_at(call, sentence, cause), is_given=True, argument=argument)
+    only = given[0] if len(given) == 1 else ()
+    return replace(fault_at(call, sentence, cause), is_given=True, argument=argument, given=only)
 
 
 def at(line: FrameRecord, previous: FrameRecord | None = None) -> str:

@@ -23,7 +23,8 @@ from shardviz.check.step.lines.offsets import (
     shifted_fault,
     unequal_fault,
 )
-from shardviz.check.step.lines.operands import operand_fault, operator_fault, parallel_fault, with_operator
+from shardviz.check.step.lines.operands import operand_fault, operator_fault, with_operator
+from shardviz.check.step.lines.parallel import parallel_fault
 from shardviz.check.step.lines.parts import merged_fault, neighbor_fault
 from shardviz.check.step.lines.search import ForwardSearch
 from shardviz.explain.step.forward import ShiftedPart

@@ -25,9 +25,9 @@ from shardviz.check.step.lines.fault import Fault, at, fault_at, reached
 from shardviz.check.step.lines.state import MAX_RATIO
 from shardviz.errors import LayoutError
 from shardviz.explain.step.line_reductions import WrongLineBackward, WrongOperator
-from shardviz.explain.step.lines import DRAWS, LACKS, Lack, OtherOperand
+from shardviz.explain.step.lines import DRAWS, INDEXING, LACKS, Lack, OtherOperand
 from shardviz.explain.templates import number as written
-from shardviz.groups import the_only
+from shardviz.groups import the_only, walk
 from shardviz.layout.layout import Layout, placements_of
 from shardviz.layout.placements import Partial, Placement, Replicate, Shard, parse_placements
 from shardviz.relate.factors import REDUCTIONS, over
@@ -84,7 +84,7 @@ def operand_fault(states: States) -> Fault | None:
     if not any(states.placed(value).is_wrong for value, _ in lines.returned):
         return None
     wrong = (value for value in lines.values if value in lines.wanted and states.placed(value).kind == "none")
-    of_ranks = {rank: _Rank(states, rank) for rank in lines.sharded}
+    of_ranks = {rank: CallsOfRank(states, rank) for rank in lines.sharded}
     for value in islice(wrong, MAX_RESULTS):
         whole, held = states.whole(lines.wanted[value]), states.held(value)
         for parts in splits(states.mesh, whole, held) if whole is not None else ():
@@ -103,27 +103,6 @@ def operand_fault(states: States) -> Fault | None:
     return None
 
 
-def parallel_fault(states: States) -> Fault | None:
-    """Return the line that reads a tensor without a term or a factor that the unsharded model's has; None without proof.
-
-    The sharded code may be written anew, so that no line is the unsharded model's. From a wrong result both sides are
-    followed backwards as long as they call the same functions and one operand alone differs.
-    """
-    lines = states.lines
-    for value in (value for value, _ in lines.returned):
-        if states.placed(value).is_wrong and value in lines.wanted:
-            of_ranks = [set(_Rank(states, rank).lacking_beside(at, lines.wanted[value])) for rank, at in value]
-            if shared := set.intersection(*of_ranks):
-                line, cause = min(shared, key=lambda each: LACKS.index(each[1].lack))
-                needs = {"itself": "in place of its operand", "term": "as a further term"}
-                sentence = (
-                    f"{at(line)} is the first wrong line: {cause.function} reads there what the unsharded model's "
-                    f"{cause.function} reads with {cause.source} {needs.get(cause.lack, 'as a further factor')}"
-                )
-                return Fault(line, cause.function, sentence, cause)
-    return None
-
-
 def splits(mesh: Mesh, whole: Array, held: Mapping[int, Array]) -> Iterator[dict[int, Array]]:
     """Yield each rank's part of a tensor, for each split that gives them these shapes."""
     regions = {rank: dict(placements_of(whole.shape, array.shape, mesh, rank)) for rank, array in held.items()}
@@ -132,7 +111,7 @@ def splits(mesh: Mesh, whole: Array, held: Mapping[int, Array]) -> Iterator[dict
             yield {rank: part_of(whole, of_rank[placements]) for rank, of_rank in regions.items()}
 
 
-class _Rank:
+class CallsOfRank:
     """The calls of one rank, with what it has of their tensors."""
 
     def __init__(self, states: States, rank: int) -> None:
@@ -160,47 +139,13 @@ class _Rank:
                 held = self.array(operand)
                 if line is None or held is None or _is_near(np.broadcast_to(held, needed.shape), needed):
                     continue
-                for lack, source in self._lacks(held, needed, set(line.inputs), made):
+                for lack, source in self.lacks(held, needed, set(line.inputs), made):
                     frame = line.frames[line.innermost]
                     yield frame, OtherOperand(frame.place, line.function, lack, source)
                 of_operand = _reduced(needed, held.shape)
                 if of_operand is not None and operand not in seen and len(seen) < MAX_TENSORS:
                     seen.add(operand)
                     waiting.append((operand, of_operand))
-
-    def lacking_beside(self, number: int, wanted: int) -> Iterator[tuple[FrameRecord, OtherOperand]]:
-        """Yield what the last operand lacks at which two sides differ that call the same functions before a result."""
-        makers = {made: line for line in reversed(self._states.lines.unsharded.lines) for made in line.outputs}
-        reader, seen = None, set[int]()
-        while number not in seen:
-            seen.add(number)
-            line, whole = self.maker.get(number), makers.get(wanted)
-            unlike = self._unlike(line, whole) if line is not None and whole is not None else []
-            if len(unlike) != 1:
-                break
-            (number, wanted), reader = unlike[0], line
-        held, due = self.array(number), self._states.whole(wanted)
-        if reader is None or held is None or due is None or held.shape != due.shape:
-            return
-        for lack, source in self._lacks(held, due, {number}, min(reader.outputs)):
-            yield reader.frames[reader.innermost], OtherOperand(reader.frames[-1].place, reader.function, lack, source)
-
-    def _unlike(self, line: LineRecord, whole: LineRecord) -> list[tuple[int, int]]:
-        """Return the operands of a function that differ from the unsharded model's call of it."""
-        if line.function != whole.function or len(line.inputs) != len(whole.inputs) or line.numbers != whole.numbers:
-            return []
-        orders = [whole.inputs, whole.inputs[::-1]] if line.function in (*ADDITIONS, *PRODUCTS) else [whole.inputs]
-        return min((self._differing(line.inputs, inputs) for inputs in orders), key=len)
-
-    def _differing(self, numbers: Sequence[int], wholes: Sequence[int]) -> list[tuple[int, int]]:
-        return [pair for pair in zip(numbers, wholes, strict=True) if not self._is_equal(*pair)]
-
-    def _is_equal(self, number: int, whole: int) -> bool:
-        held, expected = self.array(number), self._states.whole(whole)
-        if held is None or expected is None or held.ndim != expected.ndim:
-            return False
-        regions = placements_of(expected.shape, held.shape, self._states.mesh, self._rank)
-        return any(error_of(held, part_of(expected, region)) <= NEAR for _, region in regions)
 
     def _source(self, number: int, *, is_slice: bool) -> str:
         """Return where a tensor comes from: the line that makes it, or what it is of the module."""
@@ -232,7 +177,7 @@ class _Rank:
                 return
         yield from zip(line.inputs, needed, strict=True)
 
-    def _lacks(self, held: Array, needed: Array, inputs: set[int], made: int) -> Iterator[tuple[Lack, str]]:
+    def lacks(self, held: Array, needed: Array, inputs: set[int], made: int) -> Iterator[tuple[Lack, str]]:
         """Yield the tensors, of those before a result, that are what an operand must be, or lacks to be it."""
         with np.errstate(all="ignore"):
             ways: dict[Lack, Array] = {"itself": needed, "factor": needed / held, "term": needed - held}
@@ -353,6 +298,20 @@ def other_arguments(states: States, call: Call) -> tuple[str, str]:
     is_split = bool(states.mesh.long_axes)
     pairs = [pair for pair in _other_arguments(call) if not (is_split and all(map(_is_size, pair)))]
     return ", ".join(given for given, _ in pairs), ", ".join(wanted for _, wanted in pairs)
+
+
+def is_compared(states: States, value: Value) -> bool:
+    """Whether whole numbers, or what is computed of them, are compared, and never index anything."""
+
+    def numbers_of(number: Value) -> list[Value]:
+        made = (made for call in states.lines.readers(number) for made in call.outputs)
+        return list(filter(states.is_index, made))
+
+    reading = [(one, call) for one in walk([value], numbers_of) for call in states.lines.readers(one)]
+    is_index = any(
+        call.function == "embedding" or (call.function in INDEXING and one in call.inputs[1:]) for one, call in reading
+    )
+    return not is_index and any(states.held_dtype(made) == "bool" for _, call in reading for made in call.outputs)
 
 
 def counts_of_part(*calls: Call) -> str:

@@ -37,6 +37,7 @@ from shardviz.check.step.lines.offsets import is_stretch
 from shardviz.check.step.lines.operands import (
     counts_of_part,
     generator_of,
+    is_compared,
     is_of_axis,
     is_of_sizes,
     other_arguments,
@@ -116,21 +117,7 @@ class ForwardSearch:
         Whole numbers that are compared, as ids of documents are, mean the same on all ranks.
         """
         is_given = self.lines.origin(value).startswith("input")
-        return is_given and (not self.states.is_index(value) or self._is_compared(value))
-
-    def _is_compared(self, value: Value) -> bool:
-        """Whether whole numbers, or what is computed of them, are compared, and never index anything."""
-        numbers = walk([value], lambda one: [made for call in self.lines.readers(one) for made in self._numbers(call)])
-        calls = [(one, call) for one in numbers for call in self.lines.readers(one)]
-        is_index = any(
-            (call.function in INDEXING and one in call.inputs[1:]) or call.function == "embedding"
-            for one, call in calls
-        )
-        made = [self.states.held_dtype(made) for _, call in calls for made in call.outputs]
-        return "bool" in made and not is_index
-
-    def _numbers(self, call: Call) -> list[Value]:
-        return [made for made in call.outputs if self.states.is_index(made)]
+        return is_given and (not self.states.is_index(value) or is_compared(self.states, value))
 
     def _unlike_input(self, unlike: Sequence[Value]) -> tuple[str, str]:
         """Return which of a module's inputs alone is wrong, and where it differs; empty if that isn't known."""
@@ -175,17 +162,14 @@ class ForwardSearch:
             if call is None:
                 return None
             inputs, through = self._given(call)
-            unlike = [leaf for leaf in self._leaves if self.lines.is_input(leaf)]
-            unlike = [leaf for leaf in unlike if not self.states.placed(leaf).is_known]
+            given = filter(self.lines.is_input, self._leaves)
+            unlike = [leaf for leaf in given if not self.states.placed(leaf).is_known]
             if unlike:  # it arrives wrong, or is each rank's own
                 if self.lines.is_cut:
                     return None
                 is_wrong = all(self._is_no_index(leaf) and self.states.placed(leaf).is_wrong for leaf in unlike)
                 readers = [reader for leaf in unlike for reader in self.lines.readers(leaf)]
-                readers = [one for one in readers if not one.function.endswith("_like")] or readers
-                reader = min(readers, key=lambda reader: reader.order)
-                fault = given_fault(reader, *self._unlike_input(unlike)) if is_wrong else None
-                return replace(fault, given=unlike[0]) if fault is not None and len(unlike) == 1 else fault
+                return given_fault(readers, *self._unlike_input(unlike), unlike) if is_wrong else None
             bad = [tensor for tensor in inputs if self.is_bad(tensor)]
             if not bad or self._indexes_part(call, bad):
                 right = [tensor for tensor in inputs if tensor not in bad]

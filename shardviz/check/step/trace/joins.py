@@ -104,8 +104,9 @@ def _factors(
 def with_lines_of_joins(finding: Finding, sharded: Mapping[int, LinesRecord], mesh: Mesh) -> Finding:
     """Return a finding about a wrong join with the lines that run once for each rank whose part is joined."""
     cause = finding.explanation
-    is_exchange = isinstance(cause, UngatheredInput) and bool(cause.exchange)
-    if not (is_exchange or isinstance(cause, JoinedFromAfar | WrongDenominator)) or finding.line:
+    if not isinstance(cause, UngatheredInput | JoinedFromAfar | WrongDenominator) or finding.line:
+        return finding
+    if isinstance(cause, UngatheredInput) and not cause.exchange:
         return finding
     sides = [(axis, side) for axis in mesh.long_axes for side in ("before", "after")]
     found = [(*at, lines) for at in sides if (lines := _lines_of_joins(sharded, mesh, *at))]

@@ -317,7 +317,9 @@ class OfRank:
         by_place: dict[Place, list[KeptRecord]] = {}
         for record in self.records:
             count = counts.get(record.module, 0)
-            if record.what not in ("batch", "argument") and count and not self.counts[record.module] % count:
+            if record.what == "batch" or record.what == "argument":
+                continue
+            if count and not self.counts[record.module] % count:
                 place = Place(record.module, record.call % count, record.what, record.index)
                 by_place.setdefault(place, []).append(record)
         return by_place
