@@ -26,12 +26,13 @@ from shardviz.explain.step.lines import (
     UnlikeOperands,
     UnsummedLine,
     WrongLine,
+    WrongLines,
 )
 from shardviz.explain.templates import number
 from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from shardviz.check.step.lines.calls import Value
     from shardviz.check.step.lines.state import State
@@ -89,16 +90,25 @@ def fault_at(call: Call, sentence: str, cause: Cause) -> Fault:
     return Fault(call.line, call.function, sentence, cause)
 
 
-def given_fault(readers: Sequence[Call], argument: str = "", differs: str = "", given: Sequence[Value] = ()) -> Fault:
-    """Return the fault of the first call that reads what its module is given wrong.
+def between(before: FrameRecord, last: Call, *, is_own: bool = False) -> Fault:
+    """Return that one of the lines from one to another is wrong."""
+    sentence = f"it goes wrong between {at(before)} and {at(last.line, before)}"
+    return fault_at(last, sentence, WrongLines(before.place, last.place, is_own))
+
+
+def first_reader(readers: Iterable[Call]) -> Call:
+    """Return the first of some calls that reads what it is given; what makes room like it reads no number."""
+    return min(readers, key=lambda reader: (reader.function.endswith("_like"), reader.order))
+
+
+def given_fault(call: Call, argument: str = "", differs: str = "", given: Sequence[Value] = ()) -> Fault:
+    """Return the fault of a call that reads what its module is given wrong.
 
     Args:
-        readers: The calls that read it; what makes room like it reads no number.
         argument: The input that alone is wrong, as `input 1`; empty if that isn't known.
         differs: Where its numbers differ.
         given: The inputs that are wrong.
     """
-    call = min(readers, key=lambda reader: (reader.function.endswith("_like"), reader.order))
     gives = f"gives {call.function} {argument} of its module" if argument else "reads what its module is given"
     sentence = f"{at(call.line)} {gives}, which is no part of the unsharded model's{f' ({differs})' if differs else ''}"
     cause = WrongLine(call.place, call.function)
