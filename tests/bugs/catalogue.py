@@ -54,6 +54,7 @@ from tests.bugs import (
     untrue_causes,
     vocabulary,
     ways_back,
+    written_anew,
 )
 from tests.bugs.case import Bug, Healthy
 
@@ -64,7 +65,7 @@ AXES = (pipeline, context_parallel, experts, first_rows, hooks, cut_by_hand)
 LAYERS = (residual, sequence_parallel, shared_parts, adapters, branches, vocabulary, attention_parts)
 LOOPS = (loss_terms, sharded_losses, scaled_steps, training_loops, right_sums, own_numbers, canceling)
 OTHERS = (*LOOPS, denominators, lost_on_the_way, untrue_causes, parallel_by_hand, decided, taken_apart)
-PROBES = (kept_tensors, arguments, joins)
+PROBES = (kept_tensors, arguments, joins, written_anew)
 NEWEST = (strange_parts, one_change, unequal_parts, ring_attention, scans, ways_back, proven, blamed_beside, *PROBES)
 
 

@@ -59,6 +59,7 @@ from shardviz.explain.step.lines import (
     SegmentsOfPart,
     UnsummedLine,
     UnwrittenMemory,
+    VarianceOfPart,
     WrongLine,
     WrongLines,
 )
@@ -157,7 +158,10 @@ OF_ORDER = (DimsMerged, MisplacedLine, SegmentsOfPart)
 OF_NORMS = (NormOverWrongAxes, StepOfPart, ClippedByParts)
 """Causes that a factor is measured for: a number that is made of sizes has it by chance."""
 
-SURE = (LeftOutOfReduction, NarrowReduction, ReductionNotStored, LocalWeight, CopiesSummedLine, UnreducedGather)
+NOT_REDUCED = (LeftOutOfReduction, NarrowReduction, ReductionNotStored, LocalWeight)
+"""Causes of a line that reduces other gradients, or reduces elsewhere."""
+
+SURE = (*NOT_REDUCED, CopiesSummedLine, UnreducedGather, VarianceOfPart)
 """Causes of a line that take the place of any other."""
 
 MEASURED = (WrongArgument, JoinedFromAfar, WrongDenominator)
