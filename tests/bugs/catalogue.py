@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.bugs import (
     accumulation,
     adapters,
+    arguments,
     attention_parts,
     backward,
     blamed_beside,
@@ -19,6 +20,7 @@ from tests.bugs import (
     first_rows,
     gradients,
     hooks,
+    joins,
     kept_tensors,
     loads,
     logs,
@@ -52,6 +54,7 @@ from tests.bugs import (
     untrue_causes,
     vocabulary,
     ways_back,
+    written_anew,
 )
 from tests.bugs.case import Bug, Healthy
 
@@ -62,17 +65,9 @@ AXES = (pipeline, context_parallel, experts, first_rows, hooks, cut_by_hand)
 LAYERS = (residual, sequence_parallel, shared_parts, adapters, branches, vocabulary, attention_parts)
 LOOPS = (loss_terms, sharded_losses, scaled_steps, training_loops, right_sums, own_numbers, canceling)
 OTHERS = (*LOOPS, denominators, lost_on_the_way, untrue_causes, parallel_by_hand, decided, taken_apart)
-NEWEST = (
-    strange_parts,
-    one_change,
-    unequal_parts,
-    ring_attention,
-    scans,
-    ways_back,
-    proven,
-    blamed_beside,
-    kept_tensors,
-)
+PROBES = (kept_tensors, arguments, joins, written_anew)
+NEWEST = (strange_parts, one_change, unequal_parts, ring_attention, scans, ways_back, proven, blamed_beside, *PROBES)
+
 
 _ALL = (*WEIGHTS, *STEPS, *AXES, *LAYERS, *OTHERS, *NEWEST)
 FAMILIES = {module.__name__.rpartition(".")[2]: module.CASES for module in _ALL}

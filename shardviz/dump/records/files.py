@@ -35,7 +35,7 @@ from shardviz.dump.records.tensors import (
     Stamp,
     TensorRecord,
 )
-from shardviz.dump.records.trace import KeptRecord, LinesRecord, PointRecord, SketchRecord
+from shardviz.dump.records.trace import ArgumentRecord, KeptRecord, LinesRecord, PointRecord, SketchRecord
 
 MEANT = "whether this is meant: "
 """How ranks begin a note on a tensor that is in order, and is not what a file has that the job opened."""
@@ -111,6 +111,8 @@ class RankRecord(Record, frozen=True):
         trace: What went in and out of every module of the step, in the order in which this rank came to it.
         sketches: What the unsharded model has of its weights and at every point of its step; rank 0 writes it.
         kept: What a job's own step had at each place, with nothing beside it.
+        arguments: What modules of the step were given that is no tensor of floating point, and not the unsharded
+            model's.
         steps_before: How many optimizer steps a job made before the one that was traced.
         lines: The calls inside of the first wrong module, if no rule named the cause; rank 0 also has those of the
             unsharded model's.
@@ -173,6 +175,7 @@ class RankRecord(Record, frozen=True):
     trace: tuple[PointRecord, ...] = ()
     sketches: tuple[SketchRecord, ...] = ()
     kept: tuple[KeptRecord, ...] = ()
+    arguments: tuple[ArgumentRecord, ...] = ()
     steps_before: Count = 0
     lines: tuple[LinesRecord, ...] = ()
     unread: tuple[UnreadRecord, ...] = ()

@@ -6,7 +6,7 @@ under `of_value`: those of the sharded module of the moment `step`, those of the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import msgspec
@@ -116,7 +116,8 @@ class KeptRecord(Record, frozen=True):
 
     Attributes:
         module: The module; empty for the model itself.
-        what: Input, output, or the gradient of either; `batch` for whole numbers that the model was given.
+        what: Input, output, or the gradient of either; `batch` for whole numbers that the model was given, `argument`
+            for any number, mask or tensor of whole numbers that a module was.
         order: When the call of the module ended, counted from 0.
         call: The number of the call.
         index: Which of several tensors.
@@ -126,10 +127,11 @@ class KeptRecord(Record, frozen=True):
         type: The module's class.
         draws: Whether the call drew random numbers.
         is_overwritten: Whether something wrote into the tensor between forward and backward.
+        argument: How the module's forward calls an argument: `docs`, `lengths[0]`.
     """
 
     module: str
-    what: What | Literal["batch"]
+    what: What | Literal["batch", "argument"]
     order: Count
     call: Count = 0
     index: Count = 0
@@ -139,6 +141,46 @@ class KeptRecord(Record, frozen=True):
     type: str = ""
     draws: bool = False
     is_overwritten: bool = False
+    argument: str = ""
+
+
+class ArgumentRecord(Record, frozen=True):
+    """A number, a mask or whole numbers that a module is given on this rank, and not in the unsharded model.
+
+    Attributes:
+        module: The module; empty for the model itself.
+        call: The number of the call.
+        name: How the module's forward calls it: `docs`, `lengths[0]`.
+        at: The first place at which it differs.
+        held: What the rank has there.
+        expected: What the unsharded model has there.
+        count: How many elements differ; 0 if there is no part of this rank's shape to compare with.
+        size: How many elements the rank has.
+        is_shifted: Whether all elements that differ, of one row, are off by one number.
+        dtype: Its dtype; `float64` for a number.
+    """
+
+    module: str
+    call: Count
+    name: str
+    at: tuple[Count, ...] = ()
+    held: float = 0.0
+    expected: float = 0.0
+    count: Count = 0
+    size: Count = 0
+    is_shifted: bool = False
+    dtype: str = ""
+
+    @property
+    def differs(self) -> str:
+        """Where it differs, in a few words: `16 of 16 elements, the first at [0, 0]: 0 for 2`."""
+        if not self.at:
+            return f"{self._shown(self.held)} for {self._shown(self.expected)}"
+        where = f"{self.count:,} of {self.size:,} elements, the first at [{', '.join(map(str, self.at))}]"
+        return f"{where}: {self._shown(self.held)} for {self._shown(self.expected)}"
+
+    def _shown(self, value: float) -> str:
+        return str(bool(value)) if self.dtype == "bool" else f"{value:.10g}"
 
 
 class SketchRecord(Record, frozen=True):
@@ -177,6 +219,8 @@ class StepAnswer:
         layouts: The placements of places at which one set of them fits all ranks.
         num_right: How many inputs and outputs are right before the first that is not, on all ranks together.
         is_called_otherwise: Whether the model was given anything but parts of the batch.
+        arguments: Each rank's arguments of modules that are not the unsharded model's, and no tensors of floating
+            point.
     """
 
     points: Mapping[int, tuple[PointRecord, ...]]
@@ -184,6 +228,7 @@ class StepAnswer:
     layouts: Mapping[Place, Placements]
     num_right: int = 0
     is_called_otherwise: bool = False
+    arguments: Mapping[int, tuple[ArgumentRecord, ...]] = field(default_factory=dict)
 
 
 COMPARED_OVER_PARTS = "the step on the whole batch"

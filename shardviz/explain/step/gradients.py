@@ -106,15 +106,17 @@ class ReadElsewhere(AtLine):
     why = (
         "{is_recomputed:?Checkpointing runs {module:called} without a graph first (use_reentrant=True). What is kept "
         "of that run, on a module or in a global, has no graph: code outside of {module:called} that reads the tensor "
-        "from {place} sends no gradient back to it|{cut:?{cut} takes the tensor from {place} out of the graph, and the unsharded "
-        "model doesn't: nothing flows back from what reads it outside of {module:called}|In {module:called}, {function} sends back what it should to the "
-        "tensor from {place}. Code outside of {module:called} reads the tensor, too, and sends back something else or "
-        "nothing, or a hook changes its gradient}}"
+        "from {place} sends no gradient back to it|{cut:?{cut} takes the tensor from {place} out of the graph, and "
+        "the unsharded model doesn't: nothing flows back from what reads it outside of {module:called}|In "
+        "{module:called}, {function} sends back what it should to the tensor from {place}. Code outside of "
+        "{module:called} reads the tensor, too, and sends back something else or nothing, or a hook changes its "
+        "gradient}}"
     )
     how = (
         "{is_recomputed:?call checkpoint(..., use_reentrant=False), or return the tensor from the checkpointed "
-        "function and pass it on as an argument|{cut:?remove .detach(), .data or no_grad() in {cut}|look for what else reads the tensor from {place}, such as what is "
-        "kept on a module or in a global, and let its gradient flow back}}"
+        "function and pass it on as an argument|{cut:?remove .detach(), .data or no_grad() in {cut}|look for what else "
+        "reads the tensor from {place}, such as what is kept on a module or in a global, and let its gradient flow "
+        "back}}"
     )
 
 

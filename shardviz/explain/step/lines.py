@@ -189,6 +189,29 @@ class UnwrittenMemory(AtLine, kind="wrong-value"):
     how = "call the collective that fills what {place} makes, on all ranks and before {reader}, and wait for it"
 
 
+class VarianceOfPart(AtLine):
+    """A line takes the variance of each rank's own part, around the part's own mean.
+
+    The variance of the whole is the mean of the parts' variances and, added to it, the variance of their means. Code
+    that averages variances over ranks leaves the second out, and each rank still gets a plausible number.
+
+    Attributes:
+        axis: The axis that splits what it is given.
+        reduced: The collective that gets its result; empty if none does.
+    """
+
+    axis: str
+    reduced: str = ""
+    why = (
+        "{function} in {place} takes the variance of each rank's part around the part's own mean{reduced:?, and "
+        "{reduced} puts these together}. That leaves out how far the ranks' means are apart along {axis}"
+    )
+    how = (
+        "first average the mean over {axis}, and then the squares around it: (x - mean).square().mean(); or reduce the "
+        "sums of x and x.square()"
+    )
+
+
 class UnlikeOperands(AtLine):
     """A line combines two tensors of which a rank has different slices along one dim.
 

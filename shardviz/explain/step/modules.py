@@ -60,12 +60,14 @@ class UngatheredInput(Cause):
 
     Attributes:
         exchange: The collective by which ranks exchange numbers in the module; empty if they don't.
+        place: The lines that run once for each rank whose part is joined, as `model.py:48`; empty if that isn't known.
     """
 
     module: str
     axis: str
     dim: int
     exchange: str = ""
+    place: str = ""
     why = (
         "{exchange:?{module:called} gets other ranks' numbers along {axis} by {exchange}, and still returns a wrong "
         "result for its own part of dim {dim}. Most likely it combines the parts in a wrong order or scale, counts "
@@ -75,8 +77,8 @@ class UngatheredInput(Cause):
     )
     how = (
         "in {module:called}, {exchange:?compare what {exchange} brings with what the unsharded model reads "
-        "there|gather over {axis} what the result needs, in the order of the ranks' coordinates, and count positions "
-        "in the whole sequence}"
+        "there{place:?, and check in {place} how the parts are joined}|gather over {axis} what the result needs, in "
+        "the order of the ranks' coordinates, and count positions in the whole sequence}"
     )
 
 
@@ -118,6 +120,35 @@ class UnexplainedInput(Cause):
     how = (
         "look at the code that calls {module:called}: at {argument:?what chooses its {argument}, such as the number of "
         "a layer, which a stage of a pipeline may count from 0 again|the order of rows, micro-batches and stages}"
+    )
+
+
+class WrongArgument(Cause):
+    """A module goes wrong because ranks give it a different argument: a mask, positions or ids of documents.
+
+    Tensors of floating point are the unsharded model's, or its parts. What the code computes beside them, of a rank's
+    own part of the batch, often counts from that part's beginning.
+
+    Attributes:
+        module: The outermost module that is given the argument.
+        argument: How its forward calls it.
+        maker: The module that calls it; empty for the model itself.
+        differs: Where it differs from the unsharded model's.
+        is_shifted: Whether each row is the unsharded model's but for one number.
+    """
+
+    module: str
+    argument: str
+    maker: str
+    differs: str
+    is_shifted: bool
+    why = (
+        "{module:called} is given {argument} that differs from the unsharded model's ({differs}){is_shifted:?. Every "
+        "row is off by one number: it is counted from the beginning of the rank's own part|}"
+    )
+    how = (
+        "in {maker:?{maker:called}|the model itself}, {is_shifted:?add to {argument} what the ranks before have "
+        "counted|compute {argument} from the whole batch, not from the rank's own part of it}"
     )
 
 

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
         WrapperRecord,
     )
     from shardviz.dump.records.tensors import FragmentRecord, SentRecord, Stamp
-    from shardviz.dump.records.trace import KeptRecord, LinesRecord, PointRecord, SketchRecord
+    from shardviz.dump.records.trace import ArgumentRecord, KeptRecord, LinesRecord, PointRecord, SketchRecord
     from shardviz.layout.region import Region
     from shardviz.live.capture.locals import Local
 
@@ -106,6 +106,7 @@ class Capture:
     trace: list[PointRecord] = field(default_factory=list)
     sketches: list[SketchRecord] = field(default_factory=list)
     kept: list[KeptRecord] = field(default_factory=list)
+    arguments: list[ArgumentRecord] = field(default_factory=list)
     lines: list[LinesRecord] = field(default_factory=list)
     not_stepped: list[str] = field(default_factory=list)
     not_saved: list[str] = field(default_factory=list)

@@ -86,6 +86,7 @@ class JobTrace(Trace):
         super().__init__()
         self.most = most_of(num_modules * SIDES)
         self.copied = self._sampled
+        self.keeps_arguments = False
         self.before_backward: Callable[[], None] | None = None  # called once
         self.uncalled: set[nn.Module] = set()  # DistributedDataParallel, while its forward was not called
         self._states: defaultdict[str, list[list[torch.Tensor]]] = defaultdict(list)

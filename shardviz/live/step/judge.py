@@ -141,6 +141,7 @@ class Judge:
         """Record this rank's judgments at every place, with the values of the first wrong ones."""
         capture, points = self.on.capture, self._points(answer)
         capture.trace += points.values()
+        capture.arguments += answer.arguments.get(capture.rank, ())
         for place in answer.wrong:
             whole = values_at(reference.step.observation.trace, place, reference.num_calls(place.module), reference.dim)
             values = (

@@ -26,11 +26,15 @@ from shardviz.explain.step.lines import (
     UnlikeOperands,
     UnsummedLine,
     WrongLine,
+    WrongLines,
 )
 from shardviz.explain.templates import number
 from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from shardviz.check.step.lines.calls import Value
     from shardviz.check.step.lines.state import State
     from shardviz.check.step.lines.states import States
     from shardviz.dump.records.trace import FrameRecord
@@ -50,7 +54,8 @@ class Fault:
         summed: The collective that sums what it makes; empty if nothing does.
         reads: The function that gets what is right, if `function` is given what that makes of it.
         is_given: Whether it reads what its module is given, and that is no part of the unsharded model's.
-        argument: The only wrong one of these inputs, as `input 1`; empty if that isn't known.
+        argument: The only wrong one of these inputs, as `input 1`, or by its name; empty if that isn't known.
+        given: Its numbers on each rank.
         by_terms: Whether it divides by one term of a sum.
         is_of_sizes: Whether it multiplies by a number that is made of sizes, and not of what tensors hold.
     """
@@ -65,6 +70,7 @@ class Fault:
     reads: str = ""
     is_given: bool = False
     argument: str = ""
+    given: Value = ()
     by_terms: bool = False
     is_of_sizes: bool = False
 
@@ -84,17 +90,30 @@ def fault_at(call: Call, sentence: str, cause: Cause) -> Fault:
     return Fault(call.line, call.function, sentence, cause)
 
 
-def given_fault(call: Call, argument: str = "", differs: str = "") -> Fault:
+def between(before: FrameRecord, last: Call, *, is_own: bool = False) -> Fault:
+    """Return that one of the lines from one to another is wrong."""
+    sentence = f"it goes wrong between {at(before)} and {at(last.line, before)}"
+    return fault_at(last, sentence, WrongLines(before.place, last.place, is_own))
+
+
+def first_reader(readers: Iterable[Call]) -> Call:
+    """Return the first of some calls that reads what it is given; what makes room like it reads no number."""
+    return min(readers, key=lambda reader: (reader.function.endswith("_like"), reader.order))
+
+
+def given_fault(call: Call, argument: str = "", differs: str = "", given: Sequence[Value] = ()) -> Fault:
     """Return the fault of a call that reads what its module is given wrong.
 
     Args:
         argument: The input that alone is wrong, as `input 1`; empty if that isn't known.
         differs: Where its numbers differ.
+        given: The inputs that are wrong.
     """
     gives = f"gives {call.function} {argument} of its module" if argument else "reads what its module is given"
     sentence = f"{at(call.line)} {gives}, which is no part of the unsharded model's{f' ({differs})' if differs else ''}"
     cause = WrongLine(call.place, call.function)
-    return replace(fault_at(call, sentence, cause), is_given=True, argument=argument)
+    only = given[0] if len(given) == 1 else ()
+    return replace(fault_at(call, sentence, cause), is_given=True, argument=argument, given=only)
 
 
 def at(line: FrameRecord, previous: FrameRecord | None = None) -> str:

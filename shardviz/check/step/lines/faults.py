@@ -7,6 +7,7 @@ forward order that is given right gradients and hands back a wrong one.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ from shardviz.check.step.lines.offsets import (
     unequal_fault,
 )
 from shardviz.check.step.lines.operands import operand_fault, operator_fault, with_operator
+from shardviz.check.step.lines.parallel import parallel_fault
 from shardviz.check.step.lines.parts import merged_fault, neighbor_fault
 from shardviz.check.step.lines.search import ForwardSearch
 from shardviz.explain.step.forward import ShiftedPart
@@ -41,7 +43,10 @@ from shardviz.explain.step.lines import (
 from shardviz.explain.step.losses import TermsAveraged, UnsummedValue
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from shardviz.check.step.lines.states import States
+    from shardviz.dump.records.trace import ArgumentRecord
 
 MAY_LACK_NEIGHBOR = (WrongLine, WrongLines, CarriedLine, MisplacedLine)
 """Causes of a line that may lack slices of a neighbor."""
@@ -60,7 +65,7 @@ def fault_in(states: States) -> Fault | None:
     if fault is None or isinstance(fault.cause, WrongLine | WrongLines | CarriedLine):
         fault = own_rows_fault(states) or fault
     if fault is None or isinstance(fault.cause, WrongLines | CarriedLine):
-        fault = operand_fault(states) or fault
+        fault = operand_fault(states) or parallel_fault(states) or fault
     if fault is None or type(fault.cause) in MAY_LACK_NEIGHBOR:
         fault = neighbor_fault(states) or fault
     fault = fault or exchange_backward(states) or with_operator(states, backward_fault(states))
@@ -84,6 +89,68 @@ def fault_of(states: States, value: Value) -> Fault | None:
         return None
     fault = operator_fault(states, states.lines.makers(value)) or _narrowed(states, search.blame(value))
     return None if fault is None or fault.is_torchs else _of_rows(states, fault)
+
+
+def argument_fault(states: States, arguments: Mapping[int, ArgumentRecord]) -> Fault | None:
+    """Return the line that makes a wrong argument of a module that the one with these lines calls.
+
+    Args:
+        states: The lines of the module that makes it.
+        arguments: What ranks are given that is not the unsharded model's.
+    """
+    wrong = (value for value in states.lines.values if states.placed(value).is_wrong)
+    value = next((value for value in wrong if is_argument(states, value, arguments)), None)
+    return None if value is None else fault_of(states, value)
+
+
+def is_argument(states: States, value: Value, arguments: Mapping[int, ArgumentRecord]) -> bool:
+    """Whether ranks have in a tensor what differs in an argument."""
+    held = states.held(value)
+    pairs = [(held[rank], record) for rank, record in arguments.items() if rank in held]
+    is_there = states.reference_of(value) is not None and bool(pairs) and len(pairs) == len(arguments)
+    return is_there and all(
+        array.size == record.size and array.ndim == len(record.at) and array[record.at] == record.held
+        for array, record in pairs
+    )
+
+
+def number_fault(states: States, arguments: Mapping[str, Mapping[int, ArgumentRecord]]) -> Fault | None:
+    """Return the call that makes something wrong of right tensors, and of a number that the module is given.
+
+    Args:
+        states: The module's lines.
+        arguments: What is wrong with its arguments on each rank, by name.
+    """
+    for call in states.lines.calls:
+        is_first = bool(call.inputs) and all(states.placed(value).is_known for value in call.inputs)
+        if call.whole is None or not is_first or not any(states.placed(made).is_wrong for made in call.outputs):
+            continue
+        for name, records in arguments.items():
+            if _reads_number(call, records):
+                rank, record = min(records.items())
+                gets = f"{called(call)} gives {call.function} {name} of its module, on rank {rank} {record.differs}"
+                return replace(fault_at(call, gets, WrongLine(call.place, call.function)), is_given=True, argument=name)
+    return None
+
+
+def _reads_number(call: Call, records: Mapping[int, ArgumentRecord]) -> bool:
+    """Whether ranks give a call a number in place of the unsharded model's, as an argument of its module has them."""
+    whole = call.whole.numbers.split() if call.whole is not None else []
+    held = {rank: line.numbers.split() for rank, line in call.records.items()}
+    first = next(iter(records.values()))
+    if first.at or not records.keys() <= held.keys() or any(len(numbers) != len(whole) for numbers in held.values()):
+        return False
+    expected = {rank: records[rank].held if rank in records else first.expected for rank in held}
+    return any(
+        _is_number(number, first.expected) and all(_is_number(held[rank][at], expected[rank]) for rank in held)
+        for at, number in enumerate(whole)
+    )
+
+
+def _is_number(text: str, number: float) -> bool:
+    with suppress(ValueError):
+        return float(text) == number
+    return text == str(bool(number)) and number in (0.0, 1.0)
 
 
 def fault_of_mean(states: States, value: Value) -> Fault | None:

@@ -14,15 +14,18 @@ from shardviz.check.step.comparison import is_of_parts
 from shardviz.check.step.lines.around import Around, is_around, results_of
 from shardviz.check.step.lines.backward import sent_back_fault
 from shardviz.check.step.lines.calls import Lines
-from shardviz.check.step.lines.faults import fault_in
+from shardviz.check.step.lines.faults import argument_fault, fault_in, is_argument, number_fault
 from shardviz.check.step.lines.states import States
 from shardviz.check.step.rules.losses import mean_of_means
+from shardviz.check.step.trace.arguments import arguments_of, wrong_argument
+from shardviz.check.step.trace.joins import with_lines_of_joins
 from shardviz.dump.records.trace import NO_MEAN, STEP
 from shardviz.explain.checkpoints.states import UnexplainedState
 from shardviz.explain.finding import Finding, Kind
 from shardviz.explain.step.factors import SequenceOfWhole
 from shardviz.explain.step.forward import JoinedOutOfOrder, MisplacedOperand, ShiftedPart, UngatheredKeys
 from shardviz.explain.step.gradients import UnsummedInputGradient, WrongOutside
+from shardviz.explain.step.joins import JoinedFromAfar, WrongDenominator
 from shardviz.explain.step.line_reductions import (
     CopiesSummedLine,
     GradientsOfOtherMicroBatches,
@@ -49,12 +52,15 @@ from shardviz.explain.step.line_rows import (
 )
 from shardviz.explain.step.lines import (
     DRAWS,
+    CarriedLine,
     MislabeledPlacement,
     MisplacedLine,
     OtherOperand,
     SegmentsOfPart,
     UnsummedLine,
     UnwrittenMemory,
+    VarianceOfPart,
+    WrongLine,
     WrongLines,
 )
 from shardviz.explain.step.losses import (
@@ -78,6 +84,7 @@ from shardviz.explain.step.modules import (
     UnexplainedModuleBackward,
     UngatheredInput,
     UnsummedModule,
+    WrongArgument,
 )
 from shardviz.explain.step.scales import ClippedByParts, NormOverWrongAxes
 from shardviz.explain.step.sums import (
@@ -112,6 +119,7 @@ OPEN = (
     UngatheredInput,
     UnexplainedBetweenModules,
     UnexplainedForward,
+    WrongArgument,
     WrongOutside,
 )
 """Causes that say where a step goes wrong and not why: the line takes their place."""
@@ -150,8 +158,17 @@ OF_ORDER = (DimsMerged, MisplacedLine, SegmentsOfPart)
 OF_NORMS = (NormOverWrongAxes, StepOfPart, ClippedByParts)
 """Causes that a factor is measured for: a number that is made of sizes has it by chance."""
 
-SURE = (LeftOutOfReduction, NarrowReduction, ReductionNotStored, LocalWeight, CopiesSummedLine, UnreducedGather)
+NOT_REDUCED = (LeftOutOfReduction, NarrowReduction, ReductionNotStored, LocalWeight)
+"""Causes of a line that reduces other gradients, or reduces elsewhere."""
+
+SURE = (*NOT_REDUCED, CopiesSummedLine, UnreducedGather, VarianceOfPart)
 """Causes of a line that take the place of any other."""
+
+MEASURED = (WrongArgument, JoinedFromAfar, WrongDenominator)
+"""Causes that values show, and more than a line of which only the place is known."""
+
+VAGUE = (WrongLine, WrongLines, CarriedLine)
+"""Causes of a line of which only the place is known."""
 
 MEANS = ("cross_entropy", "nll_loss", "mse_loss", "binary_cross_entropy_with_logits", "kl_div", "mean")
 """Functions that take a mean over rows."""
@@ -194,7 +211,7 @@ def line_of_own_rows(dump: Dump) -> str:
 def with_lines(dump: Dump, results: Iterable[Finding | NotChecked]) -> Iterator[Finding | NotChecked]:
     """Yield the results of a step's checks, those about the module that ranks looked into with its first wrong line."""
     opened, around = _opened(dump), Around.of(dump) if not is_of_parts(dump) else None
-    faults = [(lines, fault) for lines in opened if (fault := fault_in(States(dump, lines))) is not None]
+    faults = [(lines, fault) for lines in opened if (fault := _fault_inside(dump, lines)) is not None]
     is_of_model = around is not None and around.is_loss_of_model  # the model's own lines are the loss's
     of_model = next((fault for lines, fault in faults if is_of_model and not lines.module and not fault.is_given), None)
     for outcome in results:
@@ -203,8 +220,15 @@ def with_lines(dump: Dump, results: Iterable[Finding | NotChecked]) -> Iterator[
             continue
         module, named = module_to_open(outcome), outcome
         for lines, inner in faults:  # what a module is given wrong is made by the one around it
+            if module_to_open(named) in (lines.module, lines.asked_module) and not _is_of_argument(named):
+                named = _given_wrong(dump, named, lines, inner) if inner.is_given else with_line(named, inner)
+        for lines in opened:
             if module_to_open(named) in (lines.module, lines.asked_module):
-                named = _given_wrong(named, lines, inner) if inner.is_given else with_line(named, inner)
+                named = with_lines_of_joins(named, lines.sharded, dump.files.mesh)
+            cause = named.explanation
+            if isinstance(cause, WrongArgument) and lines.module == named.module:
+                maker = argument_fault(States(dump, lines), arguments_of(dump, cause.module)[cause.argument])
+                named = named if maker is None else with_line(named, maker)
         if named is outcome:
             named = _with_line_of_term(dump, without_exchange(named, opened), opened)
         if named is not outcome:
@@ -218,6 +242,15 @@ def with_lines(dump: Dump, results: Iterable[Finding | NotChecked]) -> Iterator[
             place = cause.place if isinstance(cause, RowsSentByOneRank | UnexplainedBackward) else ""
             yield replace(outcome, line=outcome.line or place)
     yield from _not_read(dump) if not opened and around is None else ()
+
+
+def _fault_inside(dump: Dump, lines: Lines) -> Fault | None:
+    states = States(dump, lines)
+    return number_fault(states, arguments_of(dump, lines.module)) or fault_in(states)
+
+
+def _is_of_argument(finding: Finding) -> bool:
+    return isinstance(finding.explanation, WrongArgument)
 
 
 def _fault_around(around: Around, of_model: Fault | None, finding: Finding) -> Fault | None:
@@ -258,7 +291,7 @@ def _with_line_of_term(dump: Dump, finding: Finding, opened: Iterable[Lines]) ->
     return finding if fault is None else with_line(finding, fault)
 
 
-def _given_wrong(finding: Finding, lines: Lines, fault: Fault) -> Finding:
+def _given_wrong(dump: Dump, finding: Finding, lines: Lines, fault: Fault) -> Finding:
     """Return a finding of the module around the one that is given what is wrong, or gradients of something else.
 
     If only gradients are wrong, its inputs are right, whatever its lines are compared with.
@@ -271,7 +304,20 @@ def _given_wrong(finding: Finding, lines: Lines, fault: Fault) -> Finding:
     placed = replace(finding, sentence=fault.sentence, details=details, module=around)
     is_open = isinstance(finding.explanation, (*OPEN, UngatheredKeys))
     cause = fault.cause if is_of_gradients else UnexplainedInput(lines.module or "the model", fault.argument)
+    if is_open and not is_of_gradients and (name := _argument_given(dump, lines, fault)):
+        argument = wrong_argument(dump, lines.module, name)
+        sentence = fault.sentence.replace(f" {fault.argument} of its module", f" {name} of its module")
+        return replace(placed, sentence=sentence, module=argument.maker).because(argument)
     return placed.because(cause) if is_open else finding
+
+
+def _argument_given(dump: Dump, lines: Lines, fault: Fault) -> str:
+    """Return the name of the wrong argument that a line reads; empty if that isn't known."""
+    arguments, states = arguments_of(dump, lines.module), States(dump, lines)
+    if fault.argument in arguments:
+        return fault.argument
+    given = (name for name, records in arguments.items() if fault.given and is_argument(states, fault.given, records))
+    return next(given, "")
 
 
 def _not_read(dump: Dump) -> Iterator[NotChecked]:
@@ -299,6 +345,8 @@ def with_line(finding: Finding, fault: Fault) -> Finding:
     is_open |= isinstance(fault.cause, OtherOperand | UnsummedLine) and isinstance(
         finding.explanation, RankDependentCode
     )
+    is_open |= isinstance(finding.explanation, MEASURED)
+    is_open &= not (isinstance(finding.explanation, MEASURED) and type(fault.cause) in VAGUE)
     if isinstance(fault.cause, WrongLines):
         return line_finding.because(fault.cause) if is_open else line_finding
     placed = replace(line_finding, line=fault.place)

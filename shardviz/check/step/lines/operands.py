@@ -25,9 +25,9 @@ from shardviz.check.step.lines.fault import Fault, at, fault_at, reached
 from shardviz.check.step.lines.state import MAX_RATIO
 from shardviz.errors import LayoutError
 from shardviz.explain.step.line_reductions import WrongLineBackward, WrongOperator
-from shardviz.explain.step.lines import DRAWS, LACKS, Lack, OtherOperand
+from shardviz.explain.step.lines import DRAWS, INDEXING, LACKS, Lack, OtherOperand
 from shardviz.explain.templates import number as written
-from shardviz.groups import the_only
+from shardviz.groups import the_only, walk
 from shardviz.layout.layout import Layout, placements_of
 from shardviz.layout.placements import Partial, Placement, Replicate, Shard, parse_placements
 from shardviz.relate.factors import REDUCTIONS, over
@@ -84,7 +84,7 @@ def operand_fault(states: States) -> Fault | None:
     if not any(states.placed(value).is_wrong for value, _ in lines.returned):
         return None
     wrong = (value for value in lines.values if value in lines.wanted and states.placed(value).kind == "none")
-    of_ranks = {rank: _Rank(states, rank) for rank in lines.sharded}
+    of_ranks = {rank: CallsOfRank(states, rank) for rank in lines.sharded}
     for value in islice(wrong, MAX_RESULTS):
         whole, held = states.whole(lines.wanted[value]), states.held(value)
         for parts in splits(states.mesh, whole, held) if whole is not None else ():
@@ -111,7 +111,7 @@ def splits(mesh: Mesh, whole: Array, held: Mapping[int, Array]) -> Iterator[dict
             yield {rank: part_of(whole, of_rank[placements]) for rank, of_rank in regions.items()}
 
 
-class _Rank:
+class CallsOfRank:
     """The calls of one rank, with what it has of their tensors."""
 
     def __init__(self, states: States, rank: int) -> None:
@@ -139,7 +139,7 @@ class _Rank:
                 held = self.array(operand)
                 if line is None or held is None or _is_near(np.broadcast_to(held, needed.shape), needed):
                     continue
-                for lack, source in self._lacks(held, needed, set(line.inputs), made):
+                for lack, source in self.lacks(held, needed, set(line.inputs), made):
                     frame = line.frames[line.innermost]
                     yield frame, OtherOperand(frame.place, line.function, lack, source)
                 of_operand = _reduced(needed, held.shape)
@@ -177,7 +177,7 @@ class _Rank:
                 return
         yield from zip(line.inputs, needed, strict=True)
 
-    def _lacks(self, held: Array, needed: Array, inputs: set[int], made: int) -> Iterator[tuple[Lack, str]]:
+    def lacks(self, held: Array, needed: Array, inputs: set[int], made: int) -> Iterator[tuple[Lack, str]]:
         """Yield the tensors, of those before a result, that are what an operand must be, or lacks to be it."""
         with np.errstate(all="ignore"):
             ways: dict[Lack, Array] = {"itself": needed, "factor": needed / held, "term": needed - held}
@@ -298,6 +298,20 @@ def other_arguments(states: States, call: Call) -> tuple[str, str]:
     is_split = bool(states.mesh.long_axes)
     pairs = [pair for pair in _other_arguments(call) if not (is_split and all(map(_is_size, pair)))]
     return ", ".join(given for given, _ in pairs), ", ".join(wanted for _, wanted in pairs)
+
+
+def is_compared(states: States, value: Value) -> bool:
+    """Whether whole numbers, or what is computed of them, are compared, and never index anything."""
+
+    def numbers_of(number: Value) -> list[Value]:
+        made = (made for call in states.lines.readers(number) for made in call.outputs)
+        return list(filter(states.is_index, made))
+
+    reading = [(one, call) for one in walk([value], numbers_of) for call in states.lines.readers(one)]
+    is_index = any(
+        call.function == "embedding" or (call.function in INDEXING and one in call.inputs[1:]) for one, call in reading
+    )
+    return not is_index and any(states.held_dtype(made) == "bool" for _, call in reading for made in call.outputs)
 
 
 def counts_of_part(*calls: Call) -> str:

@@ -26,7 +26,7 @@ from shardviz.check.step.lines.offsets import distances, starts_of
 from shardviz.check.step.lines.operands import splits
 from shardviz.explain.step.line_reductions import HaloNotSentBack
 from shardviz.explain.step.line_rows import DimsMerged, NeighborLeftOut, PartOfAnotherDim
-from shardviz.explain.step.lines import ReorderedPart, RolledPart, SegmentsOfPart
+from shardviz.explain.step.lines import ReorderedPart, RolledPart, SegmentsOfPart, VarianceOfPart
 from shardviz.layout.region import indices
 from shardviz.relate.tolerance import ELEMENT, EXACT, SINGLE
 from shardviz.relate.values import error_of, finite_magnitude, is_alike, magnitude, part_of, slices_of
@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 
 MERGES = ("reshape", "view", "flatten")
 """Functions that may merge dims."""
+
+SPREADS = ("var", "std", "var_mean", "std_mean")
+"""Functions that take a mean, and the variance around it."""
 
 MAX_DIMS = 6
 """Dims that are tried in every order."""
@@ -105,6 +108,8 @@ def cause_of_part(states: States, call: Call, given: str) -> Cause | None:
     value = call.inputs[0] if call.inputs and call.outputs and call.whole is not None else None
     if value is None or states.forward(value).kind != "right" or not states.forward(value).split_layout:
         return None
+    if call.function in SPREADS:
+        return _spread_of_part(states, call)
     if (other := _split_elsewhere(states, call)) is not None:
         return PartOfAnotherDim(call.inner_line.place, call.function, *other)
     segments = next((pair for dim in _stretched(states, value) if (pair := _segments(states, call, dim))), None)
@@ -114,6 +119,17 @@ def cause_of_part(states: States, call: Call, given: str) -> Cause | None:
     cause_class = RolledPart if call.function == "roll" else ReorderedPart
     is_own = call.function not in (*MERGES, *COPIES) and _reorders_part(states, call)
     return cause_class(call.inner_line.place, call.function, is_of_rank=False) if is_own else None
+
+
+def _spread_of_part(states: States, call: Call) -> VarianceOfPart | None:
+    """Return the cause of a call that takes the variance of a rank's part over the dim that is split."""
+    layout, whole = states.forward(call.inputs[0]).layout, call.whole
+    shapes = {states.lines.records[made[0]].shape for made in call.outputs}
+    is_over_split = whole is not None and shapes == {states.lines.wholes[made].shape for made in whole.outputs}
+    if layout is None or len(layout.split_axes) != 1 or not is_over_split:
+        return None
+    reductions = (later.function for later in states.lines.following(call) if later.first.ranks)
+    return VarianceOfPart(call.inner_line.place, call.function, layout.split_axes[0], next(reductions, ""))
 
 
 def _split_elsewhere(states: States, call: Call) -> tuple[int, int, str] | None:

@@ -22,8 +22,10 @@ from shardviz.check.step.lines.fault import (
     Act,
     Fault,
     at,
+    between,
     extreme_of_part,
     fault_at,
+    first_reader,
     given_fault,
     ratio_of_terms,
     scaled_term,
@@ -37,6 +39,7 @@ from shardviz.check.step.lines.offsets import is_stretch
 from shardviz.check.step.lines.operands import (
     counts_of_part,
     generator_of,
+    is_compared,
     is_of_axis,
     is_of_sizes,
     other_arguments,
@@ -45,7 +48,7 @@ from shardviz.check.step.lines.operands import (
 from shardviz.check.step.lines.parts import cause_of_part
 from shardviz.check.step.lines.state import State, words_of
 from shardviz.explain.step.line_reductions import MeansSummedLine, UnaveragedLine
-from shardviz.explain.step.lines import ELEMENTWISE, INDEXING, CarriedLine, WrongLines
+from shardviz.explain.step.lines import ELEMENTWISE, INDEXING, CarriedLine
 from shardviz.explain.templates import number as written
 from shardviz.groups import walk
 from shardviz.layout.splits import axes_in
@@ -111,8 +114,12 @@ class ForwardSearch:
         return call.counts_by_rank or is_index or any(map(self._note_own, call.inputs))
 
     def _is_no_index(self, value: Value) -> bool:
-        """Whether a tensor that the module is given holds numbers or a mask, and no indices."""
-        return not self.states.is_index(value) and self.lines.origin(value).startswith("input")
+        """Whether a tensor that the module is given holds numbers or a mask, and no indices.
+
+        Whole numbers that are compared, as ids of documents are, mean the same on all ranks.
+        """
+        is_number = not self.states.is_index(value) or is_compared(self.states, value)
+        return is_number and self.lines.origin(value).startswith("input")
 
     def _unlike_input(self, unlike: Sequence[Value]) -> tuple[str, str]:
         """Return which of a module's inputs alone is wrong, and where it differs; empty if that isn't known."""
@@ -124,7 +131,7 @@ class ForwardSearch:
         for rank, held in self.states.held(first).items():
             if held.shape != whole.shape or not (places := np.argwhere(held != whole)).size:
                 continue
-            at, is_mask = tuple(int(index) for index in places[0]), self.states.held_dtype(first) == "bool"
+            at, is_mask = tuple(map(int, places[0])), self.states.held_dtype(first) == "bool"
             has, wanted = ((bool(array[at]) if is_mask else float(array[at])) for array in (held, whole))
             differ = f"on rank {rank} {len(places):,} of {counted(whole.size, 'element')} differ"
             return origin(first), f"{differ}, the first at [{', '.join(map(str, at))}]: {has} for {wanted}"
@@ -157,15 +164,14 @@ class ForwardSearch:
             if call is None:
                 return None
             inputs, through = self._given(call)
-            unlike = [leaf for leaf in self._leaves if self.lines.is_input(leaf)]
-            unlike = [leaf for leaf in unlike if not self.states.placed(leaf).is_known]
+            given = [(leaf, self.states.placed(leaf)) for leaf in self._leaves if self.lines.is_input(leaf)]
+            unlike = [leaf for leaf, state in given if not state.is_known]
             if unlike:  # it arrives wrong, or is each rank's own
                 if self.lines.is_cut:
                     return None
                 is_wrong = all(self._is_no_index(leaf) and self.states.placed(leaf).is_wrong for leaf in unlike)
-                readers = [reader for leaf in unlike for reader in self.lines.readers(leaf)]
-                reader = min(readers, key=lambda reader: reader.order)
-                return given_fault(reader, *self._unlike_input(unlike)) if is_wrong else None
+                reader = first_reader(reader for leaf in unlike for reader in self.lines.readers(leaf))
+                return given_fault(reader, *self._unlike_input(unlike), unlike) if is_wrong else None
             bad = [tensor for tensor in inputs if self.is_bad(tensor)]
             if not bad or self._indexes_part(call, bad):
                 right = [tensor for tensor in inputs if tensor not in bad]
@@ -196,7 +202,7 @@ class ForwardSearch:
             makers = (maker for maker in (call, *through) if maker.line.function == first.line.function)
             begins = [maker.first.since or maker.line for maker in makers]
             begin = min(begins, key=lambda line: line.line)
-            return _between(begin, last, is_own=is_own)
+            return between(begin, last, is_own=is_own)
         state, terms = (
             self.states.forward(value),
             [tensor for tensor in inputs if self.states.placed(tensor).kind == "terms"],
@@ -426,7 +432,7 @@ class ForwardSearch:
             maker = self.lines.producer(value)
             is_other = self.lines.wanted.get(value, whole) != whole and maker is not None
             if is_other and maker is not None and not self.states.related(value, whole).is_known:
-                return _between(maker.line, call)
+                return between(maker.line, call)
         return None
 
     def _before(self, given: Sequence[Value]) -> FrameRecord | None:
@@ -489,9 +495,3 @@ class ForwardSearch:
         """Return the line that makes terms of a sum which the module returns as they are."""
         maker, state = self.maker_of_terms(value), self.states.forward(value)
         return None if maker is None else unsummed(Act(maker, "", state, maker.line), state.axes[0])
-
-
-def _between(before: FrameRecord, last: Call, *, is_own: bool = False) -> Fault:
-    """Return that one of the lines from one to another is wrong."""
-    sentence = f"it goes wrong between {at(before)} and {at(last.line, before)}"
-    return fault_at(last, sentence, WrongLines(before.place, last.place, is_own))

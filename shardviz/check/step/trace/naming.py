@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.step.contradictions import is_due
 from shardviz.check.step.forward.parts import exchange_in
+from shardviz.check.step.trace.arguments import arguments_of
 from shardviz.check.step.trace.calls import Call, Calls, is_within
-from shardviz.check.step.trace.causes import cause_of, split_classes_off_alike, times_in_backward
+from shardviz.check.step.trace.causes import cause_of, compared_at, split_classes_off_alike, times_in_backward
 from shardviz.check.step.trace.divergence import INPUT, OUTPUT, Divergence, pending_axis, unsummed_behind
+from shardviz.check.step.trace.joins import check_joined, is_own_part_possible, nearest_comparison
 from shardviz.dump.records.trace import Place
 from shardviz.explain.finding import Finding, Kind
 from shardviz.explain.step.gradients import CutInModule, GraphCutBehind, UnsummedInputGradient, WrongOutside
@@ -38,7 +40,12 @@ if TYPE_CHECKING:
     from shardviz.check.report import NotChecked
     from shardviz.check.step.comparison import Compared, Found
     from shardviz.check.step.evidence import Evidence
+    from shardviz.dump.dump import Dump
     from shardviz.explain.cause import Cause
+
+
+MAX_ARGUMENTS = 3
+"""So many arguments of a module that differ are listed."""
 
 
 def placed(evidence: Evidence, pairs: Sequence[Found]) -> list[Found]:
@@ -96,7 +103,11 @@ def with_cut(
         return list(absent), list(pairs)
     of_module = [pair for pair in pairs if pair[1].module == first.module and pair[0].role == "grad"]
     remaining = [pair for pair in pairs if pair not in of_module]
-    details = (*cut.details, where(first), *(detail for _, finding in of_module for detail in finding.details))
+    details = (
+        *cut.details,
+        where(first, evidence.dump),
+        *(detail for _, finding in of_module for detail in finding.details),
+    )
     named = replace(cut, details=details, module=first.module).because(cause_at(evidence, first))
     names = {cut.tensor, *(other.tensor for other in cut.others)}
     wrong = (one for _, finding in of_module for one in (finding, *finding.others))
@@ -118,12 +129,14 @@ def of_output(evidence: Evidence, first: Divergence, finding: Finding) -> Findin
     cause = _explained(evidence, first)
     if cause is None:
         kind = "unreduced-output" if first.way == "unsummed" else finding.kind
-        placed = replace(finding, kind=kind, details=(*finding.details, where(first)), module=first.module)
+        placed = replace(
+            finding, kind=kind, details=(*finding.details, where(first, evidence.dump)), module=first.module
+        )
         return placed.because(cause_at(evidence, first))
     return replace(
         finding,
         kind=cause.kind,
-        details=(*finding.details, where(first), f"there {cause.summary}"),
+        details=(*finding.details, where(first, evidence.dump), f"there {cause.summary}"),
         claimed=cause.claimed,
         held=cause.held,
         explanation=_terms_read(evidence, first, cause) or cause.explanation,
@@ -166,9 +179,17 @@ def _is_weight_of(first: Divergence, result: Compared) -> bool:
     return result.role == "grad" and result.name.rpartition(".")[0] == first.module
 
 
-def where(first: Divergence) -> str:
-    """Say where a step first goes wrong."""
+def where(first: Divergence, dump: Dump | None = None) -> str:
+    """Say where a step first goes wrong.
+
+    Args:
+        first: Where.
+        dump: The step's, which says what else a module was given than tensors of floating point.
+    """
     name = first.called
+    arguments = arguments_of(dump, first.module) if dump is not None else {}
+    of_ranks = (min(by_rank.items()) for by_rank in arguments.values())
+    differ = listed((f"{one.name} differs on rank {rank} ({one.differs})" for rank, one in of_ranks), MAX_ARGUMENTS)
     if first.direction == "forward":
         if first.way == "unsummed":
             inner, reader = is_within(first.module, first.before), first.before or "the model itself"
@@ -178,11 +199,14 @@ def where(first: Divergence) -> str:
             return f"{name} is the first module whose input is not the unsharded model's"
         if first.way == "between":
             after = f" after {first.after}" if first.after else ""
-            right = f"{name} gets the right inputs and calls {first.before}{after} with a wrong one"
-            return f"{right}, so it is the first wrong module"
+            gets = f"gets the right tensors of floating point, but {differ}," if differ else "gets the right inputs"
+            return f"{name} {gets} and calls {first.before}{after} with a wrong one, so it is the first wrong module"
         if first.call.state("input") == "moved":
             return f"{name} is the first module whose output is not the unsharded model's"
-        return f"{name} is the first wrong module: its inputs match the unsharded model's, its output doesn't"
+        match = "inputs" if not differ else "tensors of floating point"
+        return f"{name} is the first wrong module: its {match} match the unsharded model's, " + (
+            f"{differ}, and its output is wrong" if differ else "its output doesn't"
+        )
     if first.way == "unsummed":
         inner = is_within(first.before, first.module)
         which = f"comes back to the output of {first.before}" if inner else f"{name} sends back"
@@ -275,7 +299,7 @@ def _order_of(evidence: Evidence, weight: str) -> int:
 
 
 def _folded(evidence: Evidence, first: Divergence, nearest: Finding, cause: Finding | None, others: int) -> Finding:
-    sentence = where(first)
+    sentence = where(first, evidence.dump)
     also = f"so the gradient of {nearest.tensor} is wrong" + (f", and {counted(others, 'other')}" if others else "")
     if cause is None:
         kind: Kind = "unreduced-gradient" if first.way == "unsummed" else "wrong-value"
@@ -305,7 +329,13 @@ def cause_at(evidence: Evidence, first: Divergence) -> Cause:
         split = _split_inputs(evidence, first)
         if split and not _is_gathered(evidence, first, split[1]):
             axis, dim = split
-            return UngatheredInput(name, axis, dim, exchange_in(evidence, first.module, axis))
+            exchange, nearest = (
+                exchange_in(evidence, first.module, axis),
+                nearest_comparison(compared_at(evidence, first)),
+            )
+            joined = check_joined(nearest, name, axis) if nearest is not None else None
+            if joined is not None or nearest is None or exchange or is_own_part_possible(nearest, axis):
+                return joined or UngatheredInput(name, axis, dim, exchange)
         inner = [one for one in evidence.calls.within(first.call) if one.module == first.after]
         pending = inner[-1].point("output", "pending") if inner and first.way == "between" else None
         is_given_wrong = first.way == "between" and first.before == first.module

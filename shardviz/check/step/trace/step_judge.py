@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.jobs.whole_job import put_together
+from shardviz.check.step.trace.arguments import differing_arguments
 from shardviz.check.step.trace.calls import parted_modules
 from shardviz.check.step.trace.judging import Judging, Noise
 from shardviz.check.step.trace.traces import JobTrace, Kept, Point, joined_rows, read_trace
 from shardviz.dump.arrays import apart, sketch
-from shardviz.dump.records.trace import Place, SketchRecord, StepAnswer
+from shardviz.dump.records.trace import ArgumentRecord, Place, SketchRecord, StepAnswer
 from shardviz.dump.write import MOVED_FOLDER, TRACE_FOLDER
 from shardviz.layout.layout import Layout
 from shardviz.relate.tolerance import EPSILON
@@ -66,7 +67,9 @@ def judge(
         noise = Noise(points(read_trace(moved)), max((EPSILON.get(dtype, 0.0) for dtype in dtypes), default=0.0))
     rows = unsharded.ranks[0].rows(counts, dim)
     ranks = {rank: own.points(of_stages, rows=rows) for rank, own in sharded.ranks.items()}
-    return StepJudge(Judging(points(unsharded), ranks, mesh, noise), counts)
+    arguments = {rank: own.arguments(of_stages) for rank, own in sharded.ranks.items()}
+    differing = differing_arguments(unsharded.ranks[0].arguments(counts), arguments, mesh)
+    return StepJudge(Judging(points(unsharded), ranks, mesh, noise), counts, differing)
 
 
 @dataclass(frozen=True)
@@ -76,10 +79,12 @@ class StepJudge:
     Attributes:
         judging: What each rank has at every place.
         counts: How often each module is called in one forward of the batch.
+        arguments: Each rank's arguments of modules that differ and are no tensors of floating point.
     """
 
     judging: Judging
     counts: Mapping[str, int]
+    arguments: Mapping[int, tuple[ArgumentRecord, ...]]
 
     def answer(self) -> StepAnswer:
         """Return what all ranks write down."""
@@ -93,6 +98,7 @@ class StepJudge:
                 layouts,
                 sum(map(self._num_right, self.judging.ranks)),
                 any("odd" in one.state.values() for one in judged_inputs),
+                self.arguments,
             )
 
     def _written(self) -> Iterator[Place]:

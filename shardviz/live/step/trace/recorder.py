@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -22,7 +23,7 @@ from shardviz.live.capture.locals import Local, of_tensor
 from shardviz.live.claims import registry
 from shardviz.live.compat.modules import clean_name, is_compiled
 from shardviz.live.compat.tensors import has_storage, in_backward, tensor_behind
-from shardviz.live.step.return_values import is_array
+from shardviz.live.step.return_values import Returned, is_array
 from shardviz.live.step.running import tensors_in
 from shardviz.live.trace_modules import ALL, NONE, Followed
 
@@ -37,6 +38,12 @@ if TYPE_CHECKING:
 
 MAX_ELEMENTS = 1 << 24
 """Once this many elements are kept of one step on one rank, nothing more is: 64 MiB in float32."""
+
+MAX_ARGUMENTS = 16
+"""Of what else one call is given, the first numbers, masks and tensors of whole numbers are kept."""
+
+MAX_OF_ARGUMENT = 1 << 20
+"""A tensor with more elements than this is not kept as such an argument."""
 
 MAX_TENSORS = 8
 """Of what goes in or out of one call, the first tensors of floating point are kept."""
@@ -77,11 +84,13 @@ class Call:
         inputs: What it was given.
         outputs: What it returned.
         is_tensor: Whether it returned one tensor, and not several.
+        arguments: The numbers, masks and whole numbers that it was given, by the names that its forward has for them.
     """
 
     inputs: list[Seen]
     outputs: list[Seen]
     is_tensor: bool = False
+    arguments: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
 @dataclass
@@ -97,6 +106,7 @@ class Trace:
         num_left_out: How many tensors are not, because too much was kept before them.
         followed: Which modules are followed.
         copied: Copies a tensor, or a part of a large one.
+        keeps_arguments: Whether it keeps what modules are given besides tensors of floating point.
         batches: The whole numbers that the model was given, call by call: tokens, which no gradient flows to.
         draws: For every module whether each of its calls drew random numbers, if that was watched.
     """
@@ -109,11 +119,14 @@ class Trace:
     num_left_out: int = 0
     followed: Followed = NONE
     copied: Callable[[torch.Tensor], torch.Tensor] = torch.clone
+    keeps_arguments: bool = True
     batches: list[list[tuple[tuple[int, ...], torch.Tensor]]] = field(default_factory=list)
     draws: dict[str, list[bool]] = field(default_factory=lambda: defaultdict(list))
     _open: dict[str, list[list[Seen]]] = field(default_factory=lambda: defaultdict(list))
     _count: int = 0
     _known: dict[int, tuple[Any, int, Seen]] = field(default_factory=dict)
+    _arguments: dict[str, list[dict[str, torch.Tensor]]] = field(default_factory=lambda: defaultdict(list))
+    _copies: dict[int, tuple[Any, int, torch.Tensor]] = field(default_factory=dict)
     _again: dict[str, list[list[Seen]]] = field(default_factory=lambda: defaultdict(list))
 
     @property
@@ -144,11 +157,12 @@ class Trace:
             yield module.register_forward_hook(self._end(name))
 
     def _begin(self, name: str) -> Callable[..., None]:
-        def begin(_module: Any, inputs: Any, named: Any) -> None:
+        def begin(module: Any, inputs: Any, named: Any) -> None:
             if in_backward():
                 self._again[name].append([self._hooked(tensor) for tensor in _floating((inputs, named))])
             elif not self.is_paused():
                 self._open[name].append(self._seen((inputs, named)))
+                self._arguments[name].append(dict(self._given(module, inputs, named)))
 
         return begin
 
@@ -157,10 +171,31 @@ class Trace:
             if in_backward():
                 self._recomputed(name, output)
             elif self._open[name]:
-                self.calls[name].append(Call(self._open[name].pop(), self._seen(output), torch.is_tensor(output)))
+                sides = self._open[name].pop(), self._seen(output), torch.is_tensor(output)
+                self.calls[name].append(Call(*sides, self._arguments[name].pop() if self._arguments[name] else {}))
                 self.order.append(name)
 
         return end
+
+    def _given(self, module: nn.Module, inputs: Any, named: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield copies of a call's arguments that are no tensors of floating point, by name."""
+        try:
+            bound = signature(module.forward).bind(*inputs, **named).arguments
+        except (TypeError, ValueError):  # its forward has no signature, or the call will raise
+            return
+        given = Returned.safely(bound).tensors if self.keeps_arguments else {}
+        for path, tensor in list(given.items())[:MAX_ARGUMENTS]:
+            is_number = not tensor.ndim and tensor.dtype == torch.float64
+            if is_number or (is_array(tensor) and not tensor.is_floating_point() and tensor.numel() <= MAX_OF_ARGUMENT):
+                yield path.removeprefix("."), self._copy_of(tensor)
+
+    def _copy_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a copy of a tensor, the same one for all modules that it is given to."""
+        cached = self._copies.get(id(tensor))
+        if cached is None or tensor_behind(cached[0]) is not tensor or cached[1] != tensor._version:
+            copied = of_tensor("", "activation", tensor).values.clone()
+            cached = self._copies[id(tensor)] = ref(tensor), tensor._version, copied
+        return cached[2]
 
     def _seen(self, tensors: Any) -> list[Seen]:
         return [self._seen_once(tensor) for tensor in _floating(tensors)]
@@ -298,6 +333,9 @@ def add_points(capture: Capture, trace: Trace) -> None:
     for order, (name, number, call) in enumerate(_in_order(trace)):
         draws = trace.draws[name][number : number + 1] == [True]
         record = KeptRecord(name, "input", order, number, type=trace.types.get(name, ""), draws=draws)
+        for index, (argument, values) in enumerate(call.arguments.items()):
+            argument_record = structs.replace(record, what="argument", index=index, argument=argument)
+            _add(capture, names, argument_record, (values, values, 0))
         for side, tensors in zip(sides, (call.inputs, call.outputs), strict=True):
             for index, tensor in enumerate(tensors):
                 tensor_record = structs.replace(
@@ -325,7 +363,10 @@ def _in_order(trace: Trace) -> Iterator[tuple[str, int, Call]]:
 
 
 def _add(
-    capture: Capture, names: dict[int, str], record: KeptRecord, side: tuple[Seen, torch.Tensor | None, int]
+    capture: Capture,
+    names: dict[int, str],
+    record: KeptRecord,
+    side: tuple[Seen | torch.Tensor, torch.Tensor | None, int],
 ) -> None:
     """Record a tensor, or its gradient, at a place; its values once, however many modules it goes through."""
     tensor, values, is_gradient = side
@@ -333,4 +374,4 @@ def _add(
     first_name = names.setdefault(2 * id(tensor) + is_gradient, name)
     capture.kept.append(structs.replace(record, same_as=first_name if first_name != name else ""))
     if values is not None and first_name == name:
-        capture.add_values(Local(name, "activation", tensor.shape, values), "step")
+        capture.add_values(Local(name, "activation", tuple(tensor.shape), values), "step")

@@ -1,0 +1,122 @@
+"""Arguments of modules that are no tensors of floating point: numbers, masks, positions, ids of documents.
+
+Ranks may be given numbers of their own by intention: positions in their part, a count of their heads. So what differs
+here is no finding: it may explain one about a module that goes wrong on the same ranks.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.check.step.trace.calls import enclosing
+from shardviz.dump.records.trace import ArgumentRecord
+from shardviz.explain.step.modules import WrongArgument
+from shardviz.layout.layout import num_splits, placements_of
+from shardviz.relate.values import part_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Set
+
+    from numpy.typing import NDArray
+
+    from shardviz.check.step.trace.traces import Kept
+    from shardviz.dump.dump import Dump
+    from shardviz.layout.layout import Placements
+    from shardviz.layout.mesh import Mesh
+
+Argument = tuple[str, int, str]
+"""A module, the number of its call, and an argument's name."""
+
+
+def differing_arguments(
+    whole: Mapping[Argument, Kept], ranks: Mapping[int, Mapping[Argument, Kept]], mesh: Mesh
+) -> dict[int, tuple[ArgumentRecord, ...]]:
+    """Return for each rank the arguments that are not the unsharded model's, nor its part of them."""
+    differing: defaultdict[int, list[ArgumentRecord]] = defaultdict(list)
+    for argument, kept in whole.items():
+        parts = {rank: held[argument] for rank, held in ranks.items() if argument in held}
+        for rank, record in _differing(argument, kept, parts, mesh):
+            differing[rank].append(record)
+    return {rank: tuple(records) for rank, records in differing.items()}
+
+
+def _differing(
+    argument: Argument, whole: Kept, parts: Mapping[int, Kept], mesh: Mesh
+) -> Iterator[tuple[int, ArgumentRecord]]:
+    if not all(np.all(np.isfinite(kept.values)) for kept in (whole, *parts.values())):
+        return
+    arrays = {rank: kept.values for rank, kept in parts.items()}
+    right, placements = fitting_ranks(whole.values, arrays, mesh)
+    for rank in sorted(arrays.keys() - right):
+        regions = dict(placements_of(whole.values.shape, arrays[rank].shape, mesh, rank))
+        region = regions.get(placements) if placements is not None else next(iter(regions.values()), None)
+        if region is not None:
+            yield rank, _record(argument, arrays[rank], part_of(whole.values, region), parts[rank].dtype)
+
+
+def fitting_ranks(
+    whole: NDArray[np.float64], parts: Mapping[int, NDArray[np.float64]], mesh: Mesh, near: float = 0.0
+) -> tuple[Set[int], Placements | None]:
+    """Return the ranks that have their part under the placements that most ranks' parts fit, with these placements.
+
+    Args:
+        whole: The whole tensor.
+        parts: What each rank has.
+        mesh: The mesh.
+        near: How far an element may be off.
+    """
+    fitting: defaultdict[Placements, set[int]] = defaultdict(set)
+    for rank, part in parts.items():
+        for placements, region in placements_of(whole.shape, part.shape, mesh, rank):
+            if np.all(np.abs(part - part_of(whole, region)) <= near):
+                fitting[placements].add(rank)
+    if not fitting:
+        return frozenset(), None
+    best = max(fitting, key=lambda placements: (len(fitting[placements]), -num_splits(placements)))
+    return fitting[best], best
+
+
+def _record(argument: Argument, held: NDArray[np.float64], expected: NDArray[np.float64], dtype: str) -> ArgumentRecord:
+    module, call, name = argument
+    off = held - expected
+    places = np.argwhere(off != 0)
+    if not held.ndim:
+        return ArgumentRecord(module, call, name, (), float(held), float(expected), 1, 1, dtype=dtype)
+    at = tuple(int(index) for index in places[0])
+    rows = off.reshape(-1, off.shape[-1])
+    is_shifted = dtype != "bool" and off.shape[-1] > 1 and bool(np.all(rows == rows[:, :1]))
+    numbers = float(held[at]), float(expected[at])
+    return ArgumentRecord(module, call, name, at, *numbers, len(places), held.size, is_shifted, dtype)
+
+
+def arguments_of(dump: Dump, module: str) -> dict[str, dict[int, ArgumentRecord]]:
+    """Return what is wrong with arguments of a module's first call, on each rank, by name."""
+    arguments: dict[str, dict[int, ArgumentRecord]] = {}
+    for rank, of_rank in dump.files.ranks.items():
+        for record in of_rank.arguments:
+            if (record.module, record.call) == (module, 0):
+                arguments.setdefault(record.name, {})[rank] = record
+    return arguments
+
+
+def wrong_argument(dump: Dump, module: str, name: str) -> WrongArgument:
+    """Return the cause that a module's wrong argument is, at the outermost module that is given it."""
+    arguments, outermost = arguments_of(dump, module)[name], module
+    sides = {rank: _side(record) for rank, record in arguments.items()}
+    for outer in enclosing(module):
+        if sides in (
+            {rank: _side(record) for rank, record in own.items()} for own in arguments_of(dump, outer).values()
+        ):
+            outermost = outer
+    called = {point.module for record in dump.files.ranks.values() for point in record.trace}
+    maker = next((outer for outer in enclosing(outermost) if outer in called), "")
+    is_shifted = all(record.is_shifted for record in arguments.values())
+    rank, record = min(arguments.items())
+    return WrongArgument(outermost, name, maker, f"on rank {rank}, {record.differs}", is_shifted)
+
+
+def _side(record: ArgumentRecord) -> tuple[object, ...]:
+    return record.at, record.held, record.expected, record.count, record.size

@@ -1,0 +1,161 @@
+"""Arguments of modules that are no tensors of floating point: ids of documents, masks, positions, numbers and lists."""
+
+from __future__ import annotations
+
+from tests.bugs.case import Bug, Healthy
+
+DOCUMENTS = '''
+BATCH_AXES = {"cp": 1}
+
+
+class Gather(torch.autograd.Function):
+    """All ranks' parts of dim 1; backward sums over ranks."""
+
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        parts = [torch.empty_like(x) for _ in range(distributed.get_world_size(group))]
+        distributed.all_gather(parts, x.contiguous(), group=group)
+        return torch.cat(parts, 1)
+
+    @staticmethod
+    def backward(ctx, grad):
+        grad = grad.contiguous().clone()
+        distributed.all_reduce(grad, group=ctx.group)
+        return grad.chunk(distributed.get_world_size(ctx.group), 1)[distributed.get_rank(ctx.group)], None
+
+
+def gathered(x, group):
+    return x if group is None else Gather.apply(x, group)
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.query, self.key, self.out = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x, documents, positions, window, lengths, group):
+        query, key = self.query(x), gathered(self.key(x), group)
+        first = 0 if group is None else distributed.get_rank(group) * x.shape[1]
+        rows, columns = first + positions, torch.arange(key.shape[1])
+        same = documents[:, :, None] == gathered(documents, group)[:, None, :]
+        mask = same & (rows[:, None] >= columns) & (rows[:, None] - columns < window)
+        scores = (query @ key.transpose(1, 2)).masked_fill(~mask, float("-inf")) / lengths[0]
+        return self.out(scores.softmax(-1) @ key)
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.group = None
+        self.embed = nn.Embedding(12, 8)
+        self.layers = nn.ModuleList(Attention() for _ in range(2))
+
+    def forward(self, tokens):
+        documents = (tokens == 0).long().cumsum(1)
+        if self.group is not None:
+            documents = documents + before(documents[:, -1:], self.group)
+        x, positions = self.embed(tokens), torch.arange(tokens.shape[1])
+        for layer in self.layers:
+            x = x + layer(x, documents, positions, 6, [2, tokens.shape[1]], self.group)
+        return x
+
+
+def before(counts, group):
+    """The documents that begin on the ranks before."""
+    parts = gathered(counts, group)
+    return parts[:, : distributed.get_rank(group)].sum(1, keepdim=True)
+
+
+def build():
+    return Model()
+
+
+def parallelize(model, mesh):
+    model.group = mesh.get_group("cp")
+
+
+def batch():
+    tokens = torch.randint(1, 12, (2, 16))
+    tokens[:, ::5] = 0
+    return tokens
+
+
+def loss(model, tokens):
+    return model(tokens).square().mean()
+
+
+def step(model, tokens, mesh):
+    value = loss(model, tokens)
+    value.backward()
+    for parameter in model.parameters():
+        distributed.all_reduce(parameter.grad, op=distributed.ReduceOp.AVG, group=mesh.get_group("cp"))
+    return value.detach()
+
+'''
+COUNTED = "            documents = documents + before(documents[:, -1:], self.group)\n"
+OFFSET = "first = 0 if group is None else distributed.get_rank(group) * x.shape[1]"
+
+CASES = (
+    Bug(
+        "documents counted from each rank's own first one",
+        "cp=2",
+        DOCUMENTS,
+        ((COUNTED, "            pass\n"),),
+        ("wrong-value",),
+        ("documents", "ranks before have counted", "cumsum"),
+        never=("gets the right inputs", "wrong order or scale"),
+        with_lines=True,
+    ),
+    Bug(
+        "documents counted over three ranks, and only the rank before is added",
+        "cp=4",
+        DOCUMENTS,
+        (
+            (
+                "parts[:, : distributed.get_rank(group)]",
+                "parts[:, max(distributed.get_rank(group) - 1, 0) : distributed.get_rank(group)]",
+            ),
+        ),
+        ("wrong-value",),
+        ("documents",),
+        never=("gets the right inputs", "wrong order or scale"),
+        with_lines=True,
+    ),
+    Bug(
+        "a mask from each rank's own first token beside positions that are each rank's own",
+        "cp=2",
+        DOCUMENTS,
+        ((OFFSET, "first = 0"),),
+        ("wrong-value",),
+        ("positions|offset|mask|first|begin|start",),
+        never=("given positions", "ranks before have counted"),
+        with_lines=True,
+    ),
+    Bug(
+        "a window of the rank's own part",
+        "cp=2",
+        DOCUMENTS,
+        (("positions, 6, ", "positions, 6 if self.group is None else 3, "),),
+        ("wrong-value",),
+        ("window differs|argument 3|3.0 for 6|3 for 6",),
+        never=("gets the right inputs", "wrong order or scale"),
+        with_lines=True,
+    ),
+    Bug(
+        "a list with another number",
+        "cp=2",
+        DOCUMENTS,
+        (
+            (
+                "[2, tokens.shape[1]]",
+                "[2 if self.group is None else 2 + distributed.get_rank(self.group), tokens.shape[1]]",
+            ),
+        ),
+        ("wrong-value",),
+        ("lengths|3 for 2|argument",),
+        never=("gets the right inputs", "wrong order or scale"),
+        with_lines=True,
+    ),
+    Healthy("positions and lengths of each rank's own part", "cp=4", DOCUMENTS),
+)
