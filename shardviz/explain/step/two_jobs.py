@@ -410,7 +410,7 @@ class TrainedInOneJob(Cause):
 
     is_absent: bool = False
     why = (
-        "The code of one job freezes the weight, or unfreezes it, and the code of the other does not",
+        "The code of one job freezes the weight, or detaches what is made of it, and the code of the other does not",
         (
             "{is_absent:?The code cuts the graph behind the weight, by .detach(), .data, no_grad or a collective "
             "without a backward|Sharding replaces the frozen weight by a parameter that requires a gradient, as "
@@ -418,7 +418,7 @@ class TrainedInOneJob(Cause):
         ),
     )
     how = (
-        "freeze the same parameters in both jobs, before you make the optimizer",
+        "freeze and detach the same in both jobs; freeze before you make the optimizer",
         (
             "{is_absent:?let the gradient flow back to it: torch.distributed.nn.functional has collectives with a "
             "backward|pass requires_grad=weight.requires_grad to nn.Parameter}"

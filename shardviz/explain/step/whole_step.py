@@ -402,6 +402,17 @@ class SharedRows(Cause):
     )
 
 
+class RowsPairedOtherwise(Cause):
+    """Ranks are given rows of two inputs that do not belong together.
+
+    Images and texts, or tokens and masks, come from two samplers or slices that divide the rows differently. Each input
+    alone is the other job's in another order.
+    """
+
+    why = "The code chooses a rank's rows of the two inputs differently: by two samplers, seeds, slices or strides"
+    how = "choose the rows once, and take the same ones of every input: keep the inputs in one data set"
+
+
 class RowsSentByOneRank(Cause, kind="wrong-value"):
     """All ranks are given the rows of one rank, and the rows of the others are dropped.
 

@@ -57,6 +57,7 @@ from shardviz.check.step.trace.traces import (
 )
 from shardviz.dump.records.trace import STEP, Place
 from shardviz.explain.checkpoints.conversion import NarrowedOnTheWay
+from shardviz.explain.placement.splits import SameShard
 from shardviz.explain.placement.values import RepeatedDraw
 from shardviz.explain.step.gradients import ReductionSwitchedOff
 from shardviz.explain.step.modules import UnexplainedModule
@@ -248,14 +249,16 @@ def _of_weights(
     if steps and isinstance(cause, DifferentWeights):
         cause = cause_of_steps(others, weights, jobs, steps) if is_near else replace(cause, steps=steps)
     begin = f"weights differ already before the step, {len(others)} of {total}: {names}"
-    repeated = repeated_weight(others, weights.params, weights.parts) if isinstance(cause, DifferentWeights) else None
+    is_unknown = isinstance(cause, DifferentWeights | MisplacedWeights)
+    repeated = repeated_weight(others, weights.params, weights.parts) if is_unknown else None
     if repeated is not None:
         part = next(iter(weights.parts[repeated.name].values())).values
         assert part is not None, "it was compared"
         shapes = f"{list(part.shape)} of {list(weights.params[repeated.name].shape)}"
         clause = f"each rank of {jobs[1].name} has a part of {repeated.name}, {shapes}, and all have the same values"
-        along = " and ".join(jobs[1].mesh.long_axes)
-        cause = RepeatedDraw(along, part.device.startswith("cpu"))
+        axes = jobs[1].mesh.long_axes
+        is_of_whole = isinstance(cause, MisplacedWeights)
+        cause = SameShard(axes) if is_of_whole else RepeatedDraw(" and ".join(axes), part.device.startswith("cpu"))
         return departure_for(cause, "weights", repeated.name, f"{begin}; {clause}")
     sentence = f"{begin}; on rank {first.rank} of {jobs[1].name} {first.name} {what}"
     return departure_for(cause, "weights", first.name, sentence)

@@ -23,6 +23,7 @@ from shardviz.explain.step.whole_step import (
     DifferentBatch,
     NormalizedByOwnRows,
     RowsOfPeers,
+    RowsPairedOtherwise,
     SharedRows,
     WholeBatchPerRank,
 )
@@ -147,6 +148,8 @@ def rows_of(whole_batch: list[Kept], batches: Mapping[int, list[Kept]], mesh: Me
         others = [tensors for tensors in inputs if tensors[0] is not whole]
         if len(whole.shape) == 1 or not all(_are_in_order(shares, *tensors) for tensors in others):
             return Rows(not_joined=EQUAL_ROWS)
+    if (paired := _paired_otherwise(shares, [tensors for tensors in inputs if tensors[0] is not whole])) is not None:
+        return paired
     if len({len(part) for part in parts}) > 1:
         return Rows(
             not_joined=f"ranks were given unequal numbers of the other job's {size} rows: {shares_text(shares)}"
@@ -206,6 +209,23 @@ def _fit_of_columns(rows: NDArray[np.float64], share: NDArray[np.float64], dim: 
     offsets = held.mean(1) - factors * columns.mean(1)
     is_shifted = np.any(np.abs(offsets) > LEAST_STATISTIC * np.abs(held).max(initial=0.0))
     return np.stack([factors, offsets]) if is_shifted else None
+
+
+def _paired_otherwise(shares: Mapping[int, tuple[int, ...]], others: Sequence[Sequence[Kept]]) -> Rows | None:
+    """Return that a rank's rows of another input aren't those that belong to its rows of the longest one."""
+    for whole, *parts in others:
+        if _are_in_order(shares, whole, *parts) or len(np.unique(whole.values, axis=0)) < len(whole.values):
+            continue
+        rows = _rows_of_ranks(whole, dict(zip(shares, parts, strict=True)))
+        known = {rank: tuple(at.tolist()) for rank, at in rows.items() if at is not None}
+        rank = next((rank for rank, share in shares.items() if known.get(rank, share) != share), None)
+        if len(known) == len(shares) and rank is not None:
+            text = (
+                f"rank {rank} was given rows {join_numbers(shares[rank])} of one input and rows "
+                f"{join_numbers(known[rank])} of the other, numbered as the other job has them"
+            )
+            return Rows(problem=text, cause=RowsPairedOtherwise())
+    return None
 
 
 def _are_in_order(shares: Mapping[int, tuple[int, ...]], whole: Kept, *parts: Kept) -> bool:

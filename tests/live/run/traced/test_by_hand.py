@@ -233,3 +233,36 @@ def test_ranks_that_never_step_are_named_unless_another_rank_sends_its_weights(t
     step = compared(tmp_path, SERVER, {"SENT": sent})
     assert [departure["cause_id"] for departure in step["departures"]] == [cause] * bool(cause), step
     assert cause or "something else writes the weights" in step["not_compared"][0]["why"], step
+
+
+PAIRS = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 8), nn.Linear(5, 8)
+
+    def forward(self, x, y):
+        return self.first(x).tanh() * self.second(y).tanh()
+
+
+model = Model()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+generator = torch.Generator().manual_seed(1)
+for x, y in zip(torch.randn(2, 8, 6, generator=generator), torch.randn(2, 8, 5, generator=generator)):
+    model(x.chunk(WORLD)[RANK], y.SECOND).square().mean().backward()
+    for parameter in model.parameters() if WORLD > 1 else ():
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= WORLD
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@nightly
+@pytest.mark.parametrize(
+    ("second", "cause"),
+    [("chunk(WORLD)[RANK]", ""), ("chunk(WORLD)[WORLD - 1 - RANK]", "rows-paired-otherwise")],
+)
+def test_rows_of_two_inputs_belong_together(tmp_path, second, cause):
+    step = compared(tmp_path, PAIRS, {"SECOND": second})
+    assert [departure["cause_id"] for departure in step["departures"]] == [cause] * bool(cause), step
