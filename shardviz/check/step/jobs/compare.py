@@ -37,6 +37,7 @@ from shardviz.check.step.jobs.starts import (
     OtherWeight,
     Weights,
     belongings_of,
+    dtypes_of,
     farthest_weights,
     other_weights,
     repeated_weight,
@@ -49,7 +50,6 @@ from shardviz.check.step.trace.judging import Judging
 from shardviz.check.step.trace.traces import (
     JobTrace,
     Point,
-    Weight,
     coarsest_of,
     counts_per_forward,
     largest_of,
@@ -80,7 +80,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.jobs.starts import PartsByName
     from shardviz.dump.dump import Dump
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
@@ -492,11 +491,3 @@ def _departure(finding: Finding, num_odd: int, reference: WholeJob, job: WholeJo
     first, why = (text.replace(UNSHARDED, other_job) for text in (first, why))
     why += "" if reference.is_of_one else f". {WHICH_IS_RIGHT}"
     return Departure("sharded", module, "", first, why, max(following, 0), finding.explanation, finding.line, look)
-
-
-def dtypes_of(params: Mapping[str, Weight], parts: PartsByName) -> tuple[str, ...]:
-    """Return the dtypes of both jobs' weights."""
-    first = {weight.values.dtype: None for weight in params.values() if weight.values is not None}
-    of_ranks = (part for of_name in parts.values() for part in of_name.values())
-    second = {part.values.dtype: None for part in of_ranks if part.values is not None}
-    return tuple(first | second)

@@ -231,6 +231,14 @@ def farthest_weights(weights: Weights) -> tuple[float, float]:
     return farthest, allowed
 
 
+def dtypes_of(params: Mapping[str, Weight], parts: PartsByName) -> tuple[str, ...]:
+    """Return the dtypes of both jobs' weights."""
+    first = {weight.values.dtype: None for weight in params.values() if weight.values is not None}
+    of_ranks = (part for of_name in parts.values() for part in of_name.values())
+    second = {part.values.dtype: None for part in of_ranks if part.values is not None}
+    return tuple(first | second)
+
+
 def _related(other: OtherWeight, full: Mapping[str, Weight], held: NDArray[np.float64] | None) -> OtherWeight:
     """Say what a weight that differs is of the first job's, given all of it."""
     expected = full[other.name].values
