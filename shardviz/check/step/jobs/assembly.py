@@ -157,6 +157,7 @@ class Assembling:
                 runs=self.runs,
                 wrappers=record.wrappers,
                 tied=record.tied,
+                held_back=record.held_back,
                 lines=self.lines.get(rank, ()),
             )
         mesh = MeshRecord(self.mesh.axes, self.mesh.shape, self.mesh.ranks)
