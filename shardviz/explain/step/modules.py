@@ -124,7 +124,7 @@ class UnexplainedInput(Cause):
 
 
 class WrongArgument(Cause):
-    """A module goes wrong because ranks give it a different argument: a mask, positions or ids of documents.
+    """Ranks give a module a different argument: a mask, positions or ids of documents.
 
     Tensors of floating point are the unsharded model's, or its parts. What the code computes beside them, of a rank's
     own part of the batch, often counts from that part's beginning.
