@@ -86,7 +86,7 @@ class CutInModule(Cause):
 
 
 class ReadElsewhere(AtLine):
-    """A tensor that a module makes is read outside of it, too, and gets no right gradient from there.
+    """A tensor that a module makes is read outside of it, too, and gets a wrong gradient back.
 
     All that reads the tensor in the module sends back what it should, so the rest of its gradient is missing or wrong.
     A forward that keeps a tensor on a module or in a global, for layers behind it, does this under activation

@@ -41,7 +41,7 @@ class JoinedFromAfar(Cause):
 
 
 class WrongDenominator(Cause):
-    """Each row is the unsharded model's times a number of its own: what it is divided by is wrong.
+    """Each row is the unsharded model's times a number: what it is divided by is wrong.
 
     A softmax divides by the sum of its exponentials. Blocks that are computed one by one are merged by their
     log-sum-exp. All numerators are right here, so every key counts in the right proportion. Only the sum differs: a

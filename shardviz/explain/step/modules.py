@@ -124,7 +124,7 @@ class UnexplainedInput(Cause):
 
 
 class WrongArgument(Cause):
-    """A module goes wrong because ranks give it a different argument: a mask, positions or ids of documents.
+    """Ranks give a module a different argument: a mask, positions or ids of documents.
 
     Tensors of floating point are the unsharded model's, or its parts. What the code computes beside them, of a rank's
     own part of the batch, often counts from that part's beginning.
@@ -235,16 +235,24 @@ class UnexplainedModuleBackward(Cause):
     """A module gets the right gradient and sends back a wrong one, and no rule explains how.
 
     Its forward is right. The usual reason is a collective whose backward does something else than the forward needs.
+
+    Attributes:
+        collectives: `none` if it is known that no collective runs in the module.
     """
 
     module: str
+    collectives: str = ""
     why = (
-        "{module:called} gets the right gradient and sends back a wrong one: most likely by a collective without a "
-        "backward, or with one that doesn't match its forward"
+        "{module:called} gets the right gradient and sends back a wrong one{collectives:none?, and no collective runs "
+        "in it: something it saved for backward was changed, an autograd.Function in it has a wrong backward, or code "
+        "outside of it reads its inner tensors, too|: most likely by a collective without a backward, or with one that "
+        "doesn't match its forward}"
     )
     how = (
-        "look at the collectives in {module:called}: those of torch.distributed have no backward; those of "
-        "torch.distributed.nn.functional sum over all ranks in backward"
+        "{collectives:none?look in {module:called} for tensors that are written to after they were read, for "
+        "autograd.Functions, and for tensors that are kept for other modules|look at the collectives in "
+        "{module:called}: those of torch.distributed have no backward; those of torch.distributed.nn.functional sum "
+        "over all ranks in backward}"
     )
 
 

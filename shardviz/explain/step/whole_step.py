@@ -244,7 +244,7 @@ class UnexplainedBackward(Cause):
 
 
 class UnexplainedWeightGradients(Cause):
-    """Gradients of weights are wrong, although their modules get what is right in forward and in backward.
+    """Gradients of weights are wrong, although all that their modules get is right.
 
     So the gradients of activations are not at fault. What makes a weight's gradient of them, or changes it afterwards,
     differs, and no rule explains how.

@@ -32,11 +32,10 @@ def parallel_fault(states: States) -> Fault | None:
             of_ranks = [set(side.lacking(at, lines.wanted[value])) for side, (_, at) in zip(sides, value, strict=True)]
             if shared := set.intersection(*of_ranks):
                 line, cause = min(shared, key=lambda each: LACKS.index(each[1].lack))
-                ways = {"itself": "in place of that", "term": "as a further term"}
-                way, function = ways.get(cause.lack, "as a further factor"), cause.function
+                function = cause.function
                 sentence = (
                     f"{at(line)} is the first wrong line: what {function} reads there, the unsharded model's "
-                    f"{function} reads with {cause.source} {way}"
+                    f"{function} reads with {cause.source} as a further {cause.lack}"
                 )
                 return Fault(line, function, sentence, cause)
     return None
@@ -65,7 +64,8 @@ class _Sides:
             return
         frame = reader.frames[reader.innermost]
         for lack, source in self._calls.lacks(held, due, {number}, min(reader.outputs)):
-            yield frame, OtherOperand(frame.place, reader.function, lack, source)
+            if lack in ("term", "factor"):  # what was right before an operand is no proof that the reader is at fault
+                yield frame, OtherOperand(frame.place, reader.function, lack, source)
 
     def _unlike(self, line: LineRecord, whole: LineRecord) -> list[tuple[int, int]]:
         """Return the operands of a function that differ from those of the unsharded model's call of it."""

@@ -361,7 +361,15 @@ def cause_at(evidence: Evidence, first: Divergence) -> Cause:
         return UnexplainedBetweenModules(name, first.after or "what reads its output", first.readers)
     if first.call.has_overwritten_input:
         return OverwrittenInput(name)
-    return UnexplainedModuleBackward(name)
+    return UnexplainedModuleBackward(name, "none" if _has_no_collective(evidence, first.module) else "")
+
+
+def _has_no_collective(evidence: Evidence, module: str) -> bool:
+    """Whether collectives of the step were recorded, and none of them ran in a module or, in backward, around it."""
+    calls = [call for record in evidence.dump.files.ranks.values() for call in record.collectives]
+    inside = (call for call in calls if call.module == module or is_within(call.module, module))
+    around = (call for call in calls if call.when == "backward" and call.module and is_within(module, call.module))
+    return bool(calls and module) and not any(inside) and not any(around)
 
 
 def _is_given_out_of_order(first: Divergence) -> bool:
