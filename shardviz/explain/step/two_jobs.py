@@ -167,6 +167,21 @@ class DifferentSettings(Cause):
     )
 
 
+class NoStepOnRanks(Cause, kind="write-not-applied"):
+    """Some ranks run the model, and never call an optimizer's step.
+
+    The call stands under a condition that is meant for logging or saving, such as `if rank == 0`. These ranks keep the
+    weights that they began with, and send gradients of them to the others.
+
+    Attributes:
+        ranks: The ranks.
+    """
+
+    ranks: tuple[int, ...]
+    why = "A condition on the rank, or on numbers of its own, keeps {ranks:ranks} from optimizer.step()"
+    how = "call optimizer.step() on every rank, and leave only logging and saving under such a condition"
+
+
 class OtherPace(Cause):
     """The learning rate goes through the other job's schedule faster, or slower.
 

@@ -298,21 +298,6 @@ class TrainedThoughFrozen(Cause):
     how = "pass requires_grad=weight.requires_grad to nn.Parameter, before you make the optimizer"
 
 
-class NoStepOnRanks(Cause, kind="write-not-applied"):
-    """Some ranks run the model, and never call an optimizer's step.
-
-    The call stands under a condition that is meant for logging or saving, such as `if rank == 0`. These ranks keep the
-    weights that they began with, and send gradients of them to the others.
-
-    Attributes:
-        ranks: The ranks.
-    """
-
-    ranks: tuple[int, ...]
-    why = "A condition on the rank, or on numbers of its own, keeps {ranks:ranks} from optimizer.step()"
-    how = "call optimizer.step() on every rank, and leave only logging and saving under such a condition"
-
-
 class LeftOutOfOptimizer(Cause, kind="write-not-applied"):
     """An optimizer does not step a weight, on some ranks or on all.
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from shardviz.check.step.jobs.compare import trained_in_one_job
 from shardviz.check.step.jobs.rows import rows_of
-from shardviz.check.step.jobs.starts import OtherWeight, other_weights, repeated_weight
+from shardviz.check.step.jobs.starts import OtherWeight, coarsest_of, other_weights, repeated_weight
 from shardviz.check.step.jobs.whole_job import mesh_of_groups
 from shardviz.check.step.rules.all_gradients import ranks_of
-from shardviz.check.step.trace.traces import JobTrace, Kept, Weight, coarsest_of, in_both, joined
+from shardviz.check.step.trace.traces import JobTrace, Kept, Weight, in_both, joined
 from shardviz.dump.arrays import kept_indices, strides_between, strides_for
 from shardviz.dump.records.base import SCHEMA
 from shardviz.dump.records.files import RankRecord

@@ -29,13 +29,14 @@ from shardviz.check.step.jobs.gradients import (
 )
 from shardviz.check.step.jobs.line_values import add_lines
 from shardviz.check.step.jobs.micro_batches import terms_of_micro_batches
+from shardviz.check.step.jobs.starts import coarsest_of
 from shardviz.check.step.rules.all_gradients import of_all_gradients
 from shardviz.check.step.rules.summands import of_micro_batches
 from shardviz.check.step.run import explained, seen_in
 from shardviz.check.step.trace.calls import Call, is_within
 from shardviz.check.step.trace.divergence import Divergence, blamed_by_weights, first_in_backward, first_in_forward
 from shardviz.check.step.trace.naming import of_output, placed, with_cut
-from shardviz.check.step.trace.traces import JobTrace, Point, Weight, coarsest_of, largest_of
+from shardviz.check.step.trace.traces import JobTrace, Point, Weight, largest_of
 from shardviz.dump.dump import Dump, dump_of
 from shardviz.dump.read import DumpFiles
 from shardviz.dump.records.files import RankRecord

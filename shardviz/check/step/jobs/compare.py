@@ -37,6 +37,7 @@ from shardviz.check.step.jobs.starts import (
     OtherWeight,
     Weights,
     belongings_of,
+    coarsest_of,
     dtypes_of,
     farthest_weights,
     other_weights,
@@ -50,7 +51,6 @@ from shardviz.check.step.trace.judging import Judging
 from shardviz.check.step.trace.traces import (
     JobTrace,
     Point,
-    coarsest_of,
     counts_per_forward,
     largest_of,
     trace_of,

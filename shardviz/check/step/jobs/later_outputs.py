@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.step.departure import Departure, departure_for
 from shardviz.check.step.jobs.other_steps import other_length, steps_of
-from shardviz.check.step.trace.traces import coarsest_of
+from shardviz.check.step.jobs.starts import coarsest_of
 from shardviz.explain.step.two_jobs import GradientsNotZeroed, OtherLaterOutputs
 from shardviz.relate.tolerance import EPSILON, LATER_OUTPUT
 

@@ -14,8 +14,8 @@ import numpy as np
 from shardviz.check.report import NotChecked
 from shardviz.check.step.comparison import Compared, Reason, compared, rounding_of, weight_of
 from shardviz.check.step.jobs.assembly import Assembling, add_gradients, add_weight, are_whole
+from shardviz.check.step.jobs.starts import coarsest_of
 from shardviz.check.step.jobs.updates import Updates
-from shardviz.check.step.trace.traces import coarsest_of
 from shardviz.check.step.update.states import of_others, state_in_another_order, state_of_parts
 from shardviz.dump.records.step import STATES, STEPS, OptionsRecord
 from shardviz.explain.checkpoints.states import StateInAnotherOrder, StateNotLoaded

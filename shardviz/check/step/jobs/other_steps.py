@@ -29,8 +29,7 @@ from shardviz.check.step.jobs.optimizers import (
     pace_of,
     states_of,
 )
-from shardviz.check.step.jobs.starts import OtherWeight, Weights, moves_apart
-from shardviz.check.step.trace.traces import Weight, coarsest_of
+from shardviz.check.step.jobs.starts import OtherWeight, Weights, coarsest_of, moves_apart
 from shardviz.explain.step.two_jobs import (
     DifferentSettings,
     EarlierStepsDiffer,
@@ -53,6 +52,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.check.step.jobs.whole_job import WholeJob
+    from shardviz.check.step.trace.traces import Weight
     from shardviz.dump.records.step import GivenRecord
     from shardviz.explain.cause import Cause
 

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.order.infer.orders import name_order
-from shardviz.check.step.trace.traces import Kept, Weight, in_both, largest_of
+from shardviz.check.step.trace.traces import JobTrace, Kept, Weight, in_both, largest_of, rounded_to
+from shardviz.dump.records.trace import is_value
 from shardviz.layout.dtypes import HALVES
 from shardviz.layout.layout import Layout, Placements, shared_placements
 from shardviz.layout.region import Region, merge_ranges
 from shardviz.relate.casts import rounding_between
 from shardviz.relate.orders import orders_of_slices, places_of
+from shardviz.relate.tolerance import EPSILON
 from shardviz.relate.values import magnitude
 
 if TYPE_CHECKING:
@@ -229,6 +231,23 @@ def farthest_weights(weights: Weights) -> tuple[float, float]:
             if 0 < apart <= near:
                 farthest, allowed = max(farthest, apart), max(allowed, near)
     return farthest, allowed
+
+
+COMPUTED = ("activation", "grad")
+
+
+def coarsest_of(jobs: Iterable[JobTrace]) -> str:
+    """Return the coarsest dtype that any of some jobs' steps compute or reduce in.
+
+    What single lines make doesn't count: a library may try dtypes between two steps, and only a recording of lines has
+    what it makes then.
+    """
+    records = [record for job in jobs for record in job.records.values()]
+    tensors = ((record, tensor) for record in records for tensor in record.tensors)
+    bodies = (record.bodies[tensor.body] for record, tensor in tensors if not is_value(f"{tensor.name}{tensor.suffix}"))
+    dtypes = {rounded_to(body.dtype, body.device) for body in bodies if body.role in COMPUTED}
+    dtypes |= {dtype for record in records for dtype in record.narrowed_to}
+    return max(("float64", *dtypes), key=lambda dtype: EPSILON.get(dtype, 0.0))
 
 
 def dtypes_of(params: Mapping[str, Weight], parts: PartsByName) -> tuple[str, ...]:

@@ -20,10 +20,9 @@ from shardviz.check.step.departure import Departure, departure_for
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.jobs.assembly import Assembling, add_gradients, add_weight, are_whole
 from shardviz.check.step.update.compare import finding_of
-from shardviz.explain.step.two_jobs import OtherChangesBetweenSteps
+from shardviz.explain.step.two_jobs import NoStepOnRanks, OtherChangesBetweenSteps
 from shardviz.explain.step.update import (
     LeftOutOfOptimizer,
-    NoStepOnRanks,
     OptimizerOfOtherParameters,
     StepNotSent,
     StepOverwritten,

@@ -18,10 +18,10 @@ from shardviz.check.step.trace.calls import is_within
 from shardviz.dump.arrays import kept_indices, strides_between
 from shardviz.dump.dump import Dump, Shard, dump_of
 from shardviz.dump.read import arrays_of, read_files
-from shardviz.dump.records.trace import KeptRecord, Place, is_value, of_point
+from shardviz.dump.records.trace import KeptRecord, Place, of_point
 from shardviz.dump.write import TRACE_FOLDER
 from shardviz.groups import in_groups, the_only
-from shardviz.relate.tolerance import ELEMENT, EPSILON, EXACT, TENSOR_FLOAT
+from shardviz.relate.tolerance import ELEMENT, EXACT, TENSOR_FLOAT
 from shardviz.relate.values import finite_magnitude
 
 if TYPE_CHECKING:
@@ -439,23 +439,6 @@ class JobTrace:
             for name, weight in of_rank.weights(role, moment):
                 parts.setdefault(name, {})[rank] = weight
         return parts
-
-
-COMPUTED = ("activation", "grad")
-
-
-def coarsest_of(jobs: Iterable[JobTrace]) -> str:
-    """Return the coarsest dtype that any of some jobs' steps compute or reduce in.
-
-    What single lines make doesn't count: a library may try dtypes between two steps, and only a recording of lines has
-    what it makes then.
-    """
-    records = [record for job in jobs for record in job.records.values()]
-    tensors = ((record, tensor) for record in records for tensor in record.tensors)
-    bodies = (record.bodies[tensor.body] for record, tensor in tensors if not is_value(f"{tensor.name}{tensor.suffix}"))
-    dtypes = {rounded_to(body.dtype, body.device) for body in bodies if body.role in COMPUTED}
-    dtypes |= {dtype for record in records for dtype in record.narrowed_to}
-    return max(("float64", *dtypes), key=lambda dtype: EPSILON.get(dtype, 0.0))
 
 
 def trace_of(dump: Dump) -> JobTrace | None:
