@@ -71,6 +71,29 @@ ONE_BUFFER = ALL_FORWARD.replace(
 """,
 ).replace("    inputs, outputs = [], []\n", "    inputs, outputs, buffers, buffer = [], [], [], None\n")
 
+IN_A_TUPLE = LATER_LAYERS.replace(
+    "def forward(self, x):\n        value", "def forward(self, pair):\n        x, _ = pair\n        value"
+)
+IN_A_TUPLE = IN_A_TUPLE.replace("checkpoint(layer, x, ", "checkpoint(layer, (x, x), ").replace(
+    "else layer(x)", "else layer((x, x))"
+)
+IN_A_TUPLE = IN_A_TUPLE.replace('KEPT["value"] = value\n', "pass\n").replace(' + KEPT["value"]', "")
+IN_A_TUPLE = IN_A_TUPLE.replace("        return x\n\n\ndef build", "        return self.back(x)\n\n\ndef build")
+IN_A_TUPLE = IN_A_TUPLE.replace(
+    "self.front = nn.Linear(6, 6)", "self.front, self.back = nn.Linear(6, 6), nn.Linear(6, 6)"
+)
+
+LOSS_TERM = (
+    LATER_LAYERS.replace('KEPT["value"] = value\n', "self.term = value.square().mean()\n").replace(
+        'value = value + KEPT["value"]\n', "self.term = value.square().mean()\n"
+    )
+    + """
+def loss(model, rows):
+    return model(rows).square().mean() + sum(layer.term for layer in model.layers)
+
+"""
+)
+
 CASES = (
     Bug(
         "a later layer reads what a checkpointed layer kept of its first run",
@@ -94,6 +117,26 @@ CASES = (
         ("wrong-value",),
         ("outside of layers.0", "remove .detach()", "takes the tensor"),
         never=("collectives", "doesn't match its forward", "use_reentrant"),
+        with_lines=True,
+    ),
+    Bug(
+        "a loss term that a checkpointed layer keeps of its first run",
+        "fsdp=2",
+        LOSS_TERM,
+        (REENTRANT,),
+        ("wrong-scale",),
+        ("detaches it", "Term 2"),
+        never=("collective without a backward", "cuts the graph"),
+        with_lines=True,
+    ),
+    Bug(
+        "checkpointed layers that get their tensors in a tuple",
+        "fsdp=2",
+        IN_A_TUPLE,
+        (REENTRANT,),
+        ("wrong-value",),
+        ("use_reentrant=False", "tuple"),
+        never=("cuts the graph", "replace collectives"),
         with_lines=True,
     ),
     Bug(

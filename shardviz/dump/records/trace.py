@@ -92,6 +92,7 @@ class PointRecord(Record, frozen=True):
         skipped: A module that no rank calls: an `odd` input is what the unsharded model gives it, or it alone reads the
             output whose gradient is `odd`; else empty.
         is_overwritten: Whether something wrote into the tensor between forward and backward.
+        is_without_graph: Whether gradients were switched off in the call, and not in the unsharded model's.
     """
 
     module: str
@@ -109,6 +110,7 @@ class PointRecord(Record, frozen=True):
     times: Annotated[int, Meta(ge=-MAX_NUMBER, le=MAX_NUMBER)] = 0
     skipped: str = ""
     is_overwritten: bool = False
+    is_without_graph: bool = False
 
 
 class KeptRecord(Record, frozen=True):
@@ -128,6 +130,7 @@ class KeptRecord(Record, frozen=True):
         draws: Whether the call drew random numbers.
         is_overwritten: Whether something wrote into the tensor between forward and backward.
         argument: How the module's forward calls an argument: `docs`, `lengths[0]`.
+        is_without_graph: Whether gradients were switched off in the call.
     """
 
     module: str
@@ -142,6 +145,7 @@ class KeptRecord(Record, frozen=True):
     draws: bool = False
     is_overwritten: bool = False
     argument: str = ""
+    is_without_graph: bool = False
 
 
 class ArgumentRecord(Record, frozen=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardviz.explain.cause import AtLine, Cause
+from shardviz.explain.cause import Cause
 
 
 class GradientOnSomeRanks(Cause, kind="unreduced-gradient"):
@@ -82,41 +82,6 @@ class CutInModule(Cause):
     how = (
         "in {module:called}, remove .detach(), .data and no_grad, let each autograd.Function return its gradient, and "
         "replace collectives of torch.distributed (they have no backward) by torch.distributed.nn.functional"
-    )
-
-
-class ReadElsewhere(AtLine):
-    """A tensor that a module makes is read outside of it, too, and gets a wrong gradient back.
-
-    All that reads the tensor in the module sends back what it should, so the rest of its gradient is missing or wrong.
-    A forward that keeps a tensor on a module or in a global, for layers behind it, does this under activation
-    checkpointing with `use_reentrant=True`: the first forward runs without a graph, and later layers read what that
-    run kept. Values that later layers reuse, shared keys, a position bias or an auxiliary loss are usual.
-
-    Attributes:
-        module: The module that makes the tensor.
-        is_recomputed: Whether activation checkpointing runs the module without a graph first.
-        cut: The line that reads the tensor without a graph, as `model.py:83`, if only the sharded model does; else
-            empty.
-    """
-
-    module: str
-    is_recomputed: bool
-    cut: str = ""
-    why = (
-        "{is_recomputed:?Checkpointing runs {module:called} without a graph first (use_reentrant=True). What is kept "
-        "of that run, on a module or in a global, has no graph: code outside of {module:called} that reads the tensor "
-        "from {place} sends no gradient back to it|{cut:?{cut} takes the tensor from {place} out of the graph, and "
-        "the unsharded model doesn't: nothing flows back from what reads it outside of {module:called}|In "
-        "{module:called}, {function} sends back what it should to the tensor from {place}. Code outside of "
-        "{module:called} reads the tensor, too, and sends back something else or nothing, or a hook changes its "
-        "gradient}}"
-    )
-    how = (
-        "{is_recomputed:?call checkpoint(..., use_reentrant=False), or return the tensor from the checkpointed "
-        "function and pass it on as an argument|{cut:?remove .detach(), .data or no_grad() in {cut}|look for what else "
-        "reads the tensor from {place}, such as what is kept on a module or in a global, and let its gradient flow "
-        "back}}"
     )
 
 

@@ -14,7 +14,8 @@ from shardviz.check.step.lines.fault import Fault, after, at, fault_at, reached
 from shardviz.check.step.lines.parts import halo_not_sent_back
 from shardviz.check.step.lines.state import State, words_of
 from shardviz.check.step.lines.states import MAX_BESIDE, States
-from shardviz.explain.step.gradients import ReadElsewhere, UnsummedInputGradient
+from shardviz.explain.step.gradients import UnsummedInputGradient
+from shardviz.explain.step.graphs import ReadElsewhere
 from shardviz.explain.step.line_reductions import (
     GradientsOfOtherMicroBatches,
     UnreducedGather,

@@ -25,6 +25,7 @@ from shardviz.explain.finding import Finding, Kind
 from shardviz.explain.step.factors import SequenceOfWhole
 from shardviz.explain.step.forward import JoinedOutOfOrder, MisplacedOperand, ShiftedPart, UngatheredKeys
 from shardviz.explain.step.gradients import UnsummedInputGradient, WrongOutside
+from shardviz.explain.step.graphs import RanWithoutGraph, ReadElsewhere
 from shardviz.explain.step.joins import JoinedFromAfar, WrongDenominator
 from shardviz.explain.step.line_reductions import (
     CopiesSummedLine,
@@ -346,6 +347,7 @@ def with_line(finding: Finding, fault: Fault) -> Finding:
         finding.explanation, RankDependentCode
     )
     is_open |= isinstance(finding.explanation, MEASURED)
+    is_open |= isinstance(finding.explanation, RanWithoutGraph) and isinstance(fault.cause, ReadElsewhere)
     is_open &= not (isinstance(finding.explanation, MEASURED) and type(fault.cause) in VAGUE)
     if isinstance(fault.cause, WrongLines):
         return line_finding.because(fault.cause) if is_open else line_finding

@@ -69,6 +69,11 @@ class Call:
         points = (point for own in self.points.values() for point in own)
         return any(point.is_overwritten and point.what == "input" for point in points)
 
+    @property
+    def is_without_graph(self) -> bool:
+        """Whether gradients were switched off in it on some rank, and not in the unsharded model."""
+        return any(point.is_without_graph for own in self.points.values() for point in own)
+
     def is_bad(self, what: What) -> bool:
         """Whether a side is not the unsharded model's."""
         state = self.state(what)

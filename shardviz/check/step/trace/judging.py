@@ -281,6 +281,7 @@ class Judging:
             *(self._added(place, rank) if is_wrong and judgment.state[rank] == "odd" else ("", 0)),
             self._skipped(place) if is_wrong and judgment.state[rank] == "odd" else "",
             point.is_overwritten,
+            point.is_without_graph and not whole.is_without_graph,
         )
 
     def _skipped(self, place: Place) -> str:

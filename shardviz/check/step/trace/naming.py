@@ -15,6 +15,7 @@ from shardviz.check.step.trace.joins import check_joined, is_own_part_possible, 
 from shardviz.dump.records.trace import Place
 from shardviz.explain.finding import Finding, Kind
 from shardviz.explain.step.gradients import CutInModule, GraphCutBehind, UnsummedInputGradient, WrongOutside
+from shardviz.explain.step.graphs import RanWithoutGraph
 from shardviz.explain.step.losses import TermOfPartOfClasses
 from shardviz.explain.step.modules import (
     OverwrittenInput,
@@ -352,6 +353,8 @@ def cause_at(evidence: Evidence, first: Divergence) -> Cause:
         if first.before == first.module:
             return GraphCutBehind(_lost_output(first), _is_last_of_stage(evidence, first.call))
         return CutInModule(name, f"the output of {first.before}")
+    if first.way == "cut" and (without_graph := _without_graph(evidence, first)):
+        return RanWithoutGraph(without_graph, is_recomputed=False)
     if first.way == "cut":
         return CutInModule(name, f"the input of {first.before}" if first.before else f"the output of {name}")
     if first.way == "outside":
@@ -361,7 +364,17 @@ def cause_at(evidence: Evidence, first: Divergence) -> Cause:
         return UnexplainedBetweenModules(name, first.after or "what reads its output", first.readers)
     if first.call.has_overwritten_input:
         return OverwrittenInput(name)
-    return UnexplainedModuleBackward(name, "none" if _has_no_collective(evidence, first.module) else "")
+    if not _has_no_collective(evidence, first.module):
+        return UnexplainedModuleBackward(name)
+    without_graph = _without_graph(evidence, first)
+    return RanWithoutGraph(without_graph, True) if without_graph else UnexplainedModuleBackward(name, "none")
+
+
+def _without_graph(evidence: Evidence, first: Divergence) -> str:
+    """Return the outermost module around the cut that ran with gradients switched off; empty if none did."""
+    cut = evidence.calls.by_module.get(first.before or first.module, (first.call,))[0]
+    outermost = [call for call in (cut, *evidence.calls.around(cut)) if call.is_without_graph]
+    return outermost[-1].module if outermost else ""
 
 
 def _has_no_collective(evidence: Evidence, module: str) -> bool:

@@ -173,6 +173,7 @@ class Point:
         draws: Whether the call drew random numbers.
         dim: The dim along which the batch's rows are.
         is_overwritten: Whether something wrote into the tensor between forward and backward.
+        is_without_graph: Whether gradients were switched off in the call.
     """
 
     values: Kept | None
@@ -183,6 +184,7 @@ class Point:
     draws: bool = False
     dim: int = 0
     is_overwritten: bool = False
+    is_without_graph: bool = False
 
 
 @dataclass(frozen=True)
@@ -382,7 +384,8 @@ def _point(records: Sequence[KeptRecord], values: Kept | None, dim: int) -> Poin
     draws = any(record.draws for record in records)
     needs_grad = any(record.needs_grad for record in records)
     is_overwritten = any(record.is_overwritten for record in records)
-    return Point(values, needs_grad, first.tensor, first.order, first.type, draws, dim, is_overwritten)
+    sides = is_overwritten, any(record.is_without_graph for record in records)
+    return Point(values, needs_grad, first.tensor, first.order, first.type, draws, dim, *sides)
 
 
 def _are_alike(parts: Sequence[Kept | None], dim: int, rows: Collection[int]) -> bool:

@@ -85,12 +85,14 @@ class Call:
         outputs: What it returned.
         is_tensor: Whether it returned one tensor, and not several.
         arguments: The numbers, masks and whole numbers that it was given, by the names that its forward has for them.
+        is_without_graph: Whether gradients were switched off, as in the first run of a checkpointed module.
     """
 
     inputs: list[Seen]
     outputs: list[Seen]
     is_tensor: bool = False
     arguments: dict[str, torch.Tensor] = field(default_factory=dict)
+    is_without_graph: bool = False
 
 
 @dataclass
@@ -172,7 +174,8 @@ class Trace:
                 self._recomputed(name, output)
             elif self._open[name]:
                 sides = self._open[name].pop(), self._seen(output), torch.is_tensor(output)
-                self.calls[name].append(Call(*sides, self._arguments[name].pop() if self._arguments[name] else {}))
+                arguments = self._arguments[name].pop() if self._arguments[name] else {}
+                self.calls[name].append(Call(*sides, arguments, not torch.is_grad_enabled()))
                 self.order.append(name)
 
         return end
@@ -333,6 +336,7 @@ def add_points(capture: Capture, trace: Trace) -> None:
     for order, (name, number, call) in enumerate(_in_order(trace)):
         draws = trace.draws[name][number : number + 1] == [True]
         record = KeptRecord(name, "input", order, number, type=trace.types.get(name, ""), draws=draws)
+        record = structs.replace(record, is_without_graph=call.is_without_graph)
         for index, (argument, values) in enumerate(call.arguments.items()):
             argument_record = structs.replace(record, what="argument", index=index, argument=argument)
             _add(capture, names, argument_record, (values, values, 0))

@@ -1,0 +1,66 @@
+"""Causes of gradients that don't come back because a module ran without a graph, or is read outside of it."""
+
+from __future__ import annotations
+
+from shardviz.explain.cause import AtLine, Cause
+
+
+class RanWithoutGraph(Cause):
+    """A module runs with gradients switched off, and the unsharded model's doesn't.
+
+    `checkpoint(..., use_reentrant=True)` runs a module so first. It runs it again in backward if one of the tensors
+    that it is given needs a gradient: tensors in a tuple or a dict don't count. What code keeps of the first run, such
+    as an auxiliary loss on the module, never has a graph.
+
+    Attributes:
+        is_recomputed: Whether the module runs again in backward.
+    """
+
+    module: str
+    is_recomputed: bool
+    why = (
+        "{module:called} runs with gradients switched off, as checkpoint(..., use_reentrant=True) does first, or "
+        "no_grad(){is_recomputed:?. Code outside of it reads what that run kept, such as a loss term on the module: "
+        "nothing flows back from there|. Nothing runs it again in backward: no tensor that checkpoint is given itself "
+        "needs a gradient, as tensors in a tuple or a dict don't count}"
+    )
+    how = (
+        "call checkpoint(..., use_reentrant=False) on {module:called}, or {is_recomputed:?return what other code reads "
+        "from the checkpointed function|give it tensors that need a gradient as arguments of their own; remove "
+        "no_grad() around it}"
+    )
+
+
+class ReadElsewhere(AtLine):
+    """A tensor that a module makes is read outside of it, too, and gets a wrong gradient back.
+
+    All that reads the tensor in the module sends back what it should, so the rest of its gradient is missing or wrong.
+    A forward that keeps a tensor on a module or in a global, for layers behind it, does this under activation
+    checkpointing with `use_reentrant=True`: the first forward runs without a graph, and later layers read what that
+    run kept. Values that later layers reuse, shared keys, a position bias or an auxiliary loss are usual.
+
+    Attributes:
+        module: The module that makes the tensor.
+        is_recomputed: Whether activation checkpointing runs the module without a graph first.
+        cut: The line that reads the tensor without a graph, as `model.py:83`, if only the sharded model does; else
+            empty.
+    """
+
+    module: str
+    is_recomputed: bool
+    cut: str = ""
+    why = (
+        "{is_recomputed:?Checkpointing runs {module:called} without a graph first (use_reentrant=True). What is kept "
+        "of that run, on a module or in a global, has no graph: code outside of {module:called} that reads the tensor "
+        "from {place} sends no gradient back to it|{cut:?{cut} takes the tensor from {place} out of the graph, and "
+        "the unsharded model doesn't: nothing flows back from what reads it outside of {module:called}|In "
+        "{module:called}, {function} sends back what it should to the tensor from {place}. Code outside of "
+        "{module:called} reads the tensor, too, and sends back something else or nothing, or a hook changes its "
+        "gradient}}"
+    )
+    how = (
+        "{is_recomputed:?call checkpoint(..., use_reentrant=False), or return the tensor from the checkpointed "
+        "function and pass it on as an argument|{cut:?remove .detach(), .data or no_grad() in {cut}|look for what else "
+        "reads the tensor from {place}, such as what is kept on a module or in a global, and let its gradient flow "
+        "back}}"
+    )
