@@ -12,23 +12,51 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.trace.calls import enclosing
-from shardviz.dump.records.trace import ArgumentRecord
+from shardviz.check.step.trace.traces import joined
+from shardviz.dump.records.trace import ArgumentRecord, of_point
 from shardviz.explain.step.modules import WrongArgument
+from shardviz.groups import in_groups
 from shardviz.layout.layout import num_splits, placements_of
 from shardviz.relate.values import part_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Set
+    from collections.abc import Iterator, Mapping, Sequence, Set
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.trace.traces import Kept
+    from shardviz.check.step.trace.traces import Kept, OfRank
     from shardviz.dump.dump import Dump
+    from shardviz.dump.records.trace import KeptRecord
     from shardviz.layout.layout import Placements
     from shardviz.layout.mesh import Mesh
 
 Argument = tuple[str, int, str]
 """A module, the number of its call, and an argument's name."""
+
+
+def arguments_of_rank(rank: OfRank, counts: Mapping[str, int]) -> dict[Argument, Kept]:
+    """Return what a rank's modules were given besides tensors of floating point.
+
+    Micro-batches are joined; what is the same in all of them is there once.
+
+    Args:
+        rank: What it wrote.
+        counts: How often each module is called in one forward.
+    """
+    records = [record for record in rank.records if record.what == "argument" and counts.get(record.module)]
+    calls = in_groups(((one.module, one.call % counts[one.module], one.argument), one) for one in records)
+    values = {key: [rank.activation(_name(record)) for record in of_key] for key, of_key in calls.items()}
+    once = {key: parts[0] if _are_equal(parts) else joined(parts) for key, parts in values.items()}
+    return {key: kept for key, kept in once.items() if kept is not None}
+
+
+def _name(record: KeptRecord) -> str:
+    return record.same_as or of_point(record.module, record.what, record.call, record.index)
+
+
+def _are_equal(parts: Sequence[Kept | None]) -> bool:
+    first, *others = parts
+    return first is not None and all(one is not None and np.array_equal(one.values, first.values) for one in others)
 
 
 def differing_arguments(

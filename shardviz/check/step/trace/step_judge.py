@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.jobs.whole_job import put_together
-from shardviz.check.step.trace.arguments import differing_arguments
+from shardviz.check.step.trace.arguments import arguments_of_rank, differing_arguments
 from shardviz.check.step.trace.calls import parted_modules
 from shardviz.check.step.trace.judging import Judging, Noise
 from shardviz.check.step.trace.traces import JobTrace, Kept, Point, joined_rows, read_trace
@@ -67,8 +67,8 @@ def judge(
         noise = Noise(points(read_trace(moved)), max((EPSILON.get(dtype, 0.0) for dtype in dtypes), default=0.0))
     rows = unsharded.ranks[0].rows(counts, dim)
     ranks = {rank: own.points(of_stages, rows=rows) for rank, own in sharded.ranks.items()}
-    arguments = {rank: own.arguments(of_stages) for rank, own in sharded.ranks.items()}
-    differing = differing_arguments(unsharded.ranks[0].arguments(counts), arguments, mesh)
+    arguments = {rank: arguments_of_rank(own, of_stages) for rank, own in sharded.ranks.items()}
+    differing = differing_arguments(arguments_of_rank(unsharded.ranks[0], counts), arguments, mesh)
     return StepJudge(Judging(points(unsharded), ranks, mesh, noise), counts, differing)
 
 

@@ -278,20 +278,6 @@ class OfRank:
                 points[place] = _point(records, joined(parts, dims[place]), dims[place])
         return points
 
-    def arguments(self, counts: Mapping[str, int]) -> dict[tuple[str, int, str], Kept]:
-        """Return the numbers, masks and whole numbers that modules were given, by module, call and argument.
-
-        Micro-batches are joined; what is the same in all of them is there once.
-
-        Args:
-            counts: How often each module is called in one forward.
-        """
-        records = [record for record in self.records if record.what == "argument" and counts.get(record.module)]
-        calls = in_groups(((one.module, one.call % counts[one.module], one.argument), one) for one in records)
-        values = {key: [self.activation(_name(record)) for record in of_key] for key, of_key in calls.items()}
-        once = {key: parts[0] if _are_equal(parts) else joined(parts) for key, parts in values.items()}
-        return {key: kept for key, kept in once.items() if kept is not None}
-
     @cached_property
     def _given(self) -> set[tuple[int, ...]]:
         """The shapes of tokens: the model's whole numbers in rows of one length."""
@@ -398,11 +384,6 @@ def _are_alike(parts: Sequence[Kept | None], dim: int, rows: Collection[int]) ->
         and first.shape[dim] in rows
         and all(part is not None and np.array_equal(part.values, first.values) for part in parts)
     )
-
-
-def _are_equal(parts: Sequence[Kept | None]) -> bool:
-    first, *others = parts
-    return first is not None and all(one is not None and np.array_equal(one.values, first.values) for one in others)
 
 
 def added(parts: Sequence[Kept | None]) -> Kept | None:
