@@ -169,7 +169,7 @@ def _by_rows(whole: Weight, parts: Mapping[int, Weight]) -> Belonging | None:
         part = rank_weight.values
         if whole.values is None or part is None or not (whole.values.is_whole and part.is_whole):
             return None
-        location = places_of(part.values, whole.values.values, _allowed(whole.values, part))
+        location = _places_of(whole.values, part)
         if location is None or np.any(location[1] < 0) or np.any(np.diff(location[1]) <= 0):
             return None  # slices that a rank has in another order are in no region
         dim, at = location
@@ -179,6 +179,22 @@ def _by_rows(whole: Weight, parts: Mapping[int, Weight]) -> Belonging | None:
         dims.add(dim)
         every |= set(at.tolist())
     return Belonging(None, regions) if len(dims) == 1 and len(every) == whole.shape[dims.pop()] else None
+
+
+def _places_of(whole: Kept, part: Kept) -> tuple[int, NDArray[np.int64]] | None:
+    """Return a dim, and where each slice of a part stands along it; of a vector only if its numbers are all apart."""
+    near = _allowed(whole, part)
+    if part.values.ndim != 1 or whole.values.ndim != 1 or not part.values.size:
+        return places_of(part.values, whole.values, near)
+    near *= largest_of(whole)
+    order = np.argsort(whole.values)
+    numbers = whole.values[order]
+    if len(numbers) < 2 or not np.all(np.diff(numbers) > 2 * near):
+        return None
+    above = np.clip(np.searchsorted(numbers, part.values), 1, len(numbers) - 1)
+    is_below = part.values - numbers[above - 1] < numbers[above] - part.values
+    at = order[above - is_below]
+    return 0, np.where(np.abs(whole.values[at] - part.values) <= near, at, -1)
 
 
 def split_of(
