@@ -194,7 +194,7 @@ class GivenRecord(Record, frozen=True):
             if no call was seen.
         outputs: Of rows of the model's first output: the CRC-32 of what it was given for the row and of the output's
             width, a sum of the output's elements with fixed weights, and their size.
-        kept_gradients: Of a later step: how many parameters have a gradient as its first forward begins.
+        kept_gradients: Of a later step: how many parameters have a gradient as its first backward begins.
     """
 
     shapes: tuple[tuple[Count, ...], ...]

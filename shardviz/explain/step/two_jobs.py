@@ -126,14 +126,14 @@ class GradientsNotZeroed(Cause):
     Each step then goes in the direction of the sum of all gradients so far. The first step is right.
 
     Attributes:
-        count: How many parameters had a gradient as backward, or the forward of a later step, began.
+        count: How many parameters had a gradient as backward began.
         step: The later step; 0 if it is the traced one.
     """
 
     count: int
     step: int = 0
     why = (
-        "As {step:?the forward of step {step}|backward} begins, {count:,} {count:1?parameter still has|parameters "
+        "As backward{step:? of step {step}|} begins, {count:,} {count:1?parameter still has|parameters "
         "still have} the gradient of the step before"
     )
     how = "call optimizer.zero_grad() in every step, after optimizer.step() and before backward"
@@ -178,8 +178,25 @@ class NoStepOnRanks(Cause, kind="write-not-applied"):
     """
 
     ranks: tuple[int, ...]
-    why = "A condition on the rank, or on numbers of its own, keeps {ranks:ranks} from optimizer.step()"
+    why = "A condition on the rank, or on the rank's own numbers, keeps {ranks:ranks} from optimizer.step()"
     how = "call optimizer.step() on every rank, and leave only logging and saving under such a condition"
+
+
+class StepWithoutEffect(Cause, kind="write-not-applied"):
+    """The optimizer has a weight among its parameters, and its step leaves the weight as it was.
+
+    A GradScaler skips the step of an optimizer whose gradients overflowed, and a learning rate of 0 moves nothing. Code
+    behind the step may also write the old value back.
+    """
+
+    why = (
+        "The step of this weight is skipped, as a GradScaler does after an overflow, or its learning rate is 0",
+        "Code behind optimizer.step() writes the old value back",
+    )
+    how = (
+        "compare the loss scale and the learning rates in param_groups of both jobs",
+        "look for what copies into this weight after the step",
+    )
 
 
 class OtherPace(Cause):
@@ -214,7 +231,7 @@ class OtherPace(Cause):
 
 
 class OtherRowLength(Cause):
-    """The rows of a later step have another length than those of the other job.
+    """The rows of a later step differ in length from those of the other job.
 
     A curriculum lengthens the sequences as training goes on. If it counts the rows or tokens that one rank has seen,
     it goes on more slowly on more ranks.
@@ -223,16 +240,16 @@ class OtherRowLength(Cause):
         step: The step.
         length: How long the rows are.
         wanted: How long those of the other job are.
-        as_in: Another step, in which the other job's are as long as these; 0 if it has none.
+        as_in: Another step, in which the other job's are as long as these.
     """
 
     step: int
     length: int
     wanted: int
-    as_in: int = 0
+    as_in: int
     why = (
-        "In step {step} the rows have a length of {length}, and the other job's {wanted}{as_in:?: the other job has "
-        "{length} in step {as_in}|}. What chooses the length depends on a rank's own count of rows, tokens or batches"
+        "In step {step} the rows have a length of {length}, and the other job's {wanted}: the other job has {length} "
+        "in step {as_in}. What chooses the length depends on a rank's own count of rows, tokens or batches"
     )
     how = "choose the length by the optimizer's steps, or by a count that is the same on all ranks and in one process"
 

@@ -70,7 +70,7 @@ class LaterSteps:
         self._shapes: list[tuple[int, ...]] = []
         self._rows: list[tuple[int, ...]] = []
         self._outputs: list[tuple[int, float, float]] = []
-        self._num_kept = 0  # parameters that have a gradient as the step begins
+        self._num_kept, self._is_watched = 0, False  # parameters that have a gradient as the step's backward begins
         self._num_before = 0  # how many tensors of the step the calls before the last were given
         self._has_other_model: bool | None = None  # that the job trains; not known before the first call
         self._is_stepped = False
@@ -154,8 +154,6 @@ class LaterSteps:
                     self._note_between(module, self._step)
                 self._write()
             self._begin_step()
-        if self._given and not self._shapes and self._step is not None:
-            self._num_kept = len(with_gradients(registry.named_parameters(unwrapped(self._step.root))))
         if self._has_other_model is None:
             self._has_other_model = any(not steps(optimizer, module) for optimizer in living_optimizers())
         self._num_before = len(self._rows)
@@ -168,6 +166,7 @@ class LaterSteps:
 
     def _returned(self, _: nn.Module, args: Any, output: Any) -> None:
         """Keep what the model makes of each row; of rows that are the same, two jobs should make the same."""
+        self._watch_backward(output)
         checksums = self._rows[self._num_before :]
         num_rows, room = len(checksums[0]) if checksums else 0, MAX_OUTPUTS - len(self._outputs)
         if not num_rows or room <= 0 or not torch.is_grad_enabled() or _is_captured():
@@ -179,6 +178,18 @@ class LaterSteps:
             with torch.no_grad():
                 self._outputs += islice(_sums(first.detach()[:room], keys), room)
 
+    def _watch_backward(self, output: Any) -> None:
+        """Note as the step's first backward begins which gradients the step before left."""
+        tensors = (tensor for tensor in tensors_in(output) if tensor.requires_grad)
+        first = next(tensors, None) if self._given and not self._is_watched and not _is_captured() else None
+        if first is not None:
+            self._is_watched = True
+            first.register_hook(lambda _: quietly(WHAT, self._note_kept))  # type: ignore[no-untyped-call]
+
+    def _note_kept(self) -> None:
+        if self._step is not None and not self._num_kept:
+            self._num_kept = len(with_gradients(registry.named_parameters(unwrapped(self._step.root))))
+
     def _note_between(self, module: nn.Module, step: Step) -> None:
         """Keep what changed between the traced step and the next forward, which calls a module first."""
         self._changed = self._changed_since(step) if self._new_at < 0 else []
@@ -187,7 +198,8 @@ class LaterSteps:
         self._buffers = [*step.buffers.written_after(), *step.buffers.after()]
 
     def _begin_step(self) -> None:
-        self._shapes, self._rows, self._outputs, self._num_kept, self._is_stepped = [], [], [], 0, False
+        self._shapes, self._rows, self._outputs, self._is_stepped = [], [], [], False
+        self._num_kept, self._is_watched = 0, False
         self._done.clear()
 
     def _add(self, options: Options) -> None:
@@ -234,7 +246,10 @@ def with_gradients(parameters: Iterable[tuple[str, nn.Parameter]]) -> list[str]:
     with torch.no_grad():
         gradients = {name: local_of(parameter.grad) for name, parameter in parameters if parameter.grad is not None}
         flags = [gradient.any() for gradient in gradients.values()]
-        return [name for name, is_any in zip(gradients, map(bool, flags), strict=True) if is_any]
+        are_any = (
+            torch.stack([flag.to(flags[0].device) for flag in flags]).tolist() if flags else []
+        )  # reads them at once: each wait costs time on a GPU
+        return [name for name, is_any in zip(gradients, are_any, strict=True) if is_any]
 
 
 def _is_captured() -> bool:

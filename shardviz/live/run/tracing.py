@@ -421,8 +421,11 @@ class Follower:
                 self._later.stepped(optimizer)
 
     def leaving(self) -> None:
-        """End a step that no optimizer took, as the process groups that say whose part this is are about to go."""
-        self._finish(NOT_STEPPED)
+        """End a step that no optimizer took, as the process groups that say whose part this is are about to go.
+
+        A job that raises may destroy them in a `finally`.
+        """
+        self._end_after(sys.exc_info()[1])
 
     def _end_with_process(self) -> None:
         if self._is_over and self._later is not None and os.getpid() == self._process:
@@ -430,7 +433,9 @@ class Follower:
         if self._is_of_many and not distributed.is_initialized():
             return  # the process groups that would say whose part this is were destroyed
         # Python keeps here what it printed a traceback of.
-        raised: BaseException | None = getattr(sys, "last_value", None)
+        self._end_after(getattr(sys, "last_value", None))
+
+    def _end_after(self, raised: BaseException | None) -> None:
         if raised is None:
             self._finish(NOT_STEPPED)
         else:

@@ -37,7 +37,8 @@ def terms_of_micro_batches(
     for module in sorted(modules) if count > 1 else ():
         places = [Place(module, 0, what, 0) for what in ("input", "gradient of output")]
         sides = [[_rows(points.get(place), count) for place in places] for points in judging.ranks.values()]
-        if not all(all(parts) for parts in sides):
+        weight = gradients[f"{module}.weight"]
+        if not all(all(parts) for parts in sides) or not all(_fit(weight, *parts) for parts in sides):
             continue
         terms = {
             "weight": [sum((back[at].T @ given[at] for given, back in sides), np.zeros(())) for at in range(count)],
@@ -49,10 +50,18 @@ def terms_of_micro_batches(
                 yield f"{module}.{name}", scaled
 
 
+def _fit(weight: Weight, given: Sequence[Values], back: Sequence[Values]) -> bool:
+    """Whether a rank has the whole layer, and as many rows of what it is given as of what comes back to it."""
+    return all(
+        len(rows) == len(rows_back) and (rows_back.shape[1], rows.shape[1]) == weight.shape
+        for rows, rows_back in zip(given, back, strict=True)
+    )
+
+
 def _rows(point: Point | None, count: int) -> list[Values]:
-    """Return the rows of each micro-batch at a linear layer; none if it is none, or some were not kept."""
+    """Return the rows of each micro-batch at a linear layer; nothing of other modules, or if some were not kept."""
     values = point.values if point is not None and point.type == "Linear" and not point.dim else None
-    if values is None or not values.is_whole or not values.shape or values.shape[0] % count:
+    if values is None or not values.is_whole or len(values.shape) < 2 or values.shape[0] % count:
         return []
     return [part.reshape(-1, values.shape[-1]) for part in np.split(values.values, count)]
 

@@ -282,10 +282,10 @@ def later_steps_of(reference: WholeJob, job: WholeJob) -> LaterResult:
 
 
 def other_length(wanted: Steps, given: Steps, at: int, traced: int) -> OtherRowLength | None:
-    """Return that a job's rows have another length than the other job's, along one dim, and on all ranks if shorter.
+    """Return that a job's rows differ from the other job's in length along one dim, as in another of its steps.
 
-    Rows that each rank pads to the longest of its own are as long as the other job's on some rank; longer ones may be
-    padded to a multiple.
+    Rows become longer from step to step in both jobs, as a curriculum makes them; rows that are padded to the longest
+    of a batch do not.
 
     Args:
         wanted: What the other job's ranks were given in every step.
@@ -293,23 +293,20 @@ def other_length(wanted: Steps, given: Steps, at: int, traced: int) -> OtherRowL
         at: The step.
         traced: The number of the first step.
     """
-    shapes = [
-        [shape for record in steps[at].values() for shape in record.shapes if len(shape) > 1]
-        for steps in (wanted, given)
-    ]
-    if not all(shapes) or len({shape[1:] for shape in shapes[0]}) != 1:
+    lengths = [[_row_shape(step) for step in steps] for steps in (wanted, given)]
+    if not all(all(each) and each == sorted(each) for each in lengths):
         return None
-    if sum(shape[0] for shape in shapes[0]) != sum(shape[0] for shape in shapes[1]):
+    there, here = (tuple(each[at]) for each in lengths)
+    dims = [dim for dim, (length, other) in enumerate(zip(here, there, strict=False)) if length != other]
+    as_in = next((traced + step for step, length in enumerate(lengths[0]) if length == here), 0)
+    if len(here) != len(there) or len(dims) != 1 or not as_in or _num_rows(wanted[at]) != _num_rows(given[at]):
         return None
-    if any(len(shape) != len(shapes[0][0]) for shape in shapes[1]):
-        return None
-    length_there, longest = shapes[0][0][1:], tuple(map(max, zip(*shapes[1], strict=True)))[1:]
-    dims = [dim for dim, (length, other) in enumerate(zip(longest, length_there, strict=True)) if length != other]
-    if len(dims) != 1:
-        return None
-    lengths = ({shape[1:] for record in step.values() for shape in record.shapes} for step in wanted)
-    as_in = next((traced + step for step, of_step in enumerate(lengths) if step != at and longest in of_step), 0)
-    return OtherRowLength(traced + at, longest[dims[0]], length_there[dims[0]], as_in)
+    return OtherRowLength(traced + at, here[dims[0]], there[dims[0]], as_in)
+
+
+def _row_shape(step: Mapping[int, GivenRecord]) -> tuple[int, ...]:
+    """Return the shape of a step's rows, if all tensors on all ranks have rows of one; else nothing."""
+    return the_only({shape[1:] for record in step.values() for shape in record.shapes}) or ()
 
 
 def _is_unequal_rest(wanted: Steps, given: Steps, at: int) -> bool:

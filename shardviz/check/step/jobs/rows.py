@@ -231,7 +231,10 @@ def _paired_otherwise(shares: Mapping[int, tuple[int, ...]], others: Sequence[Se
 def _are_in_order(shares: Mapping[int, tuple[int, ...]], whole: Kept, *parts: Kept) -> bool:
     """Whether ranks' parts of another input are its rows at the places of their shares; also if it has no rows."""
     pairs = list(zip(parts, shares.values(), strict=True))
-    if any(part.shape != (len(share), *whole.shape[1:]) or max(share) >= whole.shape[0] for part, share in pairs):
+    if any(
+        part.shape != (len(share), *whole.shape[1:]) or max(share, default=-1) >= whole.shape[0]
+        for part, share in pairs
+    ):
         return True
     near = max(_near(whole, part) for part in parts) * (largest_of(whole) or 1.0)
     return all(np.all(np.abs(whole.values[list(share)] - part.values) <= near) for part, share in pairs)

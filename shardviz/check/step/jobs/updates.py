@@ -20,7 +20,7 @@ from shardviz.check.step.departure import Departure, departure_for
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.jobs.assembly import Assembling, add_gradients, add_weight, are_whole
 from shardviz.check.step.update.compare import finding_of
-from shardviz.explain.step.two_jobs import NoStepOnRanks, OtherChangesBetweenSteps
+from shardviz.explain.step.two_jobs import NoStepOnRanks, OtherChangesBetweenSteps, StepWithoutEffect
 from shardviz.explain.step.update import (
     LeftOutOfOptimizer,
     OptimizerOfOtherParameters,
@@ -81,7 +81,8 @@ def updates_of(reference: WholeJob, job: WholeJob, weights: Weights) -> Updates:
     then = {name: (there, here) for name, (there, here) in then.items() if are_whole(there, *here.values())}
     is_sent = {name for name, result in _results(job, weights, then).items() if result is None} if then else set()
     results = {name: result for name, result in results.items() if name not in is_sent}
-    differing = [_explained(job, result) for result in results.values() if result is not None]
+    steps = _Steps(job)
+    differing = [_explained(steps, result) for result in results.values() if result is not None]
     if len(whole) < len(names):
         why = f"{counted(len(names) - len(whole), 'weight')} after the optimizer's step: only a sample of each was kept"
         differing.append(NotChecked("", why, "step"))
@@ -113,24 +114,37 @@ def _results(
     }
 
 
-def _explained(job: WholeJob, result: Finding | NotChecked) -> Finding | NotChecked:
+class _Steps:
+    """A job's weights before its step, after it, and as the next forward begins, by name."""
+
+    def __init__(self, job: WholeJob) -> None:
+        self.job = job
+        self.before, self.after = job.weights("param"), job.weights("param", "updated")
+        self.changed = job.weights("param", "next")
+        records = (options for record in job.records.values() for options in record.options)
+        self.stepped = {name for options in records for name in options.names}
+
+
+def _explained(steps: _Steps, result: Finding | NotChecked) -> Finding | NotChecked:
     """Return what differs in a weight, with the cause if some ranks don't step it, or step another tensor."""
     if isinstance(result, NotChecked):
         return result
-    name = result.tensor
+    name, job = result.tensor, steps.job
     if name in job.replaced:
         return result.because(OptimizerOfOtherParameters("sharding"))
-    before, after = (job.weights("param", moment).get(name, {}) for moment in ("step", "updated"))
+    before, after = steps.before.get(name, {}), steps.after.get(name, {})
     idle = tuple(rank for rank in after if rank in before and _are_equal(before[rank], after[rank]))
     stepping = tuple(sorted(after.keys() - {*idle}))
-    if not idle or result.ranks != idle:
+    if not idle or result.ranks != idle or not after.keys() <= before.keys():
         return result
     if not stepping:
-        return result.because(LeftOutOfOptimizer())
+        return result.because(StepWithoutEffect() if name in steps.stepped else LeftOutOfOptimizer())
     if not all(record.given and record.given[0].followed_by is not None for record in job.records.values()):
         why = f"the weight after the optimizer's step: only {named_ranks(stepping, MAX_LISTED)} took it, and {UNSEEN}"
         return NotChecked(name, why, "step")
-    then = after | job.weights("param", "next").get(name, {})
+    then = after | steps.changed.get(name, {})
+    if not all(_are_equal(before[rank], then[rank]) for rank in idle):
+        return result
     if not all(_are_equal(before[rank], then[rank]) for rank in stepping):
         return result.because(StepNotSent())
     sentence = (

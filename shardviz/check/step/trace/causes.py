@@ -228,6 +228,8 @@ def split_classes_off_alike(evidence: Evidence) -> str:
         if point is None or not is_wrong_from_loss(evidence.calls, call):
             continue
         for comparison in compared_at(evidence, Divergence("backward", "outside", call, point)):
+            if not comparison.wanted.ndim or not all(held.size for held in comparison.values.values()):
+                continue
             axes = axes_in(comparison.claimed.chains[-1]) if comparison.claimed is not None else ()
             offs = [held - comparison.wanted_of(rank) for rank, held in comparison.values.items()]
             near = comparison.tolerance
