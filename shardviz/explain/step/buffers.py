@@ -89,6 +89,29 @@ class OwnBufferRead(Cause, kind="unreplicated"):
     how = "all_reduce the counts or sums behind the update over {along}, before the update"
 
 
+class BufferReducedWrongly(Cause, kind="wrong-scale"):
+    """What ranks write to a buffer together is too large or too small by a size of the mesh.
+
+    A running center, mean or count of all rows is summed over the ranks and then divided by the rows of one rank, or
+    averaged after each rank divided by the rows of all. The copies are equal, so nothing shows it but the numbers.
+
+    Attributes:
+        axes: The axes whose size it is, in words.
+        is_too_large: Whether it is as many times too large.
+    """
+
+    axes: str
+    is_too_large: bool
+    why = (
+        "{is_too_large:?The code sums over {axes} and divides by a rank's own number of rows|The code averages over "
+        "{axes} what is a part of a sum, or divides twice}"
+    )
+    how = (
+        "{is_too_large:?divide by the rows of all ranks: all_reduce with ReduceOp.AVG, or sum the counts too|"
+        "all_reduce it with ReduceOp.SUM, and divide once, by the rows of all ranks}"
+    )
+
+
 class RowsOfOneRank(Cause, kind="unreplicated"):
     """Each rank writes only what is of its own rows to a buffer that the next forward reads.
 

@@ -16,17 +16,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.jobs.assembly import are_whole
+from shardviz.check.step.jobs.later_outputs import later_outputs_of
 from shardviz.check.step.jobs.updates import Updates
+from shardviz.check.step.rules.factors import size_in_words
 from shardviz.check.step.update.reasons import factor_to
 from shardviz.explain.placement.values import UnsynchronizedBuffer
-from shardviz.explain.step.buffers import BufferOfParts, OwnBufferRead, RowsOfOneRank
+from shardviz.explain.step.buffers import BufferOfParts, BufferReducedWrongly, OwnBufferRead, RowsOfOneRank
 from shardviz.explain.step.modules import UnexplainedModule
-from shardviz.relate.factors import pairs_along
+from shardviz.explain.templates import times_text
+from shardviz.relate.factors import pairs_along, ratio_near
+from shardviz.relate.measures import weights_between
 from shardviz.relate.orders import places_of
-from shardviz.relate.tolerance import (
-    SINGLE,
-    UPDATE_OF_JOB,
-)
+from shardviz.relate.tolerance import FEW, SINGLE, UPDATE_OF_JOB
 from shardviz.relate.values import farthest, magnitude
 from shardviz.text import join_numbers, listed, named_ranks
 
@@ -138,6 +139,9 @@ def _written_buffers(reference: WholeJob, job: WholeJob) -> Updates:
         if is_known and all(farthest(_array(copy), _array(wanted)) <= rounding for copy in copies):
             num_right += 1
             continue
+        if is_known and name in carried and (scaled := _scaled_on_all(name, reference, job)) is not None:
+            findings.append(scaled)
+            continue
         shares = _shares_of(name, reference, job) if is_known and name in carried else None
         if shares is not None and _is_sent(job):
             findings.append(_lost_rows(name, *shares, written[name], job))
@@ -149,6 +153,41 @@ def _written_buffers(reference: WholeJob, job: WholeJob) -> Updates:
         else:
             others.append(name)
     return Updates(tuple(findings), num_right, tuple(others))
+
+
+def _scaled_on_all(name: str, reference: WholeJob, job: WholeJob) -> Finding | None:
+    """Return that what a forward adds to a buffer is the other job's times a size of the mesh, on all ranks alike.
+
+    Ranks have different rows, so equal copies were reduced over them. A buffer that keeps a share of its old value is
+    the other job's times that number, plus a share of the old value. If models make the same of later rows, they read
+    it in a way that no factor changes.
+    """
+    old, expected = (_array(_of_one(reference, moment)[name]) for moment in ("step", "updated"))
+    after = job.weights("buffer", "updated")[name]
+    copies = {rank: _array(weight) for rank, weight in after.items()}
+    first = next(iter(copies.values()))
+    axes = [axis for axis in job.mesh.long_axes if _are_given_other_rows(axis, job)]
+    is_float = _is_of_floats(next(iter(after.values())))
+    if not axes or not is_float or first.shape != expected.shape or old.shape != expected.shape or first.size < FEW:
+        return None
+    if any(not np.array_equal(first, copy) for copy in copies.values()) or len(copies) < 2:
+        return None
+    columns = [expected.ravel(), *([old.ravel()] if np.any(old) else [])]
+    weights = weights_between(np.stack(columns, axis=1), first.ravel())
+    ratio = ratio_near(float(weights[0]), job.mesh.size, UPDATE_OF_JOB) if weights is not None else None
+    if weights is None or ratio is None or ratio == 1 or not size_in_words(job.mesh, ratio):
+        return None
+    fitted = np.stack(columns, axis=1) @ weights
+    _, num_agreeing = later_outputs_of(reference, job)
+    if farthest(fitted, first.ravel()) > UPDATE_OF_JOB * magnitude(first) or num_agreeing:
+        return None
+    line = _written(job)[name]
+    sentence = (
+        f"the forward writes the buffer{f' in {line}' if line else ''}, and the next one reads it: on every rank, what "
+        f"it adds is {times_text(ratio)} the other job's"
+    )
+    cause = BufferReducedWrongly(size_in_words(job.mesh, ratio), is_too_large=ratio > 1)
+    return cause.finding(name, tuple(copies), sentence, kind="wrong-scale")
 
 
 def _of_own_rows(name: str, axes: list[str], reference: WholeJob, job: WholeJob) -> Finding:

@@ -266,3 +266,40 @@ for x, y in zip(torch.randn(2, 8, 6, generator=generator), torch.randn(2, 8, 5, 
 def test_rows_of_two_inputs_belong_together(tmp_path, second, cause):
     step = compared(tmp_path, PAIRS, {"SECOND": second})
     assert [departure["cause_id"] for departure in step["departures"]] == [cause] * bool(cause), step
+
+
+CENTER = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(6, 8)
+        self.register_buffer("center", torch.zeros(8))
+
+    def forward(self, x):
+        out = self.last(x)
+        loss = (out - self.center).square().mean()
+        with torch.no_grad():
+            center = out.sum(0)
+            if WORLD > 1:
+                dist.all_reduce(center)
+            self.center.mul_(0.9).add_(center / COUNT, alpha=0.1)
+        return loss
+
+
+model = Model()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for x in torch.randn(3, 8, 6, generator=torch.Generator().manual_seed(1)):
+    model(x.chunk(WORLD)[RANK]).backward()
+    for parameter in model.parameters() if WORLD > 1 else ():
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= WORLD
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@nightly
+@pytest.mark.parametrize(("count", "cause"), [("(len(out) * WORLD)", ""), ("len(out)", "buffer-reduced-wrongly")])
+def test_a_center_that_all_ranks_write_together_counts_all_rows(tmp_path, count, cause):
+    step = compared(tmp_path, CENTER, {"COUNT": count})
+    assert [departure["cause_id"] for departure in step["departures"]] == [cause] * bool(cause), step
