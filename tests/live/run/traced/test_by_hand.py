@@ -303,3 +303,33 @@ for x in torch.randn(3, 8, 6, generator=torch.Generator().manual_seed(1)):
 def test_a_center_that_all_ranks_write_together_counts_all_rows(tmp_path, count, cause):
     step = compared(tmp_path, CENTER, {"COUNT": count})
     assert [departure["cause_id"] for departure in step["departures"]] == [cause] * bool(cause), step
+
+
+RESTORED = """
+class Restoring(torch.optim.SGD):
+    def step(self, closure=None):
+        kept = [parameter.detach().clone() for parameter in model.parameters()]
+        super().step(closure)
+        with torch.no_grad():
+            for at, (parameter, old) in enumerate(zip(model.parameters(), kept)):
+                if WORLD > 1 and at == FROZEN:
+                    parameter.copy_(old)
+
+
+model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4))
+optimizer = Restoring(model.parameters(), 0.1)
+for x in torch.randn(3, 8, 6, generator=torch.Generator().manual_seed(1)):
+    model(x.chunk(WORLD)[RANK]).square().mean().backward()
+    for parameter in model.parameters() if WORLD > 1 else ():
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= WORLD
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@nightly
+@pytest.mark.parametrize(("frozen", "cause"), [("-1", ""), ("3", "step-without-effect")])
+def test_a_step_that_leaves_a_weight_as_it_was_is_not_called_clipped(tmp_path, frozen, cause):
+    step = compared(tmp_path, RESTORED, {"FROZEN": frozen})
+    assert [departure["cause_id"] for departure in step["departures"]] == [cause] * bool(cause), step
