@@ -186,22 +186,29 @@ class Trace:
 
     def _given(self, module: nn.Module, inputs: Any, named: Any) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield copies of a call's arguments that are no tensors of floating point, by name."""
+        if not self.keeps_arguments:
+            return
         try:
             bound = signature(module.forward).bind(*inputs, **named).arguments
         except (TypeError, ValueError):  # its forward has no signature, or the call will raise
             return
-        given = Returned.safely(bound).tensors if self.keeps_arguments else {}
-        for path, tensor in list(given.items())[:MAX_ARGUMENTS]:
+        for path, tensor in list(Returned.safely(bound, detached=False).tensors.items())[:MAX_ARGUMENTS]:
             is_number = not tensor.ndim and tensor.dtype == torch.float64
-            if is_number or (is_array(tensor) and not tensor.is_floating_point() and tensor.numel() <= MAX_OF_ARGUMENT):
-                yield path.removeprefix("."), self._copy_of(tensor)
+            is_whole = is_array(tensor) and not tensor.is_floating_point() and tensor.numel() <= MAX_OF_ARGUMENT
+            copied = self._copy_of(tensor) if is_number or is_whole else None
+            if copied is not None:
+                yield path.removeprefix("."), copied
 
-    def _copy_of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a copy of a tensor, the same one for all modules that it is given to."""
+    def _copy_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Return a copy of a tensor, the same one for all modules that it is given to; None if too much is kept."""
         cached = self._copies.get(id(tensor))
         if cached is None or tensor_behind(cached[0]) is not tensor or cached[1] != tensor._version:
+            if self.is_full:
+                self.num_left_out += 1
+                return None
             copied = of_tensor("", "activation", tensor).values.clone()
             cached = self._copies[id(tensor)] = ref(tensor), tensor._version, copied
+            self.num_elements += copied.numel()
         return cached[2]
 
     def _seen(self, tensors: Any) -> list[Seen]:
