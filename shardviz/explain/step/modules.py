@@ -237,14 +237,14 @@ class UnexplainedModuleBackward(Cause):
     Its forward is right. The usual reason is a collective whose backward does something else than the forward needs.
 
     Attributes:
-        collectives: `none` if it is known that no collective runs in the module.
+        collectives: `none` if none of those that were recorded runs in the module.
     """
 
     module: str
     collectives: str = ""
     why = (
-        "{module:called} gets the right gradient and sends back a wrong one{collectives:none?, and no collective runs "
-        "in it: something it saved for backward was changed, an autograd.Function in it has a wrong backward, or code "
+        "{module:called} gets the right gradient and sends back a wrong one{collectives:none?, and no recorded "
+        "collective runs in it: something it saved for backward was changed, an autograd.Function in it has a wrong backward, or code "
         "outside of it reads its inner tensors, too|: most likely by a collective without a backward, or with one that "
         "doesn't match its forward}"
     )

@@ -43,6 +43,11 @@ def in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
+def is_captured() -> bool:
+    """Whether a CUDA graph is being captured, which may not wait for numbers to be copied to the CPU."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
 def at_end_of_backward(call: Callable[[], None]) -> None:
     """Call a function when the backward pass that this thread runs is done; a reentrant checkpoint has one of its own.
 

@@ -38,8 +38,8 @@ class Returned:
     """What one call of a model returned.
 
     Attributes:
-        tensors: Its tensors by path, detached; a number counts as a tensor without dims. The path of a model's only
-            tensor is empty.
+        tensors: Its tensors by path, detached unless asked for as they are; a number counts as a tensor without dims.
+            The path of a model's only tensor is empty.
         unread: The classes of objects that have no tensor that could be found, by path.
         num_left_out: How many tensors are not kept, because too much was kept before them.
     """
@@ -49,15 +49,15 @@ class Returned:
     num_left_out: int = 0
 
     @staticmethod
-    def safely(output: Any) -> Returned:
+    def safely(output: Any, *, detached: bool = True) -> Returned:
         """Look through what a model returned; if its own code raises on the way, nothing of it is kept."""
         try:
-            return Returned.of(output)
+            return Returned.of(output, detached=detached)
         except Exception:  # a mapping's items() or a property is the user's code, and runs in the user's forward
             return Returned(unread={"": type(output).__name__})
 
     @staticmethod
-    def of(output: Any) -> Returned:
+    def of(output: Any, *, detached: bool = True) -> Returned:
         """Look through what a model returned."""
         returned, num_elements = Returned(), 0
         for path, leaf in _leaves(output, "", (), [MAX_VISITED]):
@@ -66,7 +66,7 @@ class Returned:
             elif len(returned.tensors) == MAX_TENSORS or num_elements > MAX_ELEMENTS:
                 returned.num_left_out += 1
             else:
-                returned.tensors[path] = leaf.detach()
+                returned.tensors[path] = leaf.detach() if detached else leaf
                 num_elements += leaf.numel() if leaf.layout is torch.strided else 0
         return returned
 

@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 APPLIED = re.compile(r"\w+\.apply(?=\()")
 """How code calls an autograd.Function."""
 
+KEEPS = ("detach", "data", "clone", "to")
+"""Functions by which code keeps a tensor without its graph."""
+
 MOST_LISTED = 8
 """Micro-batches that are listed at most."""
 
@@ -253,7 +256,8 @@ class _Backward:
         if maker is None or is_applied or not (readers and are_torchs and are_right):
             return None
         is_recomputed = any(self.lines.records[pair].is_recomputed for pair in value)
-        module, cut = self.lines.module or "the model itself", cutting[-1].place if cutting else ""
+        kept = [call for call in cutting if call.function in KEEPS and not any(map(self.lines.readers, call.outputs))]
+        module, cut = self.lines.module or "the model itself", kept[-1].place if kept else ""
         cause = ReadElsewhere(maker.place, readers[-1].function, module, is_recomputed, cut)
         sides = (
             f"{reached(readers[-1])} sends back what it should to the tensor from {at(maker.line, readers[-1].line)}"

@@ -11,6 +11,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from shardviz.check.step.lines.backward import backward_fault, micro_batches_fault
 from shardviz.check.step.lines.calls import SELECTS, Call, Value
 from shardviz.check.step.lines.exchanges import MOVES, exchange_backward, exchange_fault, not_restored_fault
@@ -41,12 +43,17 @@ from shardviz.explain.step.lines import (
     WrongLines,
 )
 from shardviz.explain.step.losses import TermsAveraged, UnsummedValue
+from shardviz.layout.layout import placements_of
+from shardviz.relate.values import part_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
+
+    from numpy.typing import NDArray
 
     from shardviz.check.step.lines.states import States
     from shardviz.dump.records.trace import ArgumentRecord
+    from shardviz.layout.region import Region
 
 MAY_LACK_NEIGHBOR = (WrongLine, WrongLines, CarriedLine, MisplacedLine)
 """Causes of a line that may lack slices of a neighbor."""
@@ -105,13 +112,27 @@ def argument_fault(states: States, arguments: Mapping[int, ArgumentRecord]) -> F
 
 def is_argument(states: States, value: Value, arguments: Mapping[int, ArgumentRecord]) -> bool:
     """Whether ranks have in a tensor what differs in an argument."""
-    held = states.held(value)
-    pairs = [(held[rank], record) for rank, record in arguments.items() if rank in held]
-    is_there = states.reference_of(value) is not None and bool(pairs) and len(pairs) == len(arguments)
-    return is_there and all(
-        array.size == record.size and array.ndim == len(record.at) and array[record.at] == record.held
-        for array, record in pairs
+    held, whole = states.held(value), states.reference_of(value)
+    if whole is None or not arguments or not arguments.keys() <= held.keys():
+        return False
+    return all(
+        any(_differs_so(held[rank], part_of(whole, region), record) for region in _regions(states, whole, held, rank))
+        for rank, record in arguments.items()
     )
+
+
+def _regions(
+    states: States, whole: NDArray[np.float64], held: Mapping[int, NDArray[np.float64]], rank: int
+) -> Iterator[Region]:
+    return (region for _, region in placements_of(whole.shape, held[rank].shape, states.mesh, rank))
+
+
+def _differs_so(array: NDArray[np.float64], expected: NDArray[np.float64], record: ArgumentRecord) -> bool:
+    """Whether an array differs from what is expected where an argument does, and in as many elements."""
+    if (array.size, array.ndim) != (record.size, len(record.at)) or np.any(np.array(record.at) >= array.shape):
+        return False
+    numbers = array[record.at], expected[record.at], int(np.count_nonzero(array != expected))
+    return numbers == (record.held, record.expected, record.count)
 
 
 def number_fault(states: States, arguments: Mapping[str, Mapping[int, ArgumentRecord]]) -> Fault | None:

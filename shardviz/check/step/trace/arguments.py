@@ -133,12 +133,11 @@ def arguments_of(dump: Dump, module: str) -> dict[str, dict[int, ArgumentRecord]
 def wrong_argument(dump: Dump, module: str, name: str) -> WrongArgument:
     """Return the cause that a module's wrong argument is, at the outermost module that is given it."""
     arguments, outermost = arguments_of(dump, module)[name], module
-    sides = {rank: _side(record) for rank, record in arguments.items()}
+    sides = _sides(arguments)
     for outer in enclosing(module):
-        if sides in (
-            {rank: _side(record) for rank, record in own.items()} for own in arguments_of(dump, outer).values()
-        ):
-            outermost = outer
+        same = [own for own, of_outer in arguments_of(dump, outer).items() if _sides(of_outer) == sides]
+        if same:
+            outermost, name = outer, name if name in same else same[0]
     called = {point.module for record in dump.files.ranks.values() for point in record.trace}
     maker = next((outer for outer in enclosing(outermost) if outer in called), "")
     is_shifted = all(record.is_shifted for record in arguments.values())
@@ -146,5 +145,5 @@ def wrong_argument(dump: Dump, module: str, name: str) -> WrongArgument:
     return WrongArgument(outermost, name, maker, f"on rank {rank}, {record.differs}", is_shifted)
 
 
-def _side(record: ArgumentRecord) -> tuple[object, ...]:
-    return record.at, record.held, record.expected, record.count, record.size
+def _sides(records: Mapping[int, ArgumentRecord]) -> dict[int, tuple[object, ...]]:
+    return {rank: (one.at, one.held, one.expected, one.count, one.size) for rank, one in records.items()}

@@ -125,12 +125,13 @@ def _lines_of_joins(sharded: Mapping[int, LinesRecord], mesh: Mesh, axis: str, s
     """Return the lines of a module, in one file, that a rank runs as often as there are ranks on one side of it."""
     frames = {line.frames[line.innermost] for own in sharded.values() for line in own.lines}
     by_rank = {rank: Counter(line.frames[line.innermost] for line in own.lines) for rank, own in sharded.items()}
-    groups = [[by_rank[rank] for rank in group if rank in by_rank] for group in mesh.groups(axis)]
+    groups = [[by_rank[rank] for rank in group] for group in mesh.groups(axis) if by_rank.keys() >= {*group}]
     order = 1 if side == "before" else -1
 
     def is_of_join(frame: FrameRecord) -> bool:
         runs = [[counts[frame] for counts in group[::order]] for group in groups]
         return all(of[-1] and all(count * (len(of) - 1) == of[-1] * at for at, count in enumerate(of)) for of in runs)
 
-    lines = sorted(filter(is_of_join, frames), key=lambda frame: (frame.file, frame.line))
+    of_joins = filter(is_of_join, frames if groups else ())
+    lines = sorted(of_joins, key=lambda frame: (frame.file, frame.line))
     return lines if len({frame.file for frame in lines}) == 1 else []

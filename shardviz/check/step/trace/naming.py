@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from shardviz.check.step.comparison import Compared, Found
     from shardviz.check.step.evidence import Evidence
     from shardviz.dump.dump import Dump
+    from shardviz.dump.records.trace import ArgumentRecord
     from shardviz.explain.cause import Cause
 
 
@@ -180,7 +181,7 @@ def _is_weight_of(first: Divergence, result: Compared) -> bool:
     return result.role == "grad" and result.name.rpartition(".")[0] == first.module
 
 
-def where(first: Divergence, dump: Dump | None = None) -> str:
+def where(first: Divergence, dump: Dump) -> str:
     """Say where a step first goes wrong.
 
     Args:
@@ -188,9 +189,9 @@ def where(first: Divergence, dump: Dump | None = None) -> str:
         dump: The step's, which says what else a module was given than tensors of floating point.
     """
     name = first.called
-    arguments = arguments_of(dump, first.module) if dump is not None else {}
+    arguments = arguments_of(dump, first.module)
     of_ranks = (min(by_rank.items()) for by_rank in arguments.values())
-    differ = listed((f"{one.name} differs on rank {rank} ({one.differs})" for rank, one in of_ranks), MAX_ARGUMENTS)
+    differ = listed((_differing(rank, one) for rank, one in of_ranks), MAX_ARGUMENTS)
     if first.direction == "forward":
         if first.way == "unsummed":
             inner, reader = is_within(first.module, first.before), first.before or "the model itself"
@@ -233,6 +234,12 @@ def where(first: Divergence, dump: Dump | None = None) -> str:
         axis = pending_axis(pending)
         return f"{begin} is one term of a sum over {axis}, the gradient of its input is neither a term nor the sum"
     return f"{begin} matches the unsharded model's, the gradient of its input doesn't"
+
+
+def _differing(rank: int, argument: ArgumentRecord) -> str:
+    """Say how an argument differs on a rank: a number may do so by intention, as a part's first position."""
+    by_intention = "" if argument.at else ", as a number of a rank's own may"
+    return f"{argument.name} differs on rank {rank} ({argument.differs}{by_intention})"
 
 
 def _of_gradients(evidence: Evidence, first: Divergence, pairs: Sequence[Found]) -> list[Found]:
@@ -330,10 +337,8 @@ def cause_at(evidence: Evidence, first: Divergence) -> Cause:
         split = _split_inputs(evidence, first)
         if split and not _is_gathered(evidence, first, split[1]):
             axis, dim = split
-            exchange, nearest = (
-                exchange_in(evidence, first.module, axis),
-                nearest_comparison(compared_at(evidence, first)),
-            )
+            exchange = exchange_in(evidence, first.module, axis)
+            nearest = nearest_comparison(compared_at(evidence, first))
             joined = check_joined(nearest, name, axis) if nearest is not None else None
             if joined is not None or nearest is None or exchange or is_own_part_possible(nearest, axis):
                 return joined or UngatheredInput(name, axis, dim, exchange)
@@ -378,10 +383,13 @@ def _without_graph(evidence: Evidence, first: Divergence) -> str:
 
 
 def _has_no_collective(evidence: Evidence, module: str) -> bool:
-    """Whether collectives of the step were recorded, and none of them ran in a module or, in backward, around it."""
+    """Whether collectives of the step were recorded, and none of them ran in a module or, in backward, around it.
+
+    One in backward that no module is known of may have run in it.
+    """
     calls = [call for record in evidence.dump.files.ranks.values() for call in record.collectives]
     inside = (call for call in calls if call.module == module or is_within(call.module, module))
-    around = (call for call in calls if call.when == "backward" and call.module and is_within(module, call.module))
+    around = (call for call in calls if call.when == "backward" and is_within(module, call.module))
     return bool(calls and module) and not any(inside) and not any(around)
 
 

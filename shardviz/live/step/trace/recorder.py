@@ -8,7 +8,6 @@ make in-place operations raise. Inside of what `torch.compile` compiled nothing 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from inspect import signature
@@ -22,13 +21,13 @@ from shardviz.dump.records.trace import KeptRecord, of_point
 from shardviz.live.capture.locals import Local, of_tensor
 from shardviz.live.claims import registry
 from shardviz.live.compat.modules import clean_name, is_compiled
-from shardviz.live.compat.tensors import has_storage, in_backward, tensor_behind
+from shardviz.live.compat.tensors import has_storage, in_backward, is_captured, tensor_behind
 from shardviz.live.step.return_values import Returned, is_array
 from shardviz.live.step.running import tensors_in
 from shardviz.live.trace_modules import ALL, NONE, Followed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from torch import nn
 
@@ -48,8 +47,8 @@ MAX_OF_ARGUMENT = 1 << 20
 MAX_TENSORS = 8
 """Of what goes in or out of one call, the first tensors of floating point are kept."""
 
-Source = tuple[Callable[[], "torch.Tensor | None"], int]
-"""What returns a tensor while it is there, and the version that was seen."""
+Source = tuple["ref[torch.Tensor]", int]
+"""What leads to a tensor while it is there, and the version that was seen."""
 
 
 @dataclass
@@ -63,8 +62,8 @@ class Seen:
         gradient: This rank's part of its gradient; None if none came back.
         shape: The shape of this rank's part, even if only a sample of it is kept.
         local: The same values with the placements that the tensor claims.
-        is_overwritten: Whether it had other values in backward: something wrote into it without a new version, which
-            autograd does not see.
+        changed: Whether it had other values in backward, a tensor on its device: something wrote into it without a new
+            version, which autograd does not see. None if that wasn't looked at.
     """
 
     values: torch.Tensor | None
@@ -73,7 +72,12 @@ class Seen:
     gradient: torch.Tensor | None = None
     shape: tuple[int, ...] = ()
     local: Local | None = None
-    is_overwritten: bool = False
+    changed: torch.Tensor | None = None
+
+    @property
+    def is_overwritten(self) -> bool:
+        """Whether it had other values in backward; waits for its device."""
+        return self.changed is not None and bool(self.changed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,22 +186,29 @@ class Trace:
 
     def _given(self, module: nn.Module, inputs: Any, named: Any) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield copies of a call's arguments that are no tensors of floating point, by name."""
+        if not self.keeps_arguments:
+            return
         try:
             bound = signature(module.forward).bind(*inputs, **named).arguments
         except (TypeError, ValueError):  # its forward has no signature, or the call will raise
             return
-        given = Returned.safely(bound).tensors if self.keeps_arguments else {}
-        for path, tensor in list(given.items())[:MAX_ARGUMENTS]:
+        for path, tensor in list(Returned.safely(bound, detached=False).tensors.items())[:MAX_ARGUMENTS]:
             is_number = not tensor.ndim and tensor.dtype == torch.float64
-            if is_number or (is_array(tensor) and not tensor.is_floating_point() and tensor.numel() <= MAX_OF_ARGUMENT):
-                yield path.removeprefix("."), self._copy_of(tensor)
+            is_whole = is_array(tensor) and not tensor.is_floating_point() and tensor.numel() <= MAX_OF_ARGUMENT
+            copied = self._copy_of(tensor) if is_number or is_whole else None
+            if copied is not None:
+                yield path.removeprefix("."), copied
 
-    def _copy_of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a copy of a tensor, the same one for all modules that it is given to."""
+    def _copy_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Return a copy of a tensor, the same one for all modules that it is given to; None if too much is kept."""
         cached = self._copies.get(id(tensor))
         if cached is None or tensor_behind(cached[0]) is not tensor or cached[1] != tensor._version:
+            if self.is_full:
+                self.num_left_out += 1
+                return None
             copied = of_tensor("", "activation", tensor).values.clone()
             cached = self._copies[id(tensor)] = ref(tensor), tensor._version, copied
+            self.num_elements += copied.numel()
         return cached[2]
 
     def _seen(self, tensors: Any) -> list[Seen]:
@@ -240,19 +251,28 @@ class Trace:
             came_back = partial(self.came_back, seen, (ref(tensor), tensor._version))
             tensor.register_hook(came_back)  # type: ignore[no-untyped-call]
 
-    def _is_overwritten(self, seen: Seen, source: Source) -> bool:
-        """Whether a tensor does not have the values any more that its readers saved for backward."""
-        tensor, version = source[0](), source[1]
-        if seen.values is None or tensor is None or tensor._version != version:
-            return False
+    def _changed(self, seen: Seen, source: Source) -> torch.Tensor | None:
+        """Return whether a tensor has other values than its readers saved for backward; None if that isn't known."""
+        tensor, version = tensor_behind(source[0]), source[1]
+        if seen.values is None or tensor is None or tensor._version != version or is_captured():
+            return None
         values = of_tensor("", "activation", tensor).values
         is_there = has_storage(values) and values.untyped_storage().size() > 0 and tuple(values.shape) == seen.shape
-        return is_there and not torch.equal(self.copied(values).nan_to_num(), seen.values.nan_to_num())
+        return (_bytes(self.copied(values)) != _bytes(seen.values)).any() if is_there else None
+
+    def _look_again(self, seen: Seen, source: Source) -> None:
+        """Note whether a tensor was written into since it was seen."""
+        try:
+            changed = self._changed(seen, source)
+        except Exception:  # a subclass or a device without such an operator: no error may reach the user's backward
+            return
+        if changed is not None:
+            seen.changed = changed if seen.changed is None else seen.changed | changed
 
     def came_back(self, tensor_seen: Seen, source: Source, gradient: torch.Tensor | None) -> None:
         """Keep the gradient of a tensor, or add it to what came back before; a Function may send back None."""
         with torch.no_grad():
-            tensor_seen.is_overwritten = tensor_seen.is_overwritten or self._is_overwritten(tensor_seen, source)
+            self._look_again(tensor_seen, source)
         if gradient is None:
             return
         if self.is_full:
@@ -287,6 +307,11 @@ class Trace:
         ]
         values = [self.copied(of_tensor("", "activation", tensor).values) for tensor in outputs]
         return next((call for call in without if _returned(call, values)), None)
+
+
+def _bytes(values: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a tensor, which are equal even where it has NaN."""
+    return values.contiguous().reshape(-1).view(torch.uint8)
 
 
 def _complete(sides: list[Seen], again: Sequence[Seen]) -> None:

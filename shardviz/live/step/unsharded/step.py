@@ -328,7 +328,8 @@ def _is_multiple(loss: float, whole: float, precision: float) -> bool:
 
 def _largest(tensors: Iterable[torch.Tensor | None]) -> float:
     """Return the size of the largest element of all tensors."""
-    sizes = [tensor.detach().to_dense().abs().max() for tensor in tensors if tensor is not None and tensor.numel()]
+    dense = [tensor.detach().to_dense() for tensor in tensors if tensor is not None and tensor.numel()]
+    sizes = [(one.float() if one.itemsize == 1 else one).abs().max() for one in dense]  # float8 has no max
     return max(map(float, sizes), default=0.0)
 
 
