@@ -244,8 +244,8 @@ class UnexplainedModuleBackward(Cause):
     collectives: str = ""
     why = (
         "{module:called} gets the right gradient and sends back a wrong one{collectives:none?, and no recorded "
-        "collective runs in it: something it saved for backward was changed, an autograd.Function in it has a wrong backward, or code "
-        "outside of it reads its inner tensors, too|: most likely by a collective without a backward, or with one that "
+        "collective runs in it: something it saved for backward was changed, an autograd.Function in it has a wrong "
+        "backward, or code outside of it reads its inner tensors, too|: most likely by a collective without a backward, or with one that "
         "doesn't match its forward}"
     )
     how = (
