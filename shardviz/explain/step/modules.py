@@ -143,7 +143,7 @@ class WrongArgument(Cause):
     differs: str
     is_shifted: bool
     why = (
-        "The {argument} that {module:called} is given differs from the unsharded model's ({differs}){is_shifted:?. "
+        "The `{argument}` that {module:called} is given differs from the unsharded model's ({differs}){is_shifted:?. "
         "Every row is off by one number: it is counted from the beginning of the rank's own part|}"
     )
     how = (
