@@ -95,6 +95,19 @@ def step(model, tokens, mesh):
 '''
 COUNTED = "            documents = documents + before(documents[:, -1:], self.group)\n"
 OFFSET = "first = 0 if group is None else distributed.get_rank(group) * x.shape[1]"
+IN_BLOCKS = DOCUMENTS.replace("(Attention() for", "(Block() for").replace(
+    "class Model(nn.Module):",
+    """class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attn = Attention()
+
+    def forward(self, x, docs, positions, window, lengths, group):
+        return self.attn(x, docs, positions, window, lengths, group)
+
+
+class Model(nn.Module):""",
+)
 
 CASES = (
     Bug(
@@ -105,6 +118,15 @@ CASES = (
         ("wrong-value",),
         ("documents", "ranks before have counted", "cumsum"),
         never=("gets the right inputs", "wrong order or scale"),
+        with_lines=True,
+    ),
+    Bug(
+        "documents that a block around the attention calls by another name",
+        "cp=2",
+        IN_BLOCKS,
+        ((COUNTED, "            pass\n"),),
+        ("wrong-value",),
+        ("The `docs` that layers.0 is given", "ranks before have counted"),
         with_lines=True,
     ),
     Bug(

@@ -120,6 +120,21 @@ CASES = (
         with_lines=True,
     ),
     Bug(
+        "a later layer reads a detached tensor, and the first layer's log line reads it as well",
+        "fsdp=2",
+        LATER_LAYERS,
+        (
+            (KEPT, KEPT + "            self.is_bad = torch.isnan(value).any() if self.is_watched else None\n"),
+            ('value + KEPT["value"]', 'value + (KEPT["value"].detach() if self.is_watched else KEPT["value"])'),
+            ("        self.number = number\n", "        self.number, self.is_watched = number, False\n"),
+            ("    model.checkpointing = True\n", "    for layer in model.layers:\n        layer.is_watched = True\n"),
+        ),
+        ("wrong-value",),
+        ("Code outside of layers.0",),
+        never=("remove .detach()", "collectives", "use_reentrant"),
+        with_lines=True,
+    ),
+    Bug(
         "a loss term that a checkpointed layer keeps of its first run",
         "fsdp=2",
         LOSS_TERM,

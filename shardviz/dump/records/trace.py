@@ -160,7 +160,7 @@ class ArgumentRecord(Record, frozen=True):
         expected: What the unsharded model has there.
         count: How many elements differ; 0 if there is no part of this rank's shape to compare with.
         size: How many elements the rank has.
-        is_shifted: Whether all elements that differ, of one row, are off by one number.
+        is_shifted: Whether each row lacks what the ranks before have counted.
         dtype: Its dtype; `float64` for a number.
     """
 

@@ -19,6 +19,8 @@ class JoinedFromAfar(Cause):
         wrong: Those whose result is wrong.
         side: The ranks that parts come from: `before` or `after`.
         place: The lines that run once for each of these ranks, as `model.py:48`; empty if that isn't known.
+        near: What comes from so many ranks is joined right.
+        num_wrong: How many coordinates are wrong.
     """
 
     module: str
@@ -27,11 +29,15 @@ class JoinedFromAfar(Cause):
     wrong: str
     side: str
     place: str = ""
+    near: int = 1
+    num_wrong: int = 2
     why = (
-        "In {module:called}, what comes from the rank just {side} along {axis} is joined right: coordinates {right} "
-        "are right. What comes from farther away isn't, so {wrong} are wrong: what the ranks between do to it (a "
-        "decay, a gate, a rescaling) is left out, or it never arrives",
-        "Positions, a mask or a table are wrong in the parts of coordinates {wrong}",
+        "In {module:called}, what comes from {near:1?the rank just|the {near} nearest ranks} {side} along {axis} is "
+        "joined right: coordinates {right} are right. What comes from farther away isn't, so "
+        "{num_wrong:1?coordinate {wrong} is|coordinates {wrong} are} wrong: what the ranks between do to it (a decay, "
+        "a gate, a rescaling) is left out, or it never arrives",
+        "Positions, a mask or a table are wrong in {num_wrong:1?the part of coordinate|the parts of coordinates} "
+        "{wrong}",
     )
     how = (
         "{place:?in {place}, change|in {module:called}, change} what is joined so far by each rank between, with that "
@@ -64,15 +70,22 @@ class WrongDenominator(Cause):
     ranks: tuple[int, ...]
     place: str = ""
     why = (
-        "In {module:called}, each {size} features of a row are the unsharded model's times a number of their own. So "
-        "all weights are in the right proportion. Most likely the denominator (the log-sum-exp) is too "
-        "{is_smaller:?large: something counts in it more than once, such as an attention sink once for each block of "
-        "keys|small: something is missing in it, such as the sum of a block or its maximum}",
-        "{is_of_row:?A number of each position, such as a gate or a temperature, is that of a different position|}",
+        "In {module:called}, each {size} features of a row are the unsharded model's times a number of their own. "
+        "{is_of_row:?A number of each position, such as a gate, a temperature or the statistic of a norm, is wrong or "
+        "that of a different position|So all weights are in the right proportion. Most likely the denominator (the "
+        "log-sum-exp) is too {is_smaller:?large: something counts in it more than once, such as an attention sink once "
+        "for each block of keys|small: something is missing in it, such as the sum of a block or its maximum}}",
+        "{is_of_row:?If it is attention with one head, its denominator (the log-sum-exp) is too {is_smaller:?large: "
+        "something counts in it more than once, such as a sink once for each block of keys|small: something is missing "
+        "in it, such as the sum of a block or its maximum}|}",
     )
     how = (
+        "{is_of_row:?count the positions by which rows are multiplied from the beginning of the whole sequence, and "
+        "compare what each row is multiplied or divided by with the unsharded model's|"
         "{place:?in {place}|in {module:called}}, {is_smaller:?count a sink or a bias in the denominator once: in one "
         "block, or after all blocks are merged|merge blocks by torch.logaddexp of their whole log-sum-exp, each with "
-        "its maximum}",
-        "{is_of_row:?count the positions by which rows are multiplied from the beginning of the whole sequence|}",
+        "its maximum}}",
+        "{is_of_row:?{place:?in {place}|in {module:called}}, {is_smaller:?count a sink or a bias in the denominator "
+        "once: in one block, or after all blocks are merged|merge blocks by torch.logaddexp of their whole "
+        "log-sum-exp, each with its maximum}|}",
     )

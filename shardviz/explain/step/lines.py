@@ -204,7 +204,7 @@ class VarianceOfPart(AtLine):
     reduced: str = ""
     why = (
         "{function} in {place} takes the variance of each rank's part around the part's own mean{reduced:?, and "
-        "{reduced} puts these together}. That leaves out how far the ranks' means are apart along {axis}"
+        "{reduced} puts these together}. That leaves out how much the ranks' means differ along {axis}"
     )
     how = (
         "first average the mean over {axis}, and then the squares around it: (x - mean).square().mean(); or reduce the "

@@ -143,8 +143,8 @@ class WrongArgument(Cause):
     differs: str
     is_shifted: bool
     why = (
-        "{module:called} is given {argument} that differs from the unsharded model's ({differs}){is_shifted:?. Every "
-        "row is off by one number: it is counted from the beginning of the rank's own part|}"
+        "The `{argument}` that {module:called} is given differs from the unsharded model's ({differs}){is_shifted:?. "
+        "Every row is off by one number: it is counted from the beginning of the rank's own part|}"
     )
     how = (
         "in {maker:?{maker:called}|the model itself}, {is_shifted:?add to {argument} what the ranks before have "
@@ -245,8 +245,8 @@ class UnexplainedModuleBackward(Cause):
     why = (
         "{module:called} gets the right gradient and sends back a wrong one{collectives:none?, and no recorded "
         "collective runs in it: something it saved for backward was changed, an autograd.Function in it has a wrong "
-        "backward, or code outside of it reads its inner tensors, too|: most likely by a collective without a backward, or with one that "
-        "doesn't match its forward}"
+        "backward, or code outside of it reads its inner tensors, too|: most likely by a collective without a "
+        "backward, or with one that doesn't match its forward}"
     )
     how = (
         "{collectives:none?look in {module:called} for tensors that are written to after they were read, for "
@@ -270,8 +270,8 @@ class OverwrittenInput(Cause):
 
     module: str
     why = (
-        "The input of {module:called} is overwritten after its forward. Backward computes with the new values, and "
-        "autograd raises nothing, as a receive or a write through .data gives the tensor no new version"
+        "The input of {module:called} is overwritten after its forward, so backward computes with the new values. "
+        "Autograd raises nothing, because a receive or a write through .data gives the tensor no new version"
     )
     how = (
         "give each micro-batch a tensor of its own: receive into a new one, or pass {module:called} a clone() of the "

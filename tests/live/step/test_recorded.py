@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from shardviz.live.step.trace.recorder import MAX_TENSORS, Trace
+from shardviz.live.step.trace.recorder import MAX_ELEMENTS, MAX_TENSORS, Trace
 from shardviz.live.trace_modules import ALL, NONE, Followed
 from tests.lanes import nightly
 
@@ -221,3 +221,55 @@ def test_a_tensor_that_a_collective_wrote_into_is_copied_anew():
     (call,) = trace.calls["1"]
     assert torch.equal(call.inputs[0].values, ROWS)
     assert torch.equal(call.outputs[0].values, 2 * ROWS)
+
+
+class Times(nn.Module):
+    """Multiplies by a mask."""
+
+    def forward(self, x, mask):
+        return x * mask
+
+
+class Masked(nn.Module):
+    """Gives two modules the same mask."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.ModuleList([Times(), Times()])
+
+    def forward(self, x, mask):
+        for inner in self.inner:
+            x = inner(x, mask)
+        return x
+
+
+def test_an_argument_of_two_modules_is_copied_once_and_not_when_too_much_is_kept():
+    rows, mask = ROWS.clone().requires_grad_(), ROWS > 1
+    trace = traced(Masked(), rows, mask)
+    first, second = (trace.calls[f"inner.{number}"][0].arguments["mask"] for number in range(2))
+    assert first is second
+    assert torch.equal(first, mask)
+    full = Trace(num_elements=MAX_ELEMENTS)
+    assert not [*full._given(Times(), (rows, mask), {})]
+
+
+class Overwritten(nn.Module):
+    """Reads a tensor, after which something may write into it."""
+
+    def forward(self, x):
+        return x.float() * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("value", [None, 0.5, float("nan")])
+def test_a_tensor_that_is_written_into_without_a_new_version_is_noted(dtype, value):
+    rows, trace = torch.full((3, 4), float("nan") if value is None else 2.0).to(dtype).requires_grad_(), Trace()
+    model = Overwritten()
+    handles = list(trace.follow(model, ALL))
+    output = model(rows)
+    if value is not None:
+        rows.data.copy_(torch.full((3, 4), value).to(dtype))
+    output.sum().backward()
+    for handle in handles:
+        handle.remove()
+    assert trace.calls[""][0].inputs[0].is_overwritten is (value is not None)

@@ -335,6 +335,9 @@ def _not_read(dump: Dump) -> Iterator[NotChecked]:
 def with_line(finding: Finding, fault: Fault) -> Finding:
     """Return a finding that begins with a fault's line; its cause is the line's if it had none."""
     line_finding = replace(finding, sentence=fault.sentence, details=(finding.sentence, *finding.details))
+    placed, is_measured = replace(line_finding, line=fault.place), isinstance(finding.explanation, MEASURED)
+    if is_measured and type(fault.cause) in VAGUE:
+        return line_finding if isinstance(fault.cause, WrongLines) else placed
     is_open = isinstance(finding.explanation, OPEN) or _is_exchanged(finding.explanation)
     is_open |= isinstance(finding.explanation, StatisticsOfPart) and _is_no_mean(fault)
     is_open |= isinstance(finding.explanation, UngatheredKeys) and _tells_no_attention(fault)
@@ -346,12 +349,10 @@ def with_line(finding: Finding, fault: Fault) -> Finding:
     is_open |= isinstance(fault.cause, OtherOperand | UnsummedLine) and isinstance(
         finding.explanation, RankDependentCode
     )
-    is_open |= isinstance(finding.explanation, MEASURED)
+    is_open |= is_measured
     is_open |= isinstance(finding.explanation, RanWithoutGraph) and isinstance(fault.cause, ReadElsewhere)
-    is_open &= not (isinstance(finding.explanation, MEASURED) and type(fault.cause) in VAGUE)
     if isinstance(fault.cause, WrongLines):
         return line_finding.because(fault.cause) if is_open else line_finding
-    placed = replace(line_finding, line=fault.place)
     if isinstance(finding.explanation, UnreducedBesideVector) and fault.summed:
         term = finding.explanation
         return replace(placed, kind="wrong-scale", held="").because(RepeatedTerm(term.vector, term.axis))

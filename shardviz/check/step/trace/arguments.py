@@ -10,6 +10,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import structs
 
 from shardviz.check.step.trace.calls import enclosing
 from shardviz.check.step.trace.traces import joined
@@ -17,6 +18,7 @@ from shardviz.dump.records.trace import ArgumentRecord, of_point
 from shardviz.explain.step.modules import WrongArgument
 from shardviz.groups import in_groups
 from shardviz.layout.layout import num_splits, placements_of
+from shardviz.layout.region import Region
 from shardviz.relate.values import part_of
 
 if TYPE_CHECKING:
@@ -32,6 +34,9 @@ if TYPE_CHECKING:
 
 Argument = tuple[str, int, str]
 """A module, the number of its call, and an argument's name."""
+
+LEAST_COUNTED = 3
+"""A row of so many different numbers counts something: one of two may be a mask."""
 
 
 def arguments_of_rank(rank: OfRank, counts: Mapping[str, int]) -> dict[Argument, Kept]:
@@ -82,11 +87,12 @@ def _differing(
         regions = dict(placements_of(whole.values.shape, arrays[rank].shape, mesh, rank))
         region = regions.get(placements) if placements is not None else next(iter(regions.values()), None)
         if region is not None:
-            yield rank, _record(argument, arrays[rank], part_of(whole.values, region), parts[rank].dtype)
+            record = _record(argument, arrays[rank], part_of(whole.values, region), parts[rank].dtype)
+            yield rank, structs.replace(record, is_shifted=_is_shifted(arrays[rank], whole.values, region, record))
 
 
 def fitting_ranks(
-    whole: NDArray[np.float64], parts: Mapping[int, NDArray[np.float64]], mesh: Mesh, near: float = 0.0
+    whole: NDArray[np.float64], parts: Mapping[int, NDArray[np.float64]], mesh: Mesh
 ) -> tuple[Set[int], Placements | None]:
     """Return the ranks that have their part under the placements that most ranks' parts fit, with these placements.
 
@@ -94,12 +100,11 @@ def fitting_ranks(
         whole: The whole tensor.
         parts: What each rank has.
         mesh: The mesh.
-        near: How far an element may be off.
     """
     fitting: defaultdict[Placements, set[int]] = defaultdict(set)
     for rank, part in parts.items():
         for placements, region in placements_of(whole.shape, part.shape, mesh, rank):
-            if np.all(np.abs(part - part_of(whole, region)) <= near):
+            if np.array_equal(part, part_of(whole, region)):
                 fitting[placements].add(rank)
     if not fitting:
         return frozenset(), None
@@ -114,10 +119,20 @@ def _record(argument: Argument, held: NDArray[np.float64], expected: NDArray[np.
     if not held.ndim:
         return ArgumentRecord(module, call, name, (), float(held), float(expected), 1, 1, dtype=dtype)
     at = tuple(int(index) for index in places[0])
-    rows = off.reshape(-1, off.shape[-1])
-    is_shifted = dtype != "bool" and off.shape[-1] > 1 and bool(np.all(rows == rows[:, :1]))
     numbers = float(held[at]), float(expected[at])
-    return ArgumentRecord(module, call, name, at, *numbers, len(places), held.size, is_shifted, dtype)
+    return ArgumentRecord(module, call, name, at, *numbers, len(places), held.size, dtype=dtype)
+
+
+def _is_shifted(held: NDArray[np.float64], whole: NDArray[np.float64], region: Region, record: ArgumentRecord) -> bool:
+    """Whether each row lacks what the ranks before have counted: the last number before its part, or one more."""
+    if record.dtype == "bool" or not held.ndim or len(region.dims[-1]) != 1 or len(np.unique(held)) < LEAST_COUNTED:
+        return False
+    *dims, ((start, _),) = region.dims
+    if not start:
+        return False
+    last = part_of(whole, Region((*dims, ((start - 1, start),))))
+    lacking = part_of(whole, region) - held
+    return any(np.array_equal(lacking, np.broadcast_to(last + more, held.shape)) for more in (0, 1))
 
 
 def arguments_of(dump: Dump, module: str) -> dict[str, dict[int, ArgumentRecord]]:

@@ -15,7 +15,9 @@ import numpy as np
 
 from shardviz.explain.step.joins import JoinedFromAfar, WrongDenominator
 from shardviz.explain.step.modules import UngatheredInput
+from shardviz.relate.factors import factors_of_rows
 from shardviz.relate.tolerance import EXACT, FEW, LEAST_STATISTIC
+from shardviz.text import join_numbers, listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
 
 LEAST_ROWS = 8
 """So many rows with a number of their own tell that a denominator is wrong."""
+
+MAX_LISTED = 4
+"""So many lines that join parts are listed."""
 
 
 def nearest_comparison(comparisons: Iterable[Compared]) -> Compared | None:
@@ -56,18 +61,16 @@ def check_joined(comparison: Compared, module: str, axis: str) -> Cause | None:
         return None
     sides = {(0, len(right) - 1): "before", (len(wrong), size - 1): "after"}
     side = sides.get((right[0], right[-1]))
-    return None if side is None else JoinedFromAfar(module, axis, _span(right), _span(wrong), side)
+    if side is None:
+        return None
+    spans = join_numbers(right), join_numbers(wrong)
+    return JoinedFromAfar(module, axis, *spans, side, near=len(right) - 1, num_wrong=len(wrong))
 
 
 def is_own_part_possible(comparison: Compared, axis: str) -> bool:
     """Whether a module may read each rank's own part alone: then at most the first rank is right, or the last."""
     size, wrong = comparison.mesh.axis_size(axis), wrong_coordinates(comparison, axis)
     return wrong is None or {*range(size)} - {*wrong} in ({0}, {size - 1}, set())
-
-
-def _span(places: Iterable[int]) -> str:
-    first, *others = places
-    return f"{first}-{others[-1]}" if others else f"{first}"
 
 
 def _of_denominator(comparison: Compared, module: str) -> WrongDenominator | None:
@@ -94,11 +97,11 @@ def _factors(
     if held.shape != wanted.shape:
         return None
     held, wanted = held.reshape(-1, size), wanted.reshape(-1, size)
-    squares = (wanted**2).sum(1)
-    factors = (held * wanted).sum(1) / np.where(squares > 0, squares, 1.0)
-    off = np.abs(held - factors[:, None] * wanted).max(1, initial=0.0)
-    is_alike = bool(np.all(off <= near * np.abs(wanted).max(initial=0.0)))
-    return factors if is_alike and np.all(factors > 0) else None
+    factors = factors_of_rows(held, wanted)
+    if factors is None or not np.all(factors > 0):
+        return None
+    is_alike = bool(np.all(np.abs(held - factors * wanted) <= near * np.abs(wanted).max(initial=0.0)))
+    return factors[:, 0] if is_alike else None
 
 
 def with_lines_of_joins(finding: Finding, sharded: Mapping[int, LinesRecord], mesh: Mesh) -> Finding:
@@ -113,11 +116,10 @@ def with_lines_of_joins(finding: Finding, sharded: Mapping[int, LinesRecord], me
     if len(found) != 1:
         return finding
     axis, side, lines = found[0]
-    first, last = lines[0], lines[-1]
-    place = first.place if first == last else f"{first.place} to {last.place}"
-    shown = f"{first.place} `{first.source}`" + (f" to line {last.line} `{last.source}`" if first != last else "")
-    runs = f"{shown} runs once for each rank {side} along {axis}"
-    placed = replace(finding, details=(*finding.details, runs), line=first.place)
+    place = listed((line.place for line in lines), MAX_LISTED)
+    shown = listed((f"{line.place} `{line.source}`" for line in lines), MAX_LISTED)
+    runs = f"{shown} {'runs' if len(lines) == 1 else 'run'} once for each rank {side} along {axis}"
+    placed = replace(finding, details=(*finding.details, runs), line=lines[0].place)
     return placed.because(replace(cause, place=place))
 
 
