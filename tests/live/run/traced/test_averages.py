@@ -136,7 +136,7 @@ def compared(tmp_path, changed, step):
     return compared_step
 
 
-@pytest.mark.parametrize(("changed", "traced"), [RIGHT[0], *at_night(RIGHT[1:])], ids=str)
+@pytest.mark.parametrize(("changed", "traced"), at_night(RIGHT), ids=str)
 def test_a_right_job_has_the_averages_of_one_process(tmp_path, changed, traced):
     step = compared(tmp_path, changed, traced)
     assert step["departures"] == []

@@ -95,15 +95,16 @@ def compare(tmp_path, forward, is_sent, *, is_synchronized=False):
     return diff(alone, run(tmp_path, "many", *ranks, str(script)))
 
 
+@nightly
 @pytest.mark.parametrize(
     ("forward", "is_sent", "named"),
     [
         (QUEUE, True, "rows"),
-        *at_night([(COLUMNS, True, "columns"), (BANK, True, "rows"), (STATE, True, "state")]),
-        *at_night([(BY_ANOTHER_NAME, True, "rows")]),
+        *((COLUMNS, True, "columns"), (BANK, True, "rows"), (STATE, True, "state")),
+        (BY_ANOTHER_NAME, True, "rows"),
         (GATHERED, True, ""),
-        *at_night([(TURNED_AROUND, True, ""), (STATE, False, ""), (BANK, False, "")]),
-        *at_night([(SCRATCH, True, ""), (LOGGED, True, ""), (IN_EVALUATION, True, ""), (STATISTICS, True, "")]),
+        *((TURNED_AROUND, True, ""), (STATE, False, ""), (BANK, False, "")),
+        *((SCRATCH, True, ""), (LOGGED, True, ""), (IN_EVALUATION, True, ""), (STATISTICS, True, "")),
     ],
 )
 def test_rows_are_lost_that_each_rank_writes_by_itself_and_the_next_forward_reads(tmp_path, forward, is_sent, named):
