@@ -20,6 +20,7 @@ from shardviz.live.capture.locals import Local, local_tensors, unwrapped
 from shardviz.live.claims import registry
 from shardviz.live.compat.meshes import local_of
 from shardviz.live.compat.modules import clean_name
+from shardviz.live.compat.tensors import is_captured
 from shardviz.live.run.hooks.observing import quietly
 from shardviz.live.run.references.values import living_modules, living_optimizers, outermost
 from shardviz.live.run.step_files import WHAT, Step, weights_of
@@ -116,7 +117,7 @@ class LaterSteps:
 
     def stepping(self, optimizer: Optimizer, options_of: Callable[[nn.Module], Options]) -> None:
         """Note that an optimizer begins a step, and with what; no call is seen before one of a compiled model."""
-        if self._step is not None and not _is_captured() and steps(optimizer, self._step.root):
+        if self._step is not None and not is_captured() and steps(optimizer, self._step.root):
             if id(optimizer) in self._done:
                 self._take_averages()
                 self._begin_step()
@@ -124,7 +125,7 @@ class LaterSteps:
 
     def stepped(self, optimizer: Optimizer) -> None:
         """Keep the weights that the optimizers of the traced step leave, and the buffers if no step follows."""
-        if self._step is None or _is_captured() or not steps(optimizer, self._step.root):
+        if self._step is None or is_captured() or not steps(optimizer, self._step.root):
             return
         self._done.add(id(optimizer))
         if len(self._given) == 1:
@@ -145,7 +146,7 @@ class LaterSteps:
             del step
 
     def _called(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if not torch.is_grad_enabled() or _is_captured():
+        if not torch.is_grad_enabled() or is_captured():
             return
         if self._is_stepped:
             self._take_averages()
@@ -169,7 +170,7 @@ class LaterSteps:
         self._watch_backward(output)
         checksums = self._rows[self._num_before :]
         num_rows, room = len(checksums[0]) if checksums else 0, MAX_OUTPUTS - len(self._outputs)
-        if not num_rows or room <= 0 or not torch.is_grad_enabled() or _is_captured():
+        if not num_rows or room <= 0 or not torch.is_grad_enabled() or is_captured():
             return
         tensors = (tensor for tensor in tensors_in(output) if type(tensor) is torch.Tensor)
         first = next((tensor for tensor in tensors if tensor.shape[:1] == (num_rows,)), None)
@@ -181,12 +182,13 @@ class LaterSteps:
     def _watch_backward(self, output: Any) -> None:
         """Note as the step's first backward begins which gradients the step before left."""
         tensors = (tensor for tensor in tensors_in(output) if tensor.requires_grad)
-        first = next(tensors, None) if self._given and not self._is_watched and not _is_captured() else None
+        first = next(tensors, None) if self._given and not self._is_watched and not is_captured() else None
         if first is not None:
             self._is_watched = True
             first.register_hook(lambda _: quietly(WHAT, self._note_kept))  # type: ignore[no-untyped-call]
 
     def _note_kept(self) -> None:
+        """Count the parameters that backward will add to."""
         if self._step is not None and not self._num_kept:
             self._num_kept = len(with_gradients(registry.named_parameters(unwrapped(self._step.root))))
 
@@ -250,11 +252,6 @@ def with_gradients(parameters: Iterable[tuple[str, nn.Parameter]]) -> list[str]:
             torch.stack([flag.to(flags[0].device) for flag in flags]).tolist() if flags else []
         )  # reads them at once: each wait costs time on a GPU
         return [name for name, is_any in zip(gradients, are_any, strict=True) if is_any]
-
-
-def _is_captured() -> bool:
-    """Whether a CUDA graph is being captured, which may not wait for numbers to be copied to the CPU."""
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def weights_after(step: Step) -> list[Local]:
