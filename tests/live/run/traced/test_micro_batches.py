@@ -121,6 +121,7 @@ def test_micro_batches_are_put_together_and_clipping_is_taken_back(tmp_path, alo
     assert words in first["sentence"]
 
 
+@nightly
 def test_a_norm_that_is_only_logged_clips_nothing(tmp_path, alone):
     (tmp_path / "train.py").write_text(program(loss="loss / parts", limit="inf"))
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "train.py")

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.lanes import at_night, nightly
+from tests.lanes import nightly
 from tests.live.run.traced.test_traced import diff, run
 
 SHARED = """
@@ -211,11 +211,12 @@ optimizer.step()
 """Trains a recursive module by a method that the wrapped module runs as its forward, as Lightning does under DDP."""
 
 
+@nightly
 @pytest.mark.parametrize(
     ("rows", "cause"),
     [
         ("rank::WORLD", None),
-        *at_night([(": 8 // WORLD", "What chooses a rank's rows leaves out its coordinate along")]),
+        (": 8 // WORLD", "What chooses a rank's rows leaves out its coordinate along"),
     ],
 )
 def test_a_method_that_is_run_as_the_forward_of_the_module_is_no_call_of_it(tmp_path, rows, cause):
