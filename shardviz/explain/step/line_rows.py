@@ -235,6 +235,33 @@ class OffsetOfUnequalParts(AtPlace, kind="wrong-value"):
     )
 
 
+class IndexOfOwnPart(AtLine, kind="wrong-value"):
+    """The index of the largest or nearest in a rank's own part is read as an index into the whole.
+
+    `max`, `argmin` or `topk` over a dim that an axis splits count from the part's first element. Ranks exchange the
+    values and the indices, and the value that wins is right. Its index names an element of the first rank's part.
+
+    Attributes:
+        taker: The line that has the indices of all ranks' best, as `book.py:41`.
+        size: How many elements there are.
+        begin: Where a rank's part of them begins.
+        added: What was added to indices into that part.
+    """
+
+    taker: str
+    size: int
+    begin: int
+    added: int
+    why = (
+        "{function} in {place} returns indices within the rank's own part, and {taker} passes them on as indices into "
+        "all {size}{added:?, after {added} was added where the part begins at {begin}|}"
+    )
+    how = (
+        "add to the indices of {function} the number of elements before the rank's part, such as {begin}, before ranks "
+        "exchange them{added:?, instead of {added}|}"
+    )
+
+
 class SameSlices(AtLine, kind="wrong-value"):
     """Every rank takes the same slices of a tensor, although each has its own part of another.
 

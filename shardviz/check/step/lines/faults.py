@@ -21,6 +21,7 @@ from shardviz.check.step.lines.foreign import foreign_fault, loop_fault, own_row
 from shardviz.check.step.lines.offsets import (
     misplaced_fault,
     other_axis_fault,
+    own_index_fault,
     same_slices_fault,
     shifted_fault,
     unequal_fault,
@@ -204,6 +205,8 @@ def _narrowed(states: States, fault: Fault | None) -> Fault | None:
     """Return the line that a fault comes from, if what its calls read or exchange tells that."""
     if fault is not None and (cut := unequal_fault(states) or other_axis_fault(states)) is not None:
         return cut
+    if fault is not None and (own := own_index_fault(states)) is not None:
+        return own
     is_open = fault is not None and isinstance(fault.cause, WrongLines | MisplacedLine | PartOfAnotherDim)
     if is_open and (merged := merged_fault(states)) is not None:
         return merged

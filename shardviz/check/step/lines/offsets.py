@@ -1,7 +1,8 @@
 """Lines that take a wrong part: at a wrong offset, the same slices on every rank, another rank's, or by another axis.
 
 A stretch of a dim begins where another part does, or the rank's own place is computed as its coordinate times the
-length of its part, although an axis does not divide the dim: parts before its own are longer.
+length of its part, although an axis does not divide the dim: parts before its own are longer. The index of the largest
+in a rank's part is no index into the whole, either.
 
 A head of keys that is chosen by the wrong number is a part of the unsharded model's tensor, but not this rank's. It is
 wrong where it meets a tensor of which the rank has its own part, if all that comes of the two is wrong. Without such a
@@ -18,7 +19,7 @@ import numpy as np
 
 from shardviz.check.step.lines.fault import Fault, at, fault_at, given_fault, reached
 from shardviz.explain.step.forward import MisplacedOperand, MisplacedWeight, ShiftedPart
-from shardviz.explain.step.line_rows import CutByAnotherAxis, OffsetOfUnequalParts, SameSlices
+from shardviz.explain.step.line_rows import CutByAnotherAxis, IndexOfOwnPart, OffsetOfUnequalParts, SameSlices
 from shardviz.layout.layout import Layout
 from shardviz.layout.splits import axes_in
 from shardviz.relate.tolerance import SINGLE
@@ -41,6 +42,9 @@ MOST_LISTED = 8
 
 MAX_COMPARED = 1 << 22
 """Numbers that are compared to find slices among those of the whole."""
+
+LEAST_MORE = 4
+"""More indices than parts of which nothing stands by chance."""
 
 MAX_LENGTH = 4096
 """Stretches of a longer dim are not looked for."""
@@ -208,6 +212,68 @@ def _is_same_part(states: States, value: Value) -> bool:
         return False
     is_same = all(array.shape == held[0].shape and error_of(array, held[0]) <= SINGLE for array in held[1:])
     return is_same and held[0].size < whole.size
+
+
+PICKS = ("max", "min", "argmax", "argmin", "topk", "sort", "argsort")
+"""Functions that return where in a dim something is."""
+
+
+def own_index_fault(states: States) -> Fault | None:
+    """Return the call whose indices into a rank's part are taken for those of the whole; None if none are.
+
+    What is made of them is, of whichever rank has the element, its index in that rank's part, to which the number of
+    elements before the part is not added, or another number.
+    """
+    for call in states.lines.calls:
+        layout = _split_layout(states, call.inputs[0]) if call.function in PICKS and call.inputs else None
+        if layout is None or call.whole is None or not call.outputs or not states.is_index(call.outputs[-1]):
+            continue
+        for size, chain in zip(layout.shape, layout.chains, strict=True):
+            due = _due(states, layout, size) if chain else None
+            fault = _fault_of_index(states, call, size, sorted(set(due.values()))) if due is not None else None
+            if fault is not None:
+                return fault
+    return None
+
+
+def _fault_of_index(states: States, call: Call, size: int, begins: Sequence[int]) -> Fault | None:
+    """Return the fault of a call whose indices are read as those of the whole, of which parts begin at some places."""
+    lines, wanted = states.lines, states.reference_of(call.outputs[-1])
+    if wanted is None:
+        return None
+    pairs = [(value, _added(states, value, wanted, begins)) for value in sorted(lines.derived(call), key=lines.order)]
+    added = {value: one for value, one in pairs if one is not None}
+    if not added or any(all(one[begin] == begin for begin in one) for one in added.values()):
+        return None
+    value, numbers = next(iter(added.items()))
+    maker = lines.producer(value)
+    floats = (one for one in lines.derived(maker) if "float" in states.held_dtype(one)) if maker is not None else ()
+    if maker is None or any(states.placed(one).is_known for one in floats):
+        return None  # the program knows which rank's part they are of
+    begin = next(begin for begin in numbers if numbers[begin] != begin)
+    has = f"{reached(call)} gives indices within each rank's part, {begins[1]} of {size}"
+    adds = f"{numbers[begin]:+,} was added" if numbers[begin] else "nothing was added"
+    takes = (
+        f"{at(maker.line, call.line)} has those of all ranks, and {adds} to those of the part that begins at {begin}"
+    )
+    cause = IndexOfOwnPart(call.inner_line.place, call.function, maker.place, size, begin, numbers[begin])
+    return fault_at(call, f"{has}; {takes}", cause)
+
+
+def _added(states: States, value: Value, wanted: NDArray[np.float64], begins: Sequence[int]) -> dict[int, int] | None:
+    """Return what is added to the indices into each part, by where it begins, if a tensor has those of all parts.
+
+    None if it hasn't, or if a part has too few to tell.
+    """
+    held = list(states.held(value).values()) if states.is_index(value) else []
+    if len(held) < states.mesh.size or any(not np.array_equal(array, held[0]) for array in held):
+        return None
+    owners = np.searchsorted(begins, wanted, side="right") - 1
+    if held[0].shape != wanted.shape or len(np.unique(owners)) < 2 or wanted.size < len(begins) + LEAST_MORE:
+        return None
+    differences = held[0] - (wanted - np.asarray(begins)[owners])
+    added = {begins[owner]: np.unique(differences[owners == owner]) for owner in np.unique(owners)}
+    return None if any(len(one) > 1 for one in added.values()) else {at: int(one[0]) for at, one in added.items()}
 
 
 @dataclass(frozen=True)
