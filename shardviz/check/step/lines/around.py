@@ -147,9 +147,17 @@ class Around:
 
     @property
     def fault_of_loss(self) -> Fault | None:
-        """The line at which the loss goes wrong; None if it is right, or it is one of several lines."""
+        """The line at which the loss goes wrong; None if it is right, or it is one of several lines, or the model's."""
         fault = self._of_result("loss")
-        return None if fault is None or isinstance(fault.cause, WrongLines) else fault
+        return None if fault is None or isinstance(fault.cause, WrongLines) or self._is_loss_of_kept() else fault
+
+    def _is_loss_of_kept(self) -> bool:
+        """Whether the loss reads a number that the model made and kept, and that is not the unsharded model's."""
+        given = {value for call in self.lines.makers(self.lines.results["loss"][0]) for value in call.inputs}
+        kept = (
+            one for one in given if self.lines.origin(one) == "elsewhere" and "float" in self.states.held_dtype(one)
+        )
+        return any(self.states.placed(value).is_wrong for value in kept)
 
     def _passed_by(self, cause: Cause | None, name: str) -> Fault | None:
         """Return the line of the step that reduces or divides other gradients, or this one too often."""
