@@ -283,8 +283,9 @@ class NormOverWrongAxes(Cause):
         "copy{left:?. }}{left:?{left_along} splits the gradient of {left}, and the norm leaves out the other shards}"
     )
     how = (
-        "call torch.nn.utils.get_total_norm on the DTensors, or all_reduce each gradient's squares over the axes that "
-        "split it, before the square root"
+        "before the square root {copied:?count the squares of {copied} on one rank along {copied_along} "
+        "only{left:?, and }}{left:?all_reduce {copied:?those|the squares} of {left} over {left_along}}; for gradients "
+        "that are DTensors torch.nn.utils.get_total_norm does that"
     )
     references = ("RLinf#1558", "torchtune#2420")
 
