@@ -167,6 +167,82 @@ def batch():
 """
 )
 
+EXCHANGED = (
+    ENTER
+    + """
+BATCH_AXES = {"sp": 1}
+
+
+def exchange(x, scatter, gather, group):
+    size = distributed.get_world_size(group)
+    sent = torch.stack([part.contiguous() for part in x.chunk(size, scatter)])
+    received = torch.empty_like(sent)
+    distributed.all_to_all_single(received, sent, group=group)
+    return torch.cat(list(received), gather)
+
+
+class Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, scatter, gather, group):
+        ctx.how = gather, scatter, group
+        return exchange(x, scatter, gather, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return exchange(grad, *ctx.how), None, None, None
+
+
+class Attention(nn.Module):
+    group, size = None, 1
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.kv, self.out = nn.Linear(16, 16), nn.Linear(16, 8), nn.Linear(16, 16)
+
+    def forward(self, x):
+        q = self.q(x).unflatten(-1, (8, 2))
+        k, v = self.kv(x).unflatten(-1, (2, 2, 2)).unbind(2)
+        if self.group is not None:
+            k, v = (part.repeat_interleave(self.size // 2, 2) for part in (k, v))
+            q, k, v = (Exchange.apply(part, 2, 1, self.group) for part in (q, k, v))
+        k, v = (part.repeat_interleave(q.shape[2] // part.shape[2], 2) for part in (k, v))
+        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+        if self.group is not None:
+            y = Exchange.apply(y.contiguous(), 1, 2, self.group)
+        return self.out(y.flatten(2))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.into, self.attention, self.head = nn.Linear(6, 16), Attention(), nn.Linear(16, 3)
+
+    def forward(self, x):
+        return self.head(self.attention(self.into(x)))
+
+
+def build():
+    return Net()
+
+
+def parallelize(model, mesh):
+    model.attention.group, model.attention.size = mesh.get_group("sp"), mesh["sp"].size()
+
+    def average(weight):
+        distributed.all_reduce(weight.grad, group=mesh.get_group("sp"))
+        weight.grad /= mesh["sp"].size()
+
+    for weight in model.parameters():
+        weight.register_post_accumulate_grad_hook(average)
+
+
+def batch():
+    return torch.randn(2, 8, 6)
+"""
+)
+"""Each of four ranks gets a copy of one of two key heads, and all of the sequence."""
+
 CASES = (
     Bug(
         "a shared expert that reads what backward sums over ranks",
@@ -227,5 +303,22 @@ CASES = (
         ),
         ("wrong-scale",),
         ("q_norm", "twice|once more|already whole"),
+    ),
+    *(
+        Bug(
+            f"key heads {how} before they are exchanged",
+            "sp=4",
+            EXCHANGED,
+            (("part.repeat_interleave(self.size // 2, 2)", code),),
+            ("wrong-value",),
+            ("orders slices", "The exchange is right"),
+            ("arithmetic",),
+            with_lines=True,
+        )
+        for how, code in (
+            ("repeated one after the other", "part.repeat(1, 1, self.size // 2, 1)"),
+            ("stacked one after the other", "torch.cat([part] * (self.size // 2), 2)"),
+            ("chosen by the remainder of the rank", "part[:, :, [rank % 2 for rank in range(self.size)]]"),
+        )
     ),
 )

@@ -135,6 +135,33 @@ class MisplacedOperand(AtLine, kind="wrong-value"):
     )
 
 
+class DealtToOthers(AtLine, kind="wrong-value"):
+    """Slices are copied or ordered so that an exchange gives ranks those of other ranks.
+
+    With fewer key-value heads than ranks, each is repeated before an all-to-all deals them out. The ranks that share a
+    head are neighbors, so copies of it must lie side by side: `repeat_interleave`, not `repeat`. Shapes are alike. The
+    exchange itself is right, as another tensor shows that goes through the same lines.
+
+    Attributes:
+        place: The line that copies or orders them, as `attention.py:40`.
+        exchange: The line that gives ranks their slices.
+        reader: The line that combines them with the rank's own part.
+        ranks: The ranks that have another rank's part.
+    """
+
+    exchange: str
+    reader: str
+    ranks: tuple[int, ...]
+    why = (
+        "{function} in {place} orders slices so that the exchange in {exchange} gives {ranks:ranks} those of other "
+        "ranks. The exchange is right: another tensor that goes through it is"
+    )
+    how = (
+        "order the slices in {place} by the ranks that need them: copies of one slice side by side if neighbors share "
+        "it (repeat_interleave), and not one whole after another (repeat)"
+    )
+
+
 class MisplacedWeight(Cause):
     """Some ranks hold a different rank's part of a weight, which a line combines with their own.
 

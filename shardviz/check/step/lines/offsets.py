@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.lines.fault import Fault, at, fault_at, given_fault, reached
-from shardviz.explain.step.forward import MisplacedOperand, MisplacedWeight, ShiftedPart
+from shardviz.explain.step.forward import DealtToOthers, MisplacedOperand, MisplacedWeight, ShiftedPart
 from shardviz.explain.step.line_rows import CutByAnotherAxis, IndexOfOwnPart, OffsetOfUnequalParts, SameSlices
+from shardviz.groups import walk
 from shardviz.layout.layout import Layout
 from shardviz.layout.splits import axes_in
 from shardviz.relate.tolerance import SINGLE
@@ -423,9 +424,43 @@ def misplaced_fault(states: States) -> Fault | None:
                 weight = _misplaced_weight(lines, begin, call, ranks)
                 return given_fault(call) if weight is None and not lines.is_cut else weight
             gives = f"{reached(maker)} gives {named_ranks(ranks)} another rank's part"
-            cause = MisplacedOperand(maker.place, maker.function, call.place, ranks)
-            return fault_at(maker, f"{gives}; {at(call.line, maker.line)} combines it with the rank's own part", cause)
+            combines = f"{at(call.line, maker.line)} combines it with the rank's own part"
+            if (dealt := _ordered_before(states, maker)) is not None:
+                cause = DealtToOthers(dealt.inner_line.place, dealt.function, maker.place, call.place, ranks)
+                return fault_at(dealt, f"{reached(dealt)} orders slices that are exchanged; {gives}; {combines}", cause)
+            return fault_at(
+                maker, f"{gives}; {combines}", MisplacedOperand(maker.place, maker.function, call.place, ranks)
+            )
     return None
+
+
+def _ordered_before(states: States, taken: Call) -> Call | None:
+    """Return the first call that ranks alone make of a right tensor before they exchange it; None if it may be right.
+
+    The calls from the exchange on are right if they give ranks their own part of another tensor.
+    """
+    lines = states.lines
+
+    def is_twin(call: Call) -> bool:
+        return (call.line.place, call.inner_line.place, call.function) == own and call != taken
+
+    own = (taken.line.place, taken.inner_line.place, taken.function)
+    twins = [call for call in lines.calls if is_twin(call) and all(states.placed(one).is_known for one in call.outputs)]
+    through = _sharded_only(states, taken)
+    shared = {(call.inner_line.place, call.function) for twin in twins for call in _sharded_only(states, twin)}
+    before = [call for call in through if (call.inner_line.place, call.function) not in shared and call != taken]
+    is_exchanged = any(call.first.is_collective for call in through)
+    return min(before, key=lambda call: call.order, default=None) if twins and is_exchanged else None
+
+
+def _sharded_only(states: States, call: Call) -> list[Call]:
+    """Return a call and those before it, back to what is compared."""
+
+    def makers(made: Call) -> list[Call]:
+        open_inputs = (value for value in made.inputs if not states.placed(value).is_known)
+        return [maker for value in open_inputs if (maker := states.lines.producer(value)) is not None]
+
+    return list(walk([call], makers))
 
 
 def _misplaced_weight(lines: Lines, value: Value, call: Call, ranks: tuple[int, ...]) -> Fault | None:
