@@ -109,6 +109,52 @@ IN_BLOCKS = DOCUMENTS.replace("(Attention() for", "(Block() for").replace(
 class Model(nn.Module):""",
 )
 
+STRETCHED = """
+BATCH_AXES = {"cp": 1}
+
+
+class Rotary(nn.Module):
+    def forward(self, positions, length):
+        base = 10.0 * max(1.0, length / 8) ** 1.5
+        angles = positions[:, None] * base ** -(torch.arange(4) / 4)
+        return angles.cos(), angles.sin()
+
+
+class Model(nn.Module):
+    group = None
+
+    def __init__(self):
+        super().__init__()
+        self.into, self.rotary, self.out = nn.Linear(5, 8), Rotary(), nn.Linear(8, 3)
+
+    def forward(self, x):
+        h, size = self.into(x), 1 if self.group is None else distributed.get_world_size(self.group)
+        first = 0 if self.group is None else distributed.get_rank(self.group) * x.shape[1]
+        cos, sin = self.rotary(first + torch.arange(x.shape[1]), x.shape[1] * size)
+        even, odd = h.chunk(2, -1)
+        return self.out(torch.cat((even * cos - odd * sin, even * sin + odd * cos), -1).tanh())
+
+
+def build():
+    return Model()
+
+
+def parallelize(model, mesh):
+    model.group = mesh.get_group("cp")
+
+    def average(weight):
+        distributed.all_reduce(weight.grad, group=model.group)
+        weight.grad /= mesh["cp"].size()
+
+    for weight in model.parameters():
+        weight.register_post_accumulate_grad_hook(average)
+
+
+def batch():
+    return torch.randn(2, 16, 5)
+"""
+"""Angles that depend on the length of the whole sequence, of which each rank has a part."""
+
 CASES = (
     Bug(
         "documents counted from each rank's own first one",
@@ -162,6 +208,26 @@ CASES = (
         ("wrong-value",),
         ("window differs|argument 3|3.0 for 6|3 for 6",),
         never=("gets the right inputs", "wrong order or scale"),
+        with_lines=True,
+    ),
+    Bug(
+        "angles that are stretched for the length of a rank's own part",
+        "cp=2",
+        STRETCHED,
+        (("x.shape[1] * size)", "x.shape[1])"),),
+        ("wrong-value",),
+        ("made of `length`", "pass the `length` of the whole"),
+        never=("a flag, a setting",),
+        with_lines=True,
+    ),
+    Bug(
+        "angles of another base, where each rank is told the length of the whole",
+        "cp=2",
+        STRETCHED,
+        (("base = 10.0 *", "base = (10.0 if positions[0] == 0 and len(positions) == 16 else 30.0) *"),),
+        ("wrong-value",),
+        ("rotary|rpow|argument",),
+        never=("`length`",),
         with_lines=True,
     ),
     Bug(

@@ -117,18 +117,24 @@ class OtherArgument(AtLine):
         given: What ranks give it.
         wanted: What the unsharded model gives it.
         is_of_axis: Whether it is a number that is larger or smaller by an axis's size, or its root.
+        size: The only argument of its module that is a size of the rank's part; empty if there is none.
+        differs: What ranks have of that, and the unsharded model, as `16 for 32`.
     """
 
     given: str
     wanted: str
     is_of_axis: bool = False
+    size: str = ""
+    differs: str = ""
     why = (
-        "{function} in {place} gets the argument {given}, and in the unsharded model {wanted}{is_of_axis:?: most "
-        "likely it is made of a size or a count of the rank's part|. Its tensors are right}"
+        "{function} in {place} gets the argument {given}, and in the unsharded model {wanted}{size:?: most likely it "
+        "is made of `{size}`, which its module is given for the rank's part alone ({differs})|{is_of_axis:?: most "
+        "likely it is made of a size or a count of the rank's part|. Its tensors are right}}"
     )
     how = (
-        "{is_of_axis:?make the number for {place} of the whole tensor's size: multiply by the number of parts, or "
-        "all_reduce it|look at what chooses {given} for {place}: a flag, a setting of the module, or a layer's number}"
+        "{size:?pass the `{size}` of the whole to the module of {place}, and not of the rank's part|{is_of_axis:?make "
+        "the number for {place} of the whole tensor's size: multiply by the number of parts, or all_reduce it|look at "
+        "what chooses {given} for {place}: a flag, a setting of the module, or a layer's number}}"
     )
 
 

@@ -155,6 +155,25 @@ def number_fault(states: States, arguments: Mapping[str, Mapping[int, ArgumentRe
     return None
 
 
+def with_size_given(
+    states: States, fault: Fault | None, arguments: Mapping[str, Mapping[int, ArgumentRecord]]
+) -> Fault | None:
+    """Return a fault with the argument of its module that is a size of the rank's part, if no other one is wrong."""
+    sizes = {name: next(iter(records.values())) for name, records in arguments.items() if _is_size(states, records)}
+    if fault is None or not isinstance(fault.cause, OtherArgument) or len(arguments) != 1 or not sizes:
+        return fault
+    ((name, record),) = sizes.items()
+    return replace(fault, cause=replace(fault.cause, size=name, differs=record.differs))
+
+
+def _is_size(states: States, records: Mapping[int, ArgumentRecord]) -> bool:
+    """Whether all ranks are given one number, of which the unsharded model's is a multiple by an axis's size."""
+    numbers = {(record.at, record.held, record.expected) for record in records.values()}
+    at, held, expected = next(iter(numbers))
+    is_one = len(numbers) == 1 and len(records) == states.mesh.size and not at
+    return is_one and expected in {held * states.mesh.axis_size(axis) for axis in states.mesh.long_axes}
+
+
 def _reads_number(call: Call, records: Mapping[int, ArgumentRecord]) -> bool:
     """Whether ranks give a call a number in place of the unsharded model's, as an argument of its module has them."""
     whole = call.whole.numbers.split() if call.whole is not None else []

@@ -14,7 +14,7 @@ from shardviz.check.step.comparison import is_of_parts
 from shardviz.check.step.lines.around import Around, is_around, results_of
 from shardviz.check.step.lines.backward import sent_back_fault
 from shardviz.check.step.lines.calls import Lines
-from shardviz.check.step.lines.faults import argument_fault, fault_in, is_argument, number_fault
+from shardviz.check.step.lines.faults import argument_fault, fault_in, is_argument, number_fault, with_size_given
 from shardviz.check.step.lines.states import States
 from shardviz.check.step.rules.losses import mean_of_means
 from shardviz.check.step.trace.arguments import arguments_of, wrong_argument
@@ -246,8 +246,8 @@ def with_lines(dump: Dump, results: Iterable[Finding | NotChecked]) -> Iterator[
 
 
 def _fault_inside(dump: Dump, lines: Lines) -> Fault | None:
-    states = States(dump, lines)
-    return number_fault(states, arguments_of(dump, lines.module)) or fault_in(states)
+    states, arguments = States(dump, lines), arguments_of(dump, lines.module)
+    return number_fault(states, arguments) or with_size_given(states, fault_in(states), arguments)
 
 
 def _is_of_argument(finding: Finding) -> bool:
