@@ -1,9 +1,65 @@
-"""Right programs that use the hooks in ways of their own."""
+"""Programs that use hooks in ways of their own."""
 
 from __future__ import annotations
 
-from tests.bugs.case import Healthy
+from tests.bugs.case import Bug, Healthy
 from tests.bugs.models import FSDP, MLP, TENSOR_PARALLEL
+
+SHARED = """
+from torch.utils.checkpoint import checkpoint
+
+AXES = BATCH_AXES = ("dp",)
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 8, bias=False)
+
+    def forward(self, x):
+        return x + self.down(functional.silu(self.up(self.norm(x))))
+
+
+class Net(nn.Module):
+    reentrant = None
+
+    def __init__(self):
+        super().__init__()
+        self.into, self.block, self.head = nn.Linear(6, 8), Block(), nn.Linear(8, 3)
+
+    def forward(self, x):
+        x = self.into(x)
+        for _ in range(3):
+            x = self.block(x) if self.reentrant is None else checkpoint(self.block, x, use_reentrant=self.reentrant)
+        return self.head(x)
+
+
+def build():
+    return Net()
+
+
+def summed(grad):
+    grad = grad.clone()
+    distributed.all_reduce(grad)
+    return grad
+
+
+def parallelize(model, mesh):
+    model.reentrant = False
+    for weight in model.parameters():
+        weight.register_post_accumulate_grad_hook(lambda weight: distributed.all_reduce(weight.grad))
+
+
+def batch():
+    return torch.randn(8, 6)
+
+
+def step(model, rows, mesh):
+    loss = model(rows).square().mean()
+    (loss / mesh.size()).backward()
+    return loss.detach()
+"""
+"""A block that is used three times, under activation checkpointing, with hooks that sum gradients."""
 
 CASES = (
     Healthy(
@@ -169,5 +225,20 @@ def optimizer(model, mesh):
     torch.optim.lr_scheduler.LambdaLR(made, lambda number: number / 100)
     return made
 """,
+    ),
+    Bug(
+        "a hook that sums the gradients of a shared block after each of its uses",
+        "dp=2",
+        SHARED,
+        (("model.reentrant = False", "model.reentrant = True"),),
+        ("wrong-value",),
+        ("once after each use|after each use of", "use_reentrant=False"),
+    ),
+    Healthy(
+        "a hook that sums the gradients of a shared block's uses as they come",
+        "dp=2",
+        SHARED.replace("model.reentrant = False", "model.reentrant = True")
+        .replace("register_post_accumulate_grad_hook", "register_hook")
+        .replace("lambda weight: distributed.all_reduce(weight.grad)", "summed"),
     ),
 )

@@ -372,6 +372,32 @@ class MicroBatchesReducedAgain(Cause):
     how = "reduce over {axes} once, after the last micro-batch"
 
 
+class ReducedAtEachUse(Cause):
+    """A hook reduces a gradient each time that a shared module is used, and earlier uses are reduced again.
+
+    Under reentrant activation checkpointing each use of a module has a backward of its own, in which its weights'
+    gradients are accumulated and their hooks fire. An all_reduce of `.grad` there sums what the uses before added, and
+    was summed already.
+
+    Attributes:
+        module: The module that is used several times.
+        op: What reduces its gradients.
+        times: How often each of them is reduced.
+    """
+
+    module: str
+    op: str
+    times: int
+    why = (
+        "{op} reduces each gradient of {module:called} {times} times in one backward, once after each use of the "
+        "module, and reduces what the uses before added again"
+    )
+    how = (
+        "reduce the gradients once, after backward(); or pass use_reentrant=False to checkpoint, with which hooks fire "
+        "once"
+    )
+
+
 class UnclearedGradients(Cause):
     """A micro-batch's gradient is added again with every later one.
 

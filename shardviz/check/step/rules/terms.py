@@ -36,6 +36,7 @@ from shardviz.explain.step.forward import JoinedOutOfOrder, PartOfAnotherRank, R
 from shardviz.explain.step.gradients import (
     CutGraph,
     ReadBySegments,
+    ReducedAtEachUse,
     SlicesWithoutGradient,
     TiedShardsMisaligned,
     UnsummedTiedGradients,
@@ -61,6 +62,7 @@ from shardviz.explain.step.whole_step import (
 )
 from shardviz.explain.templates import number
 from shardviz.groups import the_only
+from shardviz.layout.dtypes import itemsize
 from shardviz.layout.region import Region, index_of, indices
 from shardviz.relate.measures import (
     factor_of_all,
@@ -82,7 +84,7 @@ from shardviz.relate.values import finite_magnitude, magnitude
 from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -141,7 +143,7 @@ def _in_backward(evidence: Evidence, comparison: Compared) -> Cause:
             return OverwrittenInput(module)
         wrong = {name.rpartition(".")[0] for name, gradient in evidence.gradients.items() if gradient.wrong}
         if all(_has_right_sides(evidence, name) for name in wrong):
-            return UnexplainedWeightGradients()
+            return _reduced_at_each_use(evidence, wrong) or UnexplainedWeightGradients()
     of_model = evidence.calls.by_module.get("", ())
     is_of_loss = any(is_wrong_from_loss(evidence.calls, call) for call in of_model)
     all_moves = {move for record in evidence.dump.files.ranks.values() for move in record.moves}
@@ -150,6 +152,20 @@ def _in_backward(evidence: Evidence, comparison: Compared) -> Cause:
         return CutGraph(cut) if cut else UnexplainedBackward(is_of_loss, is_unseen=evidence.loss is None)
     (move,) = moves
     return UnexplainedBackward(is_of_loss, move.op, move.place, evidence.loss is None)
+
+
+def _reduced_at_each_use(evidence: Evidence, modules: Iterable[str]) -> Cause | None:
+    """Return that hooks reduce a shared module's gradients after each of its uses; None if they don't."""
+    gradients = evidence.dump.by_name("step", "grad")
+    record = next(iter(evidence.dump.files.ranks.values()))
+    for module in sorted(modules):
+        times = len(evidence.calls.by_module[module])
+        bodies = [tensor.first.body for name, tensor in gradients.items() if name.rpartition(".")[0] == module]
+        size = sum(math.prod(body.local_shape) * itemsize(body.dtype) for body in bodies)
+        calls = [call for call in record.collectives if (call.module, call.backward) == (module, True)]
+        if times > 1 and [(call.count, call.bytes) for call in calls] == [(times * len(bodies), times * size)]:
+            return ReducedAtEachUse(module, calls[0].op, times)
+    return None
 
 
 def _has_right_sides(evidence: Evidence, module: str) -> bool:
