@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.bugs.case import Bug, Healthy
-from tests.bugs.models import BY_HAND
+from tests.bugs.models import BY_HAND, ENTER
 
 TABLE = '''
 class Encoded(nn.Module):
@@ -278,6 +278,69 @@ def optimizer(model, mesh):
     return stepping
 """
 
+OWN_SLOPES = (
+    ENTER
+    + """
+HEADS = 4
+
+
+def slopes(heads):
+    return torch.tensor([2.0 ** (-8.0 * (number + 1) / heads) for number in range(heads)])
+
+
+class Attention(nn.Module):
+    group = None
+
+    def __init__(self):
+        super().__init__()
+        self.heads = HEADS
+        self.q, self.k, self.v, self.out = (nn.Linear(16, 16, bias=False) for _ in range(4))
+        self.register_buffer("slopes", slopes(HEADS), persistent=False)
+
+    def forward(self, x):
+        if self.group is not None:
+            x = Enter.apply(x, self.group)
+        q, k, v = (f(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        places = torch.arange(x.shape[1])
+        distance = places - places.unsqueeze(1)
+        bias = self.slopes[:, None, None] * distance
+        bias = bias.masked_fill(distance > 0, float("-inf"))
+        y = functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        y = self.out(y.transpose(1, 2).flatten(2))
+        return y if self.group is None else Leave.apply(y, self.group)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.into, self.attention, self.head = nn.Linear(6, 16), Attention(), nn.Linear(16, 3)
+
+    def forward(self, x):
+        h = self.into(x)
+        return self.head(h + self.attention(h))
+
+
+def build():
+    return Net()
+
+
+def parallelize(model, mesh):
+    attention, rank, size = model.attention, mesh["tp"].get_local_rank(), mesh["tp"].size()
+    attention.group, attention.heads = mesh.get_group("tp"), HEADS // size
+    for linear in (attention.q, attention.k, attention.v):
+        linear.weight = nn.Parameter(linear.weight.detach().chunk(size)[rank].clone())
+    attention.out.weight = nn.Parameter(attention.out.weight.detach().chunk(size, 1)[rank].clone())
+    attention.slopes = slopes(HEADS).chunk(size)[rank].clone()
+
+
+def batch():
+    return torch.randn(4, 8, 6)
+"""
+)
+"""Each head has a slope of its own, in a buffer that no checkpoint has; ranks make their parts of it again."""
+
+SLOPES_MADE = "attention.slopes = slopes(HEADS).chunk(size)[rank].clone()"
+
 CASES = (
     Bug(
         "averages of weights with a decay of a rank's own",
@@ -479,5 +542,40 @@ CASES = (
             '        self.register_buffer("steps", torch.zeros((), dtype=torch.long))\n'
             '        self.register_buffer("causal", torch.ones(4, 4, dtype=torch.bool).tril(), persistent=False)',
         ),
+    ),
+    Bug(
+        "slopes made for a rank's own heads, as if they were all",
+        "tp=2",
+        OWN_SLOPES,
+        ((SLOPES_MADE, "attention.slopes = slopes(attention.heads)"),),
+        ("wrong-value",),
+        ("attention.slopes", "as if that were all"),
+        ("The tensors that",),
+        with_lines=True,
+    ),
+    Bug(
+        "slopes of the last heads on the first rank",
+        "tp=2",
+        OWN_SLOPES,
+        ((SLOPES_MADE, "attention.slopes = slopes(HEADS).chunk(size)[size - 1 - rank].clone()"),),
+        ("wrong-value",),
+        ("slopes|another rank|different rank",),
+        ("as if that were all",),
+        with_lines=True,
+    ),
+    Bug(
+        "the slopes of the first heads on every rank",
+        "tp=2",
+        OWN_SLOPES,
+        ((SLOPES_MADE, "attention.slopes = slopes(HEADS)[: attention.heads].clone()"),),
+        ("wrong-value",),
+        ("slopes",),
+        with_lines=True,
+    ),
+    Healthy("a buffer that each rank of four makes for its own head", "tp=4", OWN_SLOPES),
+    Healthy(
+        "a buffer of which each rank keeps its part, cut from the one that was there",
+        "tp=2",
+        OWN_SLOPES.replace("slopes(HEADS).chunk(size)", "attention.slopes.chunk(size)"),
     ),
 )

@@ -158,7 +158,8 @@ def _part(shard: Shard, ids: Shard | None, claimed: Collection[tuple[int, ...]])
     if shard.layout is not None and shard.rank in shard.layout.mesh:
         return claimed_dims(shard.layout)[shard.rank]
     local = shard.body.local_shape
-    if (ids is not None and ids.body.dense) or local != shard.body.shape:  # an unknown part of it
+    of_whole = shard.body.shape if ids is None else ids.body.shape
+    if (ids is not None and ids.body.dense) or local != of_whole:  # an unknown part of it
         return shard.rank
     return tuple(((0, size),) for size in local) if local in claimed else local
 

@@ -138,6 +138,30 @@ class RowsOfOneRank(Cause, kind="unreplicated"):
     )
 
 
+class BufferOfSmaller(Cause, kind="wrong-value"):
+    """Ranks make a buffer for their own heads or channels, as if these were all that the model has.
+
+    Slopes, frequencies or a schedule that a formula makes of a count have other numbers for fewer of them. Every rank
+    makes the same, with the shape of its part. Nothing raises, and the buffer is not in the checkpoint.
+
+    Attributes:
+        buffer: Its name in the model.
+        held: The shape that ranks have.
+        whole: The unsharded model's.
+        place: The line that reads it, as `attention.py:34`.
+    """
+
+    buffer: str
+    held: tuple[int, ...]
+    whole: tuple[int, ...]
+    place: str
+    why = (
+        "All ranks hold the same {buffer} of {held:list}, and not their parts of the unsharded model's {whole:list}: "
+        "it is made for a rank's own part as if that were all"
+    )
+    how = "make {buffer} for the whole model on every rank, with {whole:list}, and keep the rank's own part of it"
+
+
 class BufferCutApart(Cause):
     """A buffer is an average of a weight, and a rank's parts of the two don't match.
 

@@ -90,7 +90,8 @@ def _is_written_everywhere(case: Case) -> bool:
     coords = [coord for coord, shard in case.shards.items() if 0 not in shard.body.local_shape]
     numbers = set().union(*(_numbers(case, coord) for coord in coords))
     if numbers == {-1}:
-        return case.claimed is not None or case.tensor.role == "param"
+        is_part = any(shard.body.local_shape != case.shape for shard in case.shards.values())
+        return case.claimed is not None or case.tensor.role == "param" or is_part
     drawn = "values" in case.dump.without_ids.values() and case.tensor.role == "param"
     return len(numbers) == 1 and case.numel > 1 and drawn
 

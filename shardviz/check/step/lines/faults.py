@@ -17,7 +17,14 @@ from shardviz.check.step.lines.backward import backward_fault, micro_batches_fau
 from shardviz.check.step.lines.calls import SELECTS, Call, Value
 from shardviz.check.step.lines.exchanges import MOVES, exchange_backward, exchange_fault, not_restored_fault
 from shardviz.check.step.lines.fault import Fault, called, fault_at, with_label
-from shardviz.check.step.lines.foreign import foreign_fault, loop_fault, own_rows_fault, padding_fault, unwritten_fault
+from shardviz.check.step.lines.foreign import (
+    buffer_fault,
+    foreign_fault,
+    loop_fault,
+    own_rows_fault,
+    padding_fault,
+    unwritten_fault,
+)
 from shardviz.check.step.lines.offsets import (
     misplaced_fault,
     other_axis_fault,
@@ -238,6 +245,7 @@ def _narrowed(states: States, fault: Fault | None) -> Fault | None:
     if fault is not None and isinstance(fault.cause, WrongLines | CarriedLine):
         return (
             unwritten_fault(states.lines)
+            or buffer_fault(states)
             or _shifted(states)
             or not_restored_fault(states)  # of rows that are routed, each rank has an order of its own
             or moved_fault(states)

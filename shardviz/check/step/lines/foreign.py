@@ -22,6 +22,8 @@ from shardviz.check.step.lines.calls import SELECTS, Call, Lines, Value
 from shardviz.check.step.lines.exchanges import MOVES, ROOM
 from shardviz.check.step.lines.fault import Fault, at, fault_at, reached
 from shardviz.check.step.lines.masks import ATTENTION, mask_fault, ring_mask_fault, same_block_fault, unweighted_fault
+from shardviz.check.step.lines.offsets import is_same_part, is_stretch, spoils
+from shardviz.explain.step.buffers import BufferOfSmaller
 from shardviz.explain.step.line_rows import CausalMaskOfPart, ForeignNumbersSummed, LoopFromZero
 from shardviz.explain.step.lines import ELEMENTWISE, UnlikeOperands, UnwrittenMemory
 from shardviz.explain.step.losses import PaddingSummed
@@ -65,6 +67,24 @@ def foreign_fault(states: States) -> Fault | None:
             clause = f"{at(line)} uses indices that were moved into the rank's part{where}"
             cause = ForeignNumbersSummed(place, read.function, summed.place)
             return fault_at(read, f"{clause}; {at(summed.line, line)} sums what comes of them", cause)
+    return None
+
+
+def buffer_fault(states: States) -> Fault | None:
+    """Return the line that reads a buffer which all ranks hold alike, in the shape of their parts, if it spoils all."""
+    for call in states.lines.calls if states.wrong_results else ():
+        for value in call.inputs:
+            whole, held = states.reference_of(value), list(states.held(value).values())
+            is_buffer = states.lines.origin(value).startswith("buffer") and states.placed(value).is_wrong
+            is_alike = is_buffer and is_same_part(states, value) and not is_stretch(states, value)
+            if not is_alike or whole is None or not spoils(states, call):
+                continue
+            name, shapes = states.lines.weight_name(value), (held[0].shape, whole.shape)
+            reads = f"{reached(call)} reads {name}, which has the same {held[0].size:,} numbers on all ranks"
+            cause = BufferOfSmaller(name, *shapes, call.inner_line.place)
+            return fault_at(
+                call, f"{reads}; the unsharded model's has {whole.size:,}, and these are no part of it", cause
+            )
     return None
 
 

@@ -167,6 +167,9 @@ def _fault_of_stretch(
     maker = states.lines.producer(states.lines.source(value, is_shifted))
     if maker is None:
         return None
+    for cut in maker.inputs:
+        if states.lines.weight_name(cut) and _stretch(states, cut, layouts[0]):  # it was cut elsewhere
+            return _misplaced_weight(states.lines, cut, call, (stretch.rank,))
     first, due, length = stretch.first, stretch.due, stretch.length
     given = f"{reached(maker)} gives rank {stretch.rank} elements {first} to {first + length - 1} of dim {stretch.dim}"
     sentence = f"{given}; {at(call.line, maker.line)} combines them with its part, {due} to {due + length - 1}"
@@ -180,7 +183,7 @@ def same_slices_fault(states: States) -> Fault | None:
         same = (value for layout in layouts for value in call.inputs if _are_same_slices(states, value, layout))
         if (value := next(same, None)) is None or not spoils(states, call):
             continue
-        begin = states.lines.source(value, lambda _, given: _is_same_part(states, given))
+        begin = states.lines.source(value, lambda _, given: is_same_part(states, given))
         if (maker := states.lines.producer(begin)) is not None:
             gives = f"{reached(maker)} is the first wrong line: {maker.function} gives every rank the same"
             combines = f"{at(call.line, maker.line)} combines the slices with the rank's own part"
@@ -192,7 +195,7 @@ def same_slices_fault(states: States) -> Fault | None:
 def _are_same_slices(states: States, value: Value, layout: Layout) -> bool:
     """Whether ranks have the same slices of a dim that a layout splits, and some need others."""
     whole = states.reference_of(value)
-    if whole is None or not _is_same_part(states, value):
+    if whole is None or not is_same_part(states, value):
         return False
     held = next(iter(states.held(value).values()))
     dims = [dim for dim, size in enumerate(whole.shape) if held.shape[dim] != size]
@@ -205,7 +208,7 @@ def _are_same_slices(states: States, value: Value, layout: Layout) -> bool:
     return bool((nearest.min(1) <= _near(whole)).all()) and any(error_of(held, part) > SINGLE for part in needed)
 
 
-def _is_same_part(states: States, value: Value) -> bool:
+def is_same_part(states: States, value: Value) -> bool:
     """Whether all ranks have the same of a tensor, and less than the unsharded model."""
     whole = states.reference_of(value)
     held = list(states.held(value).values())
@@ -467,7 +470,10 @@ def _misplaced_weight(lines: Lines, value: Value, call: Call, ranks: tuple[int, 
     """Return that ranks hold another rank's part of a weight; None if it is no weight."""
     if not (weight := lines.weight_name(value)):
         return None
-    sentence = f"{named_ranks(ranks)} hold another rank's part of {weight}; {reached(call)} combines it with their own"
+    hold, own = ("holds", "its") if len(ranks) == 1 else ("hold", "their")
+    sentence = (
+        f"{named_ranks(ranks)} {hold} another rank's part of {weight}; {reached(call)} combines it with {own} own"
+    )
     return fault_at(call, sentence, MisplacedWeight(weight, call.place, ranks))
 
 
