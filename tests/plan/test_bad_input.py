@@ -189,6 +189,9 @@ REFUSED = {
     "stages() returned list Hint: return this rank's stages": "def stages(model, mesh): return [model]",
     "optimizer() returned Two, which has no state Hint: return one": TWO
     + "def optimizer(model, mesh): return Two(model)",
+    "optimizer() has stepped the SGD that it returned, and shardviz steps it Hint: return it without a step": (
+        "def optimizer(model, mesh):\n    made = torch.optim.SGD(model.parameters())\n    made.step()\n    return made"
+    ),
     "": "def stages(model, mesh): return {0: model}\n"
     "def optimizer(model, mesh): return torch.optim.SGD(model.parameters())",
 }

@@ -437,6 +437,7 @@ class UnsummedLine(Cause):
         mean: What the terms are of, `mean`, if that isn't a sum.
         divisor: The line that makes what the reader divides by, if that divides one term of a sum by one of another.
         is_own: Whether ranks along the axis have rows of their own, of which each computes a loss.
+        beside: What makes another number of the rank's part alone in the line, and is wrong too; empty if nothing does.
     """
 
     terms: str
@@ -448,19 +449,22 @@ class UnsummedLine(Cause):
     mean: str = ""
     divisor: str = ""
     is_own: bool = False
+    beside: str = ""
     kinds = WRONG
     why = (
         "{divisor:?{reader} divides each rank's own sum by its own sum or count. Nothing sums either over "
-        "{axis}|{operand:?In {terms}, {function} takes the result of {operand}, which is one term of a sum over {axis}"
-        "{other:?, and {other}}|Nothing {mean:?averages|sums} the result of {terms} over {axis} before "
+        "{axis}|{operand:?In {terms}, {function} takes the result of {operand}, which is one term of a "
+        "{mean:?{mean}|sum} over {axis}{beside:?, and {beside} in it takes the rank's part alone|{other:?, and "
+        "{other}}}|Nothing {mean:?averages|sums} the result of {terms} over {axis} before "
         "{reader:?{reader} uses it|the module returns it}}}"
     )
     how = (
         "{divisor:?all_reduce numerator and denominator over {axis} before {reader}|{operand:?in {terms}, all_reduce "
-        "the result of {operand} over {axis} before {function} takes it{other:?, and only that}|all_reduce the result "
-        "of {terms} over {axis}{mean:? with ReduceOp.AVG} before {reader:?{reader}|the module returns it}}}; in "
-        "backward, {is_own:?{mean:?average|sum} its gradient, too, if gradients are averaged over {axis} afterwards|"
-        "return the gradient unchanged if all ranks compute the same afterwards, and sum it if each uses its own part}"
+        "the result of {operand} over {axis}{mean:? with ReduceOp.AVG} before {function} takes it{beside:?, and make "
+        "the result of {beside} of all ranks' numbers|{other:?, and only that}}|all_reduce the result of {terms} over "
+        "{axis}{mean:? with ReduceOp.AVG} before {reader:?{reader}|the module returns it}}}; in backward, "
+        "{is_own:?{mean:?average|sum} its gradient, too, if gradients are averaged over {axis} afterwards|return the "
+        "gradient unchanged if all ranks compute the same afterwards, and sum it if each uses its own part}"
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from shardviz.dump.records.step import RaisedRecord
 from shardviz.errors import ProbeError
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 ONE_OPTIMIZER = "return one torch.optim.Optimizer, or an object whose `optim` is one: a step of several is only planned"
 """What a probe's `optimizer()` has to return."""
 
+UNSTEPPED = "return it without a step; what follows a step goes into the step() of a class of your own"
+
 
 @dataclass(frozen=True)
 class Update:
@@ -57,11 +60,19 @@ def updated(probe: ModuleType, model: nn.Module, mesh: DeviceMesh, observation: 
     """Let the probe's optimizer update the weights, with its collectives recorded, and return it.
 
     Raises:
-        ProbeError: `optimizer()` returned something that has no state.
+        ProbeError: `optimizer()` returned something that has no state, or that it has stepped already.
     """
-    optimizer: torch.optim.Optimizer = probe.optimizer(model, mesh)
-    if not hasattr(getattr(optimizer, "optim", optimizer), "state"):
-        raise ProbeError(f"optimizer() returned {type(optimizer).__name__}, which has no state", ONE_OPTIMIZER)
+    stepped: list[object] = []
+    hook = register_optimizer_step_post_hook(lambda optimizer, *_: stepped.append(optimizer))
+    try:
+        optimizer: torch.optim.Optimizer = probe.optimizer(model, mesh)
+    finally:
+        hook.remove()
+    inner, kind = getattr(optimizer, "optim", optimizer), type(optimizer).__name__
+    if not hasattr(inner, "state"):
+        raise ProbeError(f"optimizer() returned {kind}, which has no state", ONE_OPTIMIZER)
+    if any(one is inner for one in stepped):
+        raise ProbeError(f"optimizer() has stepped the {kind} that it returned, and shardviz steps it", UNSTEPPED)
     with observation.comms:
         optimizer.step()
     return optimizer

@@ -341,6 +341,16 @@ def is_of_axis(number: float, wanted: float, mesh: Mesh) -> bool:
     return any(math.isclose(power, size, rel_tol=SINGLE) for size in sizes for power in (ratio, ratio**2))
 
 
+def beside(states: States, call: Call) -> str:
+    """Return what else in a call's line makes a wrong number of a rank's own part; empty if nothing does."""
+    for other in states.lines.calls:
+        is_of_part = bool(other.inputs) and all(states.forward(value).split_layout for value in other.inputs)
+        is_wrong = any(states.placed(value).is_wrong for value in other.outputs)
+        if other != call and other.inner_line.place == call.inner_line.place and is_of_part and is_wrong:
+            return other.function
+    return ""
+
+
 def generator_of(states: States, call: Call) -> str:
     """Say what ranks draw random numbers from, if they draw as many as the unsharded model; else nothing."""
     whole = states.whole(call.whole.outputs[0]) if call.whole is not None and call.whole.outputs else None

@@ -37,6 +37,7 @@ from shardviz.check.step.lines.fault import (
 )
 from shardviz.check.step.lines.offsets import is_stretch
 from shardviz.check.step.lines.operands import (
+    beside,
     counts_of_part,
     generator_of,
     is_compared,
@@ -460,8 +461,8 @@ class ForwardSearch:
             fault = unsummed(act, axis, is_mean=is_mean)
         else:
             is_beside_whole = any(self.states.forward(other).kind == "right" for other in call.inputs if other != terms)
-            operand = last.function
-            fault = unsummed(act, axis, operand, is_beside_whole=is_beside_whole, is_mean=is_mean)
+            how = {"is_beside_whole": is_beside_whole, "is_mean": is_mean}
+            fault = unsummed(act, axis, last.function, **how, beside=beside(self.states, last))
         return replace(fault, by_terms=by_terms)
 
     def _ratio_of(self, call: Call) -> Fault | None:
