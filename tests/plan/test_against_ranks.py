@@ -56,7 +56,7 @@ def ran(name: str, mesh_text: str | None, folder: Path) -> DumpFiles:
 
 
 IN_FIRST_STEP = "('pp',), 2, '', 'outside',"
-"""Stages of torch 2.14 and newer vote on how shapes are known, and connect, in the first step of a world that is not fake."""
+"""From torch 2.14 on stages vote on how shapes are known, and connect, in a first step that is not of a fake world."""
 
 
 def _names() -> list[object]:
