@@ -264,7 +264,7 @@ def capture_sharding(
         with dump_of_job(Path(path), mesh, pipeline_part, intended, force=force) as rank_capture:
             add_model(rank_capture, unwrapped(model), mesh, None, pipeline_part)
             del model
-            capture_passes(rank_capture, Sharding(build, sharded, plain_mesh(mesh)), pipeline_part)
+            capture_passes(rank_capture, Sharding(build, sharded, plain_mesh(mesh)), pipeline_part, {})
     return Path(path)
 
 

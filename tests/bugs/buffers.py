@@ -341,6 +341,69 @@ def batch():
 
 SLOPES_MADE = "attention.slopes = slopes(HEADS).chunk(size)[rank].clone()"
 
+EXPERT_IDS = (
+    ENTER
+    + """
+EXPERTS = 4
+
+
+class Experts(nn.Module):
+    group = None
+
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Linear(8, EXPERTS, bias=False)
+        self.up, self.down = (nn.Parameter(torch.randn(EXPERTS, *shape) * 0.2) for shape in ((8, 16), (16, 8)))
+        self.norm = nn.BatchNorm1d(EXPERTS, affine=False)
+        self.register_buffer("numbers", torch.arange(EXPERTS))
+        self.register_buffer("counts", torch.zeros(EXPERTS), persistent=False)
+
+    def forward(self, x):
+        if self.group is not None:
+            x = Enter.apply(x, self.group)
+        top, chosen = self.gate(x).softmax(-1).max(-1)
+        weights = functional.one_hot(chosen, EXPERTS)[:, self.numbers].to(x.dtype) * top[:, None]
+        h = torch.einsum("td,edh->teh", x, self.up).relu() + self.counts[:, None]
+        h = self.norm(h.transpose(1, 2).flatten(0, 1)).unflatten(0, (len(x), -1)).transpose(1, 2)
+        y = torch.einsum("teh,ehd,te->td", h, self.down, weights)
+        return y if self.group is None else Leave.apply(y, self.group)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.into, self.experts, self.head = nn.Linear(5, 8), Experts(), nn.Linear(8, 3)
+
+    def forward(self, x):
+        h = self.into(x)
+        return self.head(h + self.experts(h))
+
+
+def build():
+    return Net()
+
+
+def parallelize(model, mesh):
+    experts, rank, size = model.experts, mesh["tp"].get_local_rank(), mesh["tp"].size()
+    experts.group, here = mesh.get_group("tp"), EXPERTS // size
+    experts.up, experts.down = (nn.Parameter(w.detach().chunk(size)[rank].clone()) for w in (experts.up, experts.down))
+    experts.norm = nn.BatchNorm1d(here, affine=False, dtype=experts.up.dtype)
+    experts.numbers, experts.counts = torch.arange(here) + rank * here, torch.zeros(here)
+
+    def summed(gradient):
+        gradient = gradient.clone()
+        distributed.all_reduce(gradient, group=experts.group)
+        return gradient
+
+    experts.gate.weight.register_hook(summed)
+
+
+def batch():
+    return torch.randn(12, 5)
+"""
+)
+"""Buffers and a module that each rank makes for its own experts: numbers, zeros, statistics."""
+
 CASES = (
     Bug(
         "averages of weights with a decay of a rank's own",
@@ -578,4 +641,14 @@ CASES = (
         "tp=2",
         OWN_SLOPES.replace("slopes(HEADS).chunk(size)", "attention.slopes.chunk(size)"),
     ),
+    Bug(
+        "the numbers of the first experts on every rank",
+        "tp=2",
+        EXPERT_IDS,
+        (("torch.arange(here) + rank * here", "torch.arange(here)"),),
+        ("wrong-value",),
+        ("experts.numbers",),
+        with_lines=True,
+    ),
+    Healthy("numbers, zeros and statistics that each rank makes for its own experts", "tp=4", EXPERT_IDS),
 )

@@ -21,17 +21,19 @@ from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.locals import Local, local_tensors, unwrapped
 from shardviz.live.capture.lookup.by_reference import Known, add_by_reference
 from shardviz.live.capture.meshes import plain_mesh
+from shardviz.live.capture.own_buffers import NO_PART
 from shardviz.live.capture.stamp import Digits, Stamped, exact_bits, inexact, named_tensors, stamp
 from shardviz.live.compat.meshes import placement_of, whole_of
 from shardviz.live.compat.modules import clean_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from shardviz.layout.mesh import Mesh
     from shardviz.live.capture.capture import Capture
+    from shardviz.live.capture.own_buffers import OwnBuffer
     from shardviz.live.capture.pipeline_parts import PipelinePart
 
 
@@ -58,13 +60,16 @@ class Sharding:
         return self.parallelize(model), stamped
 
 
-def capture_passes(capture: Capture, sharding: Sharding, pipeline_part: PipelinePart) -> Stamped:
+def capture_passes(
+    capture: Capture, sharding: Sharding, pipeline_part: PipelinePart, own: Mapping[str, OwnBuffer]
+) -> Stamped:
     """Capture where every element went, and torch's own reassembly. Every rank calls this.
 
     Args:
         capture: The capture of this rank, to which the ids are added.
         sharding: How to build and shard the model.
         pipeline_part: This rank's part of the model; without stamps, the whole model is built on all ranks.
+        own: The buffers that this rank makes for its own part of the model.
 
     Returns:
         The result of stamping.
@@ -72,6 +77,9 @@ def capture_passes(capture: Capture, sharding: Sharding, pipeline_part: Pipeline
     model, stamped = sharding.stamped()
     capture.stamps = {stamp.name: stamp for stamp in pipeline_part.stamps or stamped.stamps}
     locals_ = _with_values(capture, pipeline_part.of_stage(local_tensors(unwrapped(model), sharding.mesh)))
+    made = {local.name for local in locals_ if local.name in own and own[local.name].is_in(local)}
+    _add_own(capture, [local for local in locals_ if local.name in made], own)
+    locals_ = [local for local in locals_ if local.name not in made]
     exact_bits_here = min((exact_bits(local.values.dtype) or 64 for local in locals_), default=64)
     of_all = of_all_ranks((exact_bits_here, stamped.last))  # every rank shards in every pass, whatever its stage needs
     bits, last = min(bits for bits, _ in of_all), max(last for _, last in of_all)
@@ -80,8 +88,19 @@ def capture_passes(capture: Capture, sharding: Sharding, pipeline_part: Pipeline
         _gather(capture, model, last, pipeline_part)
     else:
         del model, locals_
-        _capture_digits(capture, sharding, 2**bits - 1, last, pipeline_part)
+        _capture_digits(capture, sharding, 2**bits - 1, last, pipeline_part, made)
     return stamped
+
+
+def _add_own(capture: Capture, locals_: Iterable[Local], own: Mapping[str, OwnBuffer]) -> None:
+    """Record by its values which part a rank has of the buffers that it made again."""
+    for local in locals_:
+        region = own[local.name].region
+        if region is not None and local.name in capture.stamps:
+            capture.add_region(local, region)
+        elif region is None:
+            capture.not_checked.append((local.name, NO_PART))
+            capture.without_ids.append(local.name)
 
 
 def _with_values(capture: Capture, locals_: Iterable[Local]) -> list[Local]:
@@ -136,8 +155,10 @@ def _add_without_ids(capture: Capture, locals_: Sequence[Local], stamped: Stampe
     capture.without_ids += [name for name, _ in unstamped]
 
 
-def _capture_digits(capture: Capture, sharding: Sharding, base: int, last: int, pipeline_part: PipelinePart) -> None:
-    """Stamp again, one digit per pass, because some dtype is too narrow for whole ids."""
+def _capture_digits(
+    capture: Capture, sharding: Sharding, base: int, last: int, pipeline_part: PipelinePart, made: Collection[str]
+) -> None:
+    """Stamp again, one digit per pass, because some dtype is too narrow for whole ids; `made` has no ids."""
     places = math.ceil(math.log(last + 1, base))
     ids: dict[str, NDArray[np.int64]] = {}
     followed: dict[str, Local] = {}
@@ -145,7 +166,7 @@ def _capture_digits(capture: Capture, sharding: Sharding, base: int, last: int, 
         model, stamped = sharding.stamped(Digits(base, place))
         locals_ = _with_values(capture, pipeline_part.of_stage(local_tensors(unwrapped(model), sharding.mesh)))
         for local in locals_:
-            if exact_bits(local.values.dtype):
+            if exact_bits(local.values.dtype) and local.name not in made:
                 digits = describe.ids_of(local.values, base)
                 ids[local.name] = _with_digits(ids.get(local.name, np.zeros_like(digits)), digits, base**place)
                 followed[local.name] = local
