@@ -17,6 +17,7 @@ from shardviz.dump.write import write_rank, write_run
 from shardviz.layout.mesh import AXIS_NAME
 from shardviz.live.capture.capture import Capture, run_record
 from shardviz.live.capture.locals import Local, held_back_names, local_tensors, unwrapped
+from shardviz.live.claims import masters, registry
 from shardviz.live.claims.wrappers import approximated_by, reduced_in, reducing, rounded_to
 from shardviz.live.compat.modules import clean_name, is_compiled
 from shardviz.live.compat.worlds import default_store, groups_here
@@ -238,10 +239,15 @@ def gradients_of(step: Step, instead: Collection[str] = ()) -> Iterator[Local]:
 
 def _add_states(capture: Capture, step: Step) -> None:
     """Add what optimizers keep of each element of a parameter before the step: one that made none keeps nothing."""
-    params = [local for local in local_tensors(unwrapped(step.root)) if local.role == "param"]
+    model = unwrapped(step.root)
+    params = [local for local in local_tensors(model) if local.role == "param"]
     shapes = {local.name: local.values.shape for local in params}
+    by_name = {local.name: local for local in params}
+    weights = {param: by_name[name] for name, param in registry.named_parameters(model) if name in by_name}
     for optimizer in step.optimizers:
-        for state in optimizer_states(optimizer, unwrapped(step.root), params):
+        for state in masters.states(weights, getattr(optimizer, "optim", optimizer).state):
+            capture.add_values(replace(state, values=sampled(state.values.detach(), step.most)), "step")
+        for state in optimizer_states(optimizer, model, params):
             is_of_elements = state.values.shape == shapes.get(state.name.rpartition(".")[0])
             # What is quantized has codes, or is of a class of its own.
             if is_of_elements and type(state.values) is torch.Tensor and state.values.is_floating_point():
