@@ -344,18 +344,19 @@ class DifferentBatch(Cause):
 
     Attributes:
         of_jobs: Whether they are jobs of several ranks.
-        is_resumed: Whether one of them made fewer steps before, and so goes on from a checkpoint.
+        is_resumed: Whether it goes on from a checkpoint there: it made fewer steps before, or made a new model.
     """
 
     of_jobs: bool = False
     is_resumed: bool = False
     why = (
-        "{is_resumed:?One of the jobs goes on from a checkpoint, and doesn't begin with the rows that come next|The "
+        "{is_resumed:?A job that goes on from a checkpoint doesn't begin with the rows that come next|The "
         "{of_jobs:?jobs|runs} read different batches, or the same rows in a different order{of_jobs:?, or a rank's "
         "batch size differs}}"
     )
     how = (
-        "{is_resumed:?save how many batches were read, with the sampler's epoch and seed, and skip as many|give both "
+        "{is_resumed:?save how many rows all ranks together have read, with the sampler's epoch and seed, and "
+        "skip as many|give both "
         "{of_jobs:?jobs|runs} the same rows{of_jobs:? in total}}"
     )
 

@@ -8,6 +8,7 @@ values don't agree, as of copies from before a broadcast, their shapes and order
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -23,6 +24,9 @@ from shardviz.live.compat.worlds import groups_here
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+Stretch = tuple[int, int, int, int]
+"""The number of a parameter, the first of its elements, where it is in a row, and how many elements are."""
 
 MAX_PADDING = 1 << 10
 """A row of parameters is made longer by no more elements, so that ranks' parts are equal."""
@@ -80,9 +84,7 @@ def gradients(weights: Mapping[torch.Tensor, Local], stepper: object, stepped: C
         yield from _placed(parameter, weight, "grad", lambda tensor: tensor.grad if id(tensor) in stepped else None)
 
 
-def states(
-    weights: Mapping[torch.Tensor, Local], kept: Mapping[Any, Mapping[str, torch.Tensor]]
-) -> Iterator[Local]:
+def states(weights: Mapping[torch.Tensor, Local], kept: Mapping[Any, Mapping[str, torch.Tensor]]) -> Iterator[Local]:
     """Yield this rank's part of what an optimizer keeps of parameters' copies, under names such as `up.weight.exp_avg`.
 
     Args:
@@ -158,6 +160,11 @@ def link(parameters: Sequence[torch.Tensor], stepped: Sequence[torch.Tensor]) ->
     return any(search.copies)
 
 
+def _jumps(stretches: Sequence[Stretch]) -> int:
+    """Return how often a row goes on with a parameter that isn't the next one."""
+    return sum(later[0] != earlier[0] + 1 for earlier, later in pairwise(stretches))
+
+
 class _Search:
     """Parameters, and what has been found of each."""
 
@@ -200,7 +207,7 @@ class _Search:
             return True
         return False
 
-    def _keep(self, stretches: Sequence[tuple[int, int, int, int]], tensor: torch.Tensor) -> None:
+    def _keep(self, stretches: Sequence[Stretch], tensor: torch.Tensor) -> None:
         for at, start, begin, size in stretches:
             if size > 0:
                 self.copies[at].append(Copied(ref(tensor), begin, start, size))
@@ -242,30 +249,40 @@ class _Search:
         enough = [ranks for ranks in _groups() if size * len(ranks) >= every] if size else []
         return min(enough, key=len, default=())
 
-    def _walk(self, row: torch.Tensor) -> list[tuple[int, int, int, int]] | None:
-        """Return the stretches of parameters that a row has one behind the other; None if it's no such row."""
-        for first in self._in_all_order():
-            rows, begins = self.rows[first], row[:1].to(self.rows[first].device, self.rows[first].dtype)
-            for start in (rows == begins).nonzero().flatten()[:MAX_STARTS].tolist() if len(row) else ():
-                size = self._agree(row, 0, first, start)
-                stretches = self._walk_on(row, [(first, start, 0, size)]) if size else None
-                if stretches:
-                    return stretches
-        return None
+    def _walk(self, row: torch.Tensor) -> list[Stretch] | None:
+        """Return the stretches of parameters that a row has one behind the other; None if it's no such row.
 
-    def _in_all_order(self) -> list[int]:
-        return [*range(max(self._last, 0), len(self.rows)), *range(max(self._last, 0))]
+        Where a row begins with equal numbers, as in a norm's bias, that may be in several parameters: what comes next
+        shows in which.
+        """
+        walks = (walk for first, start in self._starts(row) if (walk := self._walk_on(row, first, start)))
+        best: list[Stretch] | None = None
+        for walk in walks:
+            if best is None or _jumps(walk) < _jumps(best):
+                best = walk
+            if not _jumps(best):
+                break
+        return best
 
-    def _walk_on(
-        self, row: torch.Tensor, stretches: list[tuple[int, int, int, int]]
-    ) -> list[tuple[int, int, int, int]] | None:
-        at, _, begin, size = stretches[0]
-        end = begin + size
+    def _starts(self, row: torch.Tensor) -> Iterator[tuple[int, int]]:
+        """Yield the parameters, and places in them, at which a row may begin."""
+        after = max(self._last, 0)
+        for first in (*range(after, len(self.rows)), *range(after)) if len(row) else ():
+            begins = row[:1].to(self.rows[first].device, self.rows[first].dtype)
+            for start in (self.rows[first] == begins).nonzero().flatten()[:MAX_STARTS].tolist():
+                yield first, start
+
+    def _walk_on(self, row: torch.Tensor, first: int, start: int) -> list[Stretch] | None:
+        at, end = first, self._agree(row, 0, first, start)
+        stretches = [(first, start, 0, end)]
+        if not end:
+            return None
         while end < len(row):
-            order = [*range(at + 1, len(self.rows)), *range(at)]
+            is_padding = len(row) - end <= MAX_PADDING and not row[end:].any()
+            order = [*range(at + 1, len(self.rows)), *range(at)][: 1 if is_padding else None]
             following = next(((each, n) for each in order if (n := self._agree(row, end, each, 0))), None)
-            if following is None:
-                return stretches if len(row) - end <= MAX_PADDING and not row[end:].any() else None
+            if following is None or (is_padding and following[0] != at + 1):
+                return stretches if is_padding else None
             at, size = following
             stretches.append((at, 0, end, size))
             end += size

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shardviz.live.capture.locals import Local, local_tensors, of_tensor, unwrapped
+from shardviz.live.claims import registry
 from shardviz.live.claims.wrappers import reducing
 from shardviz.live.compat.modules import clean_name
 from shardviz.live.run.references.values import living_collections, living_modules, outermost
@@ -142,6 +143,8 @@ class Averages:
         trained = {clean_name(name) for name, parameter in model.named_parameters() if parameter.requires_grad}
         params = {local.name: local for local in local_tensors(model) if local.name in trained}
         known = {local.values.data_ptr() for local in params.values()}
+        copies = (each for parameter in model.parameters() for each in registry.stand_ins(parameter))
+        known |= {copy.data_ptr() for copy in copies if isinstance(copy, torch.Tensor)}  # which are no averages
         candidates = (tensors for tensors in _candidates(model, len(params)) if _are_of(tensors, params, known))
         return cls(params, tuple(islice(candidates, MOST)) if params else (), most)
 

@@ -31,6 +31,7 @@ from shardviz.check.step.jobs.other_steps import (
     is_filled_batch,
     later_steps_of,
 )
+from shardviz.check.step.jobs.rounded_inputs import rounded_input
 from shardviz.check.step.jobs.rows import rows_of_jobs, rows_of_peers
 from shardviz.check.step.jobs.rows_of_steps import with_other_steps
 from shardviz.check.step.jobs.starts import (
@@ -400,7 +401,8 @@ def _judged(
     clips, reference_name = clips_of(reference, job), "one process" if reference.is_of_one else reference.name
     holding = {name: frozenset(parts) for name, parts in job.weights("param").items()}
     evidence = JobEvidence(dump, tuple(compared(dump)), clips, micro_batches, reference.is_of_one, holding)
-    results = list(findings_on(evidence, judging, reference_name))
+    of_input = rounded_input(evidence, judging, job)
+    results = [of_input] if of_input is not None else list(findings_on(evidence, judging, reference_name))
     is_unexplained = any(isinstance(finding.explanation, UnexplainedCopies) for finding in findings_in(results))
     before = unclipped(reference, job, weights) if is_unexplained and weights.grads and not weights.kept else None
     if before is None:

@@ -31,6 +31,7 @@ from shardviz.explain.step.gradients import (
     UnsummedTiedGradients,
 )
 from shardviz.explain.step.losses import MeanOfMeans
+from shardviz.explain.step.modules import RoundedInput
 from shardviz.explain.step.scales import (
     ClippedByOwnNorms,
     ClippedByParts,
@@ -70,7 +71,14 @@ if TYPE_CHECKING:
 
 MADE_BY_CLIPS = UnexplainedBackward | UnexplainedWeightGradients | ClippedByParts | ScaledByOwnCount | ScaledInStep
 """Causes of gradients that clipping by ranks' own norms explains better."""
-OUTSIDE_MODULES = DifferentClips | GradientsNotZeroed | LostMicroBatches | MicroBatchesReducedAgain | UnclearedGradients
+OUTSIDE_MODULES = (
+    RoundedInput
+    | DifferentClips
+    | GradientsNotZeroed
+    | LostMicroBatches
+    | MicroBatchesReducedAgain
+    | UnclearedGradients
+)
 """Causes that lie in no line of a forward."""
 MAX_LISTED = 4
 UNCLIPPED = ClipRecord(0.0, math.inf)

@@ -145,3 +145,45 @@ def _part_of_rows(numbered: Numbered) -> int:
 def _is_every(given: Sequence[int], times: int) -> bool:
     """Whether rows are so many apart."""
     return sorted(given) == list(range(min(given), min(given) + times * len(given), times))
+
+
+def moved_by(
+    reference: WholeJob,
+    wanted: Sequence[Mapping[int, GivenRecord]],
+    given: Sequence[Mapping[int, GivenRecord]],
+    at: int,
+    shape: tuple[int, ...],
+) -> str:
+    """Return in words that all rows of a later step come equally many rows too early or too late; empty if they don't.
+
+    If a job goes on there with a new model, as from a checkpoint, and begins at a share of the rows that were read, the
+    words say this, too: a rank counts its own rows.
+
+    Args:
+        reference: The job of one process.
+        wanted: What its rank was given in every step.
+        given: What the other job's ranks were given.
+        at: The step.
+        shape: The shape of these rows.
+    """
+    order = [[row for record in step.values() for row in _of_shape(record, shape)] for step in wanted]
+    numbers = {row: number for number, row in enumerate(row for rows in order for row in rows)}
+    here = [row for record in given[at].values() for row in _of_shape(record, shape)]
+    start, count = sum(map(len, order[:at])), len(order[at])
+    if not reference.is_of_one or len(numbers) < sum(map(len, order)) or len(here) != count:
+        return ""
+    places = sorted(numbers.get(row, -1) for row in here)
+    begin = places[0] if places else -1
+    if begin < 0 or begin == start or places != list(range(begin, begin + count)):
+        return ""
+    off = f", {abs(begin - start)} rows {'earlier' if begin < start else 'later'} in its order"
+    is_new = all(record.is_of_new_model for record in given[at].values())
+    ranks = len(given[at])
+    if is_new and not reference.steps_before and ranks > 1 and begin * ranks == start:
+        return f"{off} (it goes on at row {begin} after {start} were read, as if it counted one rank's of {ranks})"
+    return off
+
+
+def _of_shape(record: GivenRecord, shape: tuple[int, ...]) -> list[int]:
+    """Return the checksums of a rank's rows of a shape, of the first tensor of each call that has such rows."""
+    return [row for size, rows in zip(record.shapes, record.rows, strict=False) if size[1:] == shape for row in rows]
