@@ -8,6 +8,7 @@ values don't agree, as of copies from before a broadcast, their shapes and order
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 from weakref import ref
@@ -32,6 +33,8 @@ MAX_PADDING = 1 << 10
 """A row of parameters is made longer by no more elements, so that ranks' parts are equal."""
 LEAST_PART = 0.5
 """So large a part of what optimizers step must be copies: else it's something else."""
+ROUNDINGS, LEAST_STALE = 2.0, 0.1
+"""A copy has other values if so large a part of it is farther off than so many roundings of the parameter's."""
 MAX_STARTS = 64
 """At so many places of a parameter a part may begin with the value that is there."""
 
@@ -95,12 +98,29 @@ def states(weights: Mapping[torch.Tensor, Local], kept: Mapping[Any, Mapping[str
         of_copies = [kept.get(stepped, {}) for stepped in stand_ins(parameter)]
         for kind in dict.fromkeys(kind for of_copy in of_copies for kind in of_copy):
             named = replace(weight, name=f"{weight.name}.{kind}")
-            yield from _placed(parameter, named, "optim", lambda tensor, kind=kind: kept.get(tensor, {}).get(kind))
+            yield from _placed(parameter, named, "optim", partial(_state_of, kept, kind))
+
+
+def _state_of(kept: Mapping[Any, Mapping[str, torch.Tensor]], kind: str, tensor: torch.Tensor) -> torch.Tensor | None:
+    return kept.get(tensor, {}).get(kind)
 
 
 def has_copies(parameters: Collection[torch.Tensor]) -> bool:
     """Whether copies of some parameters are stepped in their place."""
     return any(parameter in _COPIES for parameter in parameters)
+
+
+def is_stale(parameter: torch.Tensor) -> bool | None:
+    """Whether the copies of a parameter have other values than it has, but for rounding; None if it has no copies."""
+    row, answers = local_of(parameter.detach()).flatten(), []
+    for copied in _COPIES.get(parameter, ()):
+        stepped = copied.stepped()
+        if stepped is not None and copied.size:
+            held = row[copied.start : copied.start + copied.size].float()
+            copy = local_of(stepped.detach()).flatten()[copied.at : copied.at + copied.size].to(held.device).float()
+            near = ROUNDINGS * torch.finfo(row.dtype).eps * torch.maximum(held.abs(), copy.abs())
+            answers.append(bool(((held - copy).abs() > near).float().mean() > LEAST_STALE))
+    return any(answers) if answers else None
 
 
 def unknown(parameter: torch.Tensor) -> bool:
@@ -119,8 +139,7 @@ def _placed(
             continue
         stretch = local_of(values.detach()).flatten()[copied.at : copied.at + copied.size]
         if copied.size == local_of(parameter).numel():
-            shape = weight.values.shape
-            yield replace(weight, role=role, values=stretch.view(shape), grad=None)
+            yield replace(weight, role=role, values=stretch.view(weight.values.shape), grad=None)
             return
         if not copied.ranks:
             continue

@@ -75,6 +75,7 @@ class Step:
         averages: What may be averages of its weights.
         gradients: Copies of this rank's part of gradients, if a library steps other tensors in parameters' place.
         unknown: Why one of these is not understood, by the parameter's name.
+        copied: Parameters in whose place copies are stepped, and of each whether its copies have other values.
     """
 
     root: nn.Module
@@ -94,6 +95,7 @@ class Step:
     averages: Averages | None = None
     gradients: Sequence[Local] | None = None
     unknown: dict[str, str] = field(default_factory=dict)
+    copied: dict[str, bool] = field(default_factory=dict)
 
     @property
     def is_compiled(self) -> bool:
@@ -144,6 +146,8 @@ def write_step(step: Step, folder: Path, command: tuple[str, ...], problem: str 
     capture.options, capture.clips = options_records(step.options), step.clips
     capture.held_back = [] if problem else held_back_names(unwrapped(step.root))
     capture.kept_gradients = step.kept
+    capture.stepped_copies = list(step.copied)
+    capture.stale_copies = [name for name, is_stale in step.copied.items() if is_stale]
     capture.module_settings = quietly(WHAT, _module_settings, unwrapped(step.root), step.trace.types) or {}
     capture.written_buffers, capture.read_buffers = list(step.buffers.written.items()), step.buffers.carried
     capture.kept_buffers = step.buffers.kept
@@ -243,7 +247,9 @@ def _add_states(capture: Capture, step: Step) -> None:
     params = [local for local in local_tensors(model) if local.role == "param"]
     shapes = {local.name: local.values.shape for local in params}
     by_name = {local.name: local for local in params}
-    weights = {param: by_name[name] for name, param in registry.named_parameters(model) if name in by_name}
+    weights: dict[torch.Tensor, Local] = {
+        param: by_name[name] for name, param in registry.named_parameters(model) if name in by_name
+    }
     for optimizer in step.optimizers:
         for state in masters.states(weights, getattr(optimizer, "optim", optimizer).state):
             capture.add_values(replace(state, values=sampled(state.values.detach(), step.most)), "step")

@@ -16,6 +16,7 @@ from shardviz.live.step.steppers import identities, parameters_of, stepped_by
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    import torch
     from torch.optim import Optimizer
 
 LISTS = nn.ParameterList, nn.ParameterDict
@@ -69,9 +70,12 @@ def gradients_with_copies(step: Step, optimizers: Iterable[Optimizer]) -> list[L
     if not masters.has_copies([parameter for _, parameter in parameters]):
         return None
     locals_ = {local.name: local for local in local_tensors(model)}
-    weights = {parameter: locals_[name] for name, parameter in parameters if name in locals_}
+    weights: dict[torch.Tensor, Local] = {parameter: locals_[name] for name, parameter in parameters if name in locals_}
     stepped = {identity for optimizer in optimizers for identity in stepped_by(optimizer)}
     gradients = {local.name: local for local in masters.gradients(weights, None, stepped)}
+    step.copied.update(
+        {name: is_stale for name, param in parameters if (is_stale := masters.is_stale(param)) is not None}
+    )
     for name, parameter in parameters:
         if name not in gradients and list(masters.stand_ins(parameter)):
             step.unknown[name] = WITHOUT_GRADIENT

@@ -403,10 +403,11 @@ class Follower:
             options = (
                 library_step.options if library_step else quietly(WHAT, self._options_of, self._step.root, states_of)
             )
-            if library_step:
-                gradients = list(library_step.gradients.values())
-            else:
-                gradients = gradients_with_copies(self._step, self._outermost())
+            gradients = (
+                list(library_step.gradients.values())
+                if library_step
+                else gradients_with_copies(self._step, self._outermost())
+            )
             apart = list(apart_from(self._step.root, [*self._optimizers, *self._taken]))
             optimizers = () if library_step else self._outermost()  # a library's have stepped by now
             self._step = replace(

@@ -44,7 +44,7 @@ from shardviz.check.step.jobs.starts import (
     other_weights,
     repeated_weight,
 )
-from shardviz.check.step.jobs.updates import Updates, between_steps, updates_of, without_step
+from shardviz.check.step.jobs.updates import Updates, between_steps, stale_copies, updates_of, without_step
 from shardviz.check.step.jobs.whole_job import WholeJob, chosen, mesh_of_job
 from shardviz.check.step.lines.naming import module_to_open, with_lines
 from shardviz.check.step.trace.calls import parted_modules
@@ -326,6 +326,7 @@ def _step_of(
     results = [*judged, *trained_in_one_job(weights, job)]
     results += frozen_in_one_job(weights, job) if not findings_in(results) else ()
     results += [*held_back_gradients(weights, job), *different_settings(reference, job), *lost_states(reference, job)]
+    results += stale_copies(reference, job)
     findings = _explained(grouped(findings_in(results), ranks_by_name(dump)), evidence, reference, job)
     look = _look_at_lines(findings, reference, job)
 
@@ -402,7 +403,9 @@ def _judged(
     holding = {name: frozenset(parts) for name, parts in job.weights("param").items()}
     evidence = JobEvidence(dump, tuple(compared(dump)), clips, micro_batches, reference.is_of_one, holding)
     of_input = rounded_input(evidence, judging, job)
-    results = [of_input] if of_input is not None else list(findings_on(evidence, judging, reference_name))
+    results: list[Finding | NotChecked] = (
+        [of_input] if of_input is not None else list(findings_on(evidence, judging, reference_name))
+    )
     is_unexplained = any(isinstance(finding.explanation, UnexplainedCopies) for finding in findings_in(results))
     before = unclipped(reference, job, weights) if is_unexplained and weights.grads and not weights.kept else None
     if before is None:
