@@ -112,6 +112,17 @@ class BufferReducedWrongly(Cause, kind="wrong-scale"):
     )
 
 
+class OtherBufferBefore(Cause, kind="wrong-value"):
+    """A buffer that the forward reads has other values before the step than in one process, and gradients are wrong.
+
+    A center, a running scale or a bias that forwards write goes into the loss. If an earlier step wrote other values
+    into it, the step that is traced computes something else without an error of its own.
+    """
+
+    why = "An earlier step wrote other values into this buffer, and what is computed from it sends back other gradients"
+    how = "trace the first step (--trace-step 1), which shows what is written into it, and by which ranks"
+
+
 class RowsOfOneRank(Cause, kind="unreplicated"):
     """Each rank writes only what is of its own rows to a buffer that the next forward reads.
 

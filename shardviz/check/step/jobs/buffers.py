@@ -21,8 +21,15 @@ from shardviz.check.step.jobs.updates import Updates
 from shardviz.check.step.rules.factors import size_in_words
 from shardviz.check.step.update.reasons import factor_to
 from shardviz.explain.placement.values import UnsynchronizedBuffer
-from shardviz.explain.step.buffers import BufferOfParts, BufferReducedWrongly, OwnBufferRead, RowsOfOneRank
+from shardviz.explain.step.buffers import (
+    BufferOfParts,
+    BufferReducedWrongly,
+    OtherBufferBefore,
+    OwnBufferRead,
+    RowsOfOneRank,
+)
 from shardviz.explain.step.modules import UnexplainedModule
+from shardviz.explain.step.whole_step import UnexplainedBackward
 from shardviz.explain.templates import times_text
 from shardviz.relate.factors import pairs_along, ratio_near
 from shardviz.relate.measures import weights_between
@@ -32,7 +39,7 @@ from shardviz.relate.values import farthest, magnitude
 from shardviz.text import join_numbers, listed, named_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -124,6 +131,31 @@ def with_buffer_read(finding: Finding, calls: Calls, reference: WholeJob, job: W
         if axes and odd <= wrong and name not in written:
             return replace(finding, details=(*finding.details, clause)).because(UnsynchronizedBuffer(axes))
     return finding
+
+
+def with_buffers_before(findings: Sequence[Finding], reference: WholeJob, job: WholeJob) -> Sequence[Finding]:
+    """Return the buffers that earlier steps wrote differently, in place of gradients that are wrong without a cause."""
+    is_unexplained = findings and all(isinstance(finding.explanation, UnexplainedBackward) for finding in findings)
+    if not is_unexplained or not reference.is_of_one or not job.steps_before:
+        return findings
+    before, whole = job.weights("buffer"), _of_one(reference, "step")
+    written = _written(job)
+    buffers = []
+    for name in sorted(_carried(job) & _carried(reference) & before.keys() & whole.keys()):
+        if not are_whole(whole[name], *before[name].values()) or not _is_of_floats(whole[name]):
+            continue
+        expected = _array(whole[name])
+        off = {rank: farthest(_array(weight), expected) for rank, weight in before[name].items()}
+        odd = {rank: far for rank, far in off.items() if far > UPDATE_OF_JOB * magnitude(expected)}
+        if odd:
+            line = f"{written[name]} " if written.get(name) else "a forward "
+            sentence = (
+                f"before the step {named_ranks(sorted(odd))} {'has' if len(odd) == 1 else 'have'} other values in this "
+                f"buffer than one process, off by up to {max(odd.values()):.5g} (largest value "
+                f"{magnitude(expected):.5g}); {line}wrote them in an earlier step, and the forward reads them"
+            )
+            buffers.append(OtherBufferBefore().finding(name, tuple(sorted(odd)), sentence))
+    return buffers or findings
 
 
 def _written_buffers(reference: WholeJob, job: WholeJob) -> Updates:

@@ -17,7 +17,7 @@ from shardviz.check.step.comparison import compared
 from shardviz.check.step.departure import Beside, Departure, StepDifference, departure_for
 from shardviz.check.step.jobs.assembly import JobEvidence, assembled, findings_on
 from shardviz.check.step.jobs.averages import averages_of
-from shardviz.check.step.jobs.buffers import buffers_of, unseen_buffers, with_buffer_read
+from shardviz.check.step.jobs.buffers import buffers_of, unseen_buffers, with_buffer_read, with_buffers_before
 from shardviz.check.step.jobs.gradients import OUTSIDE_MODULES, clips_of, unclipped, with_kept_gradients, with_own_clips
 from shardviz.check.step.jobs.later_outputs import later_outputs_of
 from shardviz.check.step.jobs.line_values import OrderInCalls
@@ -379,6 +379,7 @@ def _explained(findings: Sequence[Finding], evidence: JobEvidence, reference: Wh
     """Return findings of a step, first those of a module, with what else the two jobs' records say of them."""
     findings = [with_buffer_read(finding, evidence.calls, reference, job) for finding in findings]
     findings = [with_module_settings(finding, reference, job) for finding in findings]
+    findings = with_buffers_before(findings, reference, job)
     placed = sorted(findings_in(with_lines(evidence.dump, findings)), key=lambda finding: not finding.module)
     return with_kept_gradients(with_own_clips(placed, job), reference, job)
 
