@@ -138,7 +138,8 @@ def _placed(
         if stepped is None or not torch.is_tensor(values) or values.numel() != stepped.numel():
             continue
         stretch = local_of(values.detach()).flatten()[copied.at : copied.at + copied.size]
-        if copied.size == local_of(parameter).numel():
+        is_own = copied.size == stepped.numel() or not copied.ranks
+        if copied.size == local_of(parameter).numel() and is_own:
             yield replace(weight, role=role, values=stretch.view(weight.values.shape), grad=None)
             return
         if not copied.ranks:
