@@ -123,6 +123,28 @@ class OtherBufferBefore(Cause, kind="wrong-value"):
     how = "trace the first step (--trace-step 1), which shows what is written into it, and by which ranks"
 
 
+class StatisticsOfOneRank(Cause, kind="unreplicated"):
+    """Each rank adds statistics of its own rows to a buffer, and DistributedDataParallel sends rank 0's to all ranks.
+
+    A center or a scale that the forward reads then comes of the rows of rank 0. The copies are equal in every forward,
+    so nothing shows it but the outputs of later steps.
+
+    Attributes:
+        along: The axes that split the batch, in words.
+        line: The line that writes the buffer; empty if it is not known.
+        op: The reduction that gives one process's values: `AVG` or `SUM`.
+    """
+
+    along: str
+    line: str
+    op: Literal["AVG", "SUM"]
+    why = (
+        "{line:?{line}|The forward} updates the buffer from each rank's own rows. DistributedDataParallel then sends "
+        "rank 0's copy to all ranks, and the other ranks' rows don't count"
+    )
+    how = "all_reduce what is added to the buffer over {along} with ReduceOp.{op}, before it is added"
+
+
 class RowsOfOneRank(Cause, kind="unreplicated"):
     """Each rank writes only what is of its own rows to a buffer that the next forward reads.
 

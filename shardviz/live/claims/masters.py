@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -18,6 +18,7 @@ from torch import distributed
 from torch.utils.weak import WeakIdKeyDictionary
 
 from shardviz.dump.records.tensors import FlatRecord
+from shardviz.groups import in_groups
 from shardviz.live.capture.meshes import of_flat_param
 from shardviz.live.claims.local import FlatParam, Local
 from shardviz.live.compat.meshes import local_of
@@ -35,6 +36,8 @@ LEAST_PART = 0.5
 """So large a part of what optimizers step must be copies: else it's something else."""
 ROUNDINGS, LEAST_STALE = 2.0, 0.1
 """A copy has other values if so large a part of it is farther off than so many roundings of the parameter's."""
+MAX_WALKS = 8
+"""So many ways to take a row as parameters one behind the other are looked at."""
 MAX_STARTS = 64
 """At so many places of a parameter a part may begin with the value that is there."""
 
@@ -145,7 +148,7 @@ def _placed(
         if not copied.ranks:
             continue
         ranks = copied.ranks
-        offset = ranks.index(distributed.get_rank()) * stepped.numel() + copied.at - copied.start
+        offset = _place_in(ranks) * stepped.numel() + copied.at - copied.start
         shape = tuple(parameter.shape)
         param = FlatParam.in_buffers(weight.name, shape, ranks, values.detach().flatten(), stepped.numel(), offset)
         flat = FlatRecord(shape, offset), param.total
@@ -207,7 +210,7 @@ class _Search:
             if start is not None:
                 self._keep([(at, start, 0, max(min(len(row), len(self.rows[at]) - start), 0))], tensor)
                 return True
-        stretches = self._walk(row) if len(shape) == 1 else None
+        stretches = self._dealt(row) or self._walk(row) if len(shape) == 1 else None
         if stretches:
             self._keep(stretches, tensor)
         return bool(stretches)
@@ -216,8 +219,10 @@ class _Search:
         """Take tensors in their order if they have the parameters' shapes, or one row their length, and no values."""
         free = [at for at, copies in enumerate(self.copies) if not copies]
         shapes = [tuple(tensor.shape) for tensor in left]
-        if [self.shapes[at] for at in free] == shapes:
-            for at, tensor in zip(free, left, strict=True):
+        if sorted(self.shapes[at] for at in free) == sorted(shapes):
+            places = in_groups((self.shapes[at], at) for at in free)
+            for tensor, shape in zip(left, shapes, strict=True):
+                at = places[shape].pop(0)
                 self._keep([(at, 0, 0, len(self.rows[at]))], tensor)
             return True
         sizes = [len(self.rows[at]) for at in free]
@@ -250,7 +255,7 @@ class _Search:
         """Return where a row begins that is this rank's part of a parameter, filled up with zeros; None if it isn't."""
         whole = len(self.rows[at])
         for ranks in _groups() if 0 < len(row) < whole else ():
-            start = ranks.index(distributed.get_rank()) * len(row)
+            start = _place_in(ranks) * len(row)
             size = max(min(len(row), whole - start), 0)
             is_part = -(-whole // len(ranks)) == len(row) and not row[size:].any()
             if is_part and (not size or self._agree(row, 0, at, start) == size):
@@ -272,17 +277,45 @@ class _Search:
     def _walk(self, row: torch.Tensor) -> list[Stretch] | None:
         """Return the stretches of parameters that a row has one behind the other; None if it's no such row.
 
-        Where a row begins with equal numbers, as in a norm's bias, that may be in several parameters: what comes next
-        shows in which.
+        Where a row begins with equal numbers, as in a norm's bias, that may be in several parameters. It must then go
+        on with the next ones, and do so in one way.
         """
         walks = (walk for first, start in self._starts(row) if (walk := self._walk_on(row, first, start)))
-        best: list[Stretch] | None = None
-        for walk in walks:
-            if best is None or _jumps(walk) < _jumps(best):
-                best = walk
-            if not _jumps(best):
-                break
-        return best
+        found = list(islice(walks, MAX_WALKS))
+        in_order = [walk for walk in found if not _jumps(walk)]
+        best = in_order if len(found) > 1 else found
+        return best[0] if len(best) == 1 else None
+
+    def _dealt(self, row: torch.Tensor) -> list[Stretch] | None:
+        """Return the stretches of this rank's part of a row of all parameters, of all matrices, or of the others."""
+        every = range(len(self.rows))
+        matrices = [at for at in every if len(self.shapes[at]) > 1]
+        for members in (list(every), matrices, [at for at in every if at not in matrices]):
+            total = sum(len(self.rows[at]) for at in members)
+            for ranks in _groups() or [(0,)]:
+                begin = _place_in(ranks) * len(row)
+                if total and 0 <= len(row) * len(ranks) - total <= MAX_PADDING:
+                    stretches = self._cut(members, begin, len(row))
+                    if self._holds(row, stretches):
+                        return stretches
+        return None
+
+    def _cut(self, members: Sequence[int], begin: int, size: int) -> list[Stretch]:
+        """Return the stretches between two places of a row of parameters."""
+        stretches, offset = [], 0
+        for at in members:
+            low, high = max(begin, offset), min(begin + size, offset + len(self.rows[at]))
+            if low < high:
+                stretches.append((at, low - offset, low - begin, high - low))
+            offset += len(self.rows[at])
+        return stretches
+
+    def _holds(self, row: torch.Tensor, stretches: Sequence[Stretch]) -> bool:
+        """Whether a row has these stretches, and zeros behind them."""
+        end = sum(size for *_, size in stretches)
+        return not row[end:].any() and all(
+            self._agree(row[: begin + size], begin, at, start) == size for at, start, begin, size in stretches
+        )
 
     def _starts(self, row: torch.Tensor) -> Iterator[tuple[int, int]]:
         """Yield the parameters, and places in them, at which a row may begin."""
@@ -314,3 +347,8 @@ def _groups() -> list[tuple[int, ...]]:
     if not distributed.is_initialized():
         return []
     return [tuple(range(distributed.get_world_size())), *(ranks for _, ranks in groups_here())]
+
+
+def _place_in(ranks: Sequence[int]) -> int:
+    """Return the number of this rank in a group."""
+    return ranks.index(distributed.get_rank()) if distributed.is_initialized() else 0

@@ -27,6 +27,7 @@ from shardviz.explain.step.buffers import (
     OtherBufferBefore,
     OwnBufferRead,
     RowsOfOneRank,
+    StatisticsOfOneRank,
 )
 from shardviz.explain.step.modules import UnexplainedModule
 from shardviz.explain.step.whole_step import UnexplainedBackward
@@ -178,6 +179,9 @@ def _written_buffers(reference: WholeJob, job: WholeJob) -> Updates:
         if shares is not None and _is_sent(job):
             findings.append(_lost_rows(name, *shares, written[name], job))
             continue
+        if is_known and name in carried and (of_first := _of_first_rank(name, reference, job)) is not None:
+            findings.append(of_first)
+            continue
         is_kept = is_known and name in carried and shares is None and _is_of_floats(wanted) and not _is_sent(job)
         axes = _axes_apart(name, reference, job) if is_kept else []
         if axes and all(_are_given_other_rows(axis, job) for axis in axes):
@@ -232,6 +236,24 @@ def _of_own_rows(name: str, axes: list[str], reference: WholeJob, job: WholeJob)
         if of_op := [lines[other] for other in siblings if _reduction(other, reference, job) == op]:
             sentence += f". With the {op} it would be one process's: {listed(of_op)}"
     return _finding(name, axes, job, sentence)
+
+
+def _of_first_rank(name: str, reference: WholeJob, job: WholeJob) -> Finding | None:
+    """Return that rank 0's statistics are sent to all ranks, if all ranks' together are one process's.
+
+    If models make the same of later rows, the buffer is of no consequence in training.
+    """
+    op = _reduction(name, reference, job) if _is_sent(job) else ""
+    axes = [axis for axis in job.mesh.long_axes if _are_given_other_rows(axis, job)]
+    if not op or not axes or later_outputs_of(reference, job)[0] is None:
+        return None
+    line = _written(job)[name]
+    sentence = (
+        f"each rank's forward writes this buffer{f' in {line}' if line else ''} from its own rows; the {op} would be "
+        "one process's, and before the next forward all ranks are sent that of rank 0"
+    )
+    cause = StatisticsOfOneRank(listed(axes), line, "AVG" if op == AVERAGED else "SUM")
+    return cause.finding(name, tuple(job.weights("buffer", "updated")[name]), sentence, held="rank 0's")
 
 
 def _reduction(name: str, reference: WholeJob, job: WholeJob) -> str:

@@ -170,7 +170,7 @@ def moved_by(
     numbers = {row: number for number, row in enumerate(row for rows in order for row in rows)}
     here = [row for record in given[at].values() for row in _of_shape(record, shape)]
     start, count = sum(map(len, order[:at])), len(order[at])
-    if not reference.is_of_one or len(numbers) < sum(map(len, order)) or len(here) != count:
+    if len(wanted[at]) != 1 or len(numbers) < sum(map(len, order)) or len(here) != count:
         return ""
     places = sorted(numbers.get(row, -1) for row in here)
     begin = places[0] if places else -1
