@@ -108,6 +108,7 @@ class Capture:
     kept: list[KeptRecord] = field(default_factory=list)
     arguments: list[ArgumentRecord] = field(default_factory=list)
     lines: list[LinesRecord] = field(default_factory=list)
+    buffers_beside: list[str] = field(default_factory=list)
     stepped_copies: list[str] = field(default_factory=list)
     stale_copies: list[str] = field(default_factory=list)
     not_stepped: list[str] = field(default_factory=list)

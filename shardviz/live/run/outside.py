@@ -77,6 +77,20 @@ def outside(root: nn.Module, optimizers: Iterable[Optimizer]) -> Outside:
     return outsiders if has_all else replace(outsiders, loose={})
 
 
+def buffers_alone(root: nn.Module) -> dict[str, nn.Module]:
+    """Return modules beside a model that have buffers and no parameters, such as a loss, by the name of their class.
+
+    Of several of one class nothing says which is which in another job.
+    """
+    inside = set(map(id, root.modules()))
+    alone: dict[str, list[nn.Module]] = {}
+    for module in living_modules():
+        is_alone = id(module) not in inside and module._buffers and not any(True for _ in module.parameters())
+        if is_alone and outermost(module) is module:
+            alone.setdefault(type(module).__name__, []).append(module)
+    return {name: modules[0] for name, modules in alone.items() if len(modules) == 1}
+
+
 def apart_from(root: nn.Module, optimizers: Iterable[Optimizer]) -> Iterator[tuple[str, str]]:
     """Yield modules with gradients that an optimizer steps which steps nothing of a model, with its class."""
     known = identities(root.parameters())

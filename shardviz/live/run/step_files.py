@@ -150,7 +150,7 @@ def write_step(step: Step, folder: Path, command: tuple[str, ...], problem: str 
     capture.stale_copies = [name for name, is_stale in step.copied.items() if is_stale]
     capture.module_settings = quietly(WHAT, _module_settings, unwrapped(step.root), step.trace.types) or {}
     capture.written_buffers, capture.read_buffers = list(step.buffers.written.items()), step.buffers.carried
-    capture.kept_buffers = step.buffers.kept
+    capture.kept_buffers, capture.buffers_beside = step.buffers.kept, step.buffers.beside
     if step.lines is not None:
         quietly(WHAT, step.lines.add_to, capture)
     for name, ranks in groups_of(num_ranks):

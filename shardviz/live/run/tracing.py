@@ -35,7 +35,7 @@ from shardviz.live.run.hooks.arming import arm, disarm
 from shardviz.live.run.hooks.observing import nested, quietly, report
 from shardviz.live.run.later_steps import LaterSteps, weights_after, with_gradients
 from shardviz.live.run.library_steps import LibraryStep
-from shardviz.live.run.outside import Averages, apart_from, outside
+from shardviz.live.run.outside import Averages, apart_from, buffers_alone, outside
 from shardviz.live.run.read_buffers import ReadBuffers
 from shardviz.live.run.references.values import contains, outermost
 from shardviz.live.run.step_files import WHAT, Step, most_of, sampled, weights_of
@@ -348,10 +348,12 @@ class Follower:
         averages: Averages | None = quietly(WHAT, Averages.of, model, most)
         old = quietly(WHAT, list, averages.now()) if averages is not None else None
         weights = [*weights_of(before, most), *(old or ())]
-        buffers = ReadBuffers(root, most)
+        beside = quietly(WHAT, buffers_alone, root) or {}
+        buffers = ReadBuffers(root, most, beside)
         self._step = Step(root, trace, self.options.trace_step, most, weights, outsiders, buffers, averages=averages)
         note_written = _without_errors(lambda *_: buffers.note_written())
-        self._handles = [called.register_forward_hook(note_written), *trace.follow(model, self.followed)]
+        self._handles = [each.register_forward_hook(note_written) for each in (called, *beside.values())]
+        self._handles += trace.follow(model, self.followed)
         trace.before_backward = partial(_note_kept, list(registry.named_parameters(model)), self._step.kept)
         if self._lines is not None:
             self._step = replace(self._step, lines=self._lines)

@@ -118,7 +118,7 @@ def with_buffer_read(finding: Finding, calls: Calls, reference: WholeJob, job: W
         if not are_whole(wanted, *before[name].values()):
             continue
         values = {rank: _array(weight) for rank, weight in before[name].items()}
-        if name in written and _is_sent(job):
+        if name in written and _is_sent(name, job):
             values = dict.fromkeys(values, values[min(values)])
         expected = _array(wanted)
         rounding = (UPDATE_OF_JOB if name in written else SINGLE) * magnitude(expected)
@@ -176,13 +176,13 @@ def _written_buffers(reference: WholeJob, job: WholeJob) -> Updates:
             findings.append(scaled)
             continue
         shares = _shares_of(name, reference, job) if is_known and name in carried else None
-        if shares is not None and _is_sent(job):
+        if shares is not None and _is_sent(name, job):
             findings.append(_lost_rows(name, *shares, written[name], job))
             continue
         if is_known and name in carried and (of_first := _of_first_rank(name, reference, job)) is not None:
             findings.append(of_first)
             continue
-        is_kept = is_known and name in carried and shares is None and _is_of_floats(wanted) and not _is_sent(job)
+        is_kept = is_known and name in carried and shares is None and _is_of_floats(wanted) and not _is_sent(name, job)
         axes = _axes_apart(name, reference, job) if is_kept else []
         if axes and all(_are_given_other_rows(axis, job) for axis in axes):
             findings.append(_of_own_rows(name, axes, reference, job))
@@ -243,7 +243,7 @@ def _of_first_rank(name: str, reference: WholeJob, job: WholeJob) -> Finding | N
 
     If models make the same of later rows, the buffer is of no consequence in training.
     """
-    op = _reduction(name, reference, job) if _is_sent(job) else ""
+    op = _reduction(name, reference, job) if _is_sent(name, job) else ""
     axes = [axis for axis in job.mesh.long_axes if _are_given_other_rows(axis, job)]
     if not op or not axes or later_outputs_of(reference, job)[0] is None:
         return None
@@ -355,9 +355,10 @@ def _carried(job: WholeJob) -> set[str]:
     return {name for record in job.records.values() for name in record.read_buffers}
 
 
-def _is_sent(job: WholeJob) -> bool:
-    """Whether DistributedDataParallel sends rank 0's buffers to all ranks before a forward."""
-    return any(wrapper.kind in SENDING and not wrapper.keeps_buffers for wrapper in job.wrappers)
+def _is_sent(name: str, job: WholeJob) -> bool:
+    """Whether DistributedDataParallel sends rank 0's buffer to all ranks before a forward."""
+    is_beside = any(name in record.buffers_beside for record in job.records.values())
+    return not is_beside and any(wrapper.kind in SENDING and not wrapper.keeps_buffers for wrapper in job.wrappers)
 
 
 def unseen_buffers(dump: Dump, job: WholeJob) -> list[str]:
