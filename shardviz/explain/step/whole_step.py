@@ -381,6 +381,27 @@ class OrderBeginsAgain(Cause):
     how = ("call sampler.set_epoch(epoch) on every rank, before each epoch", "give each rank as many rows")
 
 
+class OwnOrder(Cause):
+    """Some ranks deal out the data in an order of their own, so that rows come on several ranks, and others on none.
+
+    A shuffle that draws from the global random state has another order on each rank, if that is seeded with the rank,
+    as for augmentation or dropout. Each rank takes every n-th row of its own order.
+
+    Attributes:
+        who: The ranks that have another order, in words; empty if it is all of them.
+    """
+
+    who: str = ""
+    why = (
+        "{who:?The data is shuffled in a different order on {who}|Each rank shuffles the data in an order of its own}: "
+        "by the global random state, or by a seed that depends on the rank"
+    )
+    how = (
+        "draw the order from a generator with one seed for all ranks, such as torch.randperm(n, generator=generator), "
+        "or use DistributedSampler, and seed each rank differently only for what comes after it"
+    )
+
+
 class SharedRows(Cause):
     """Several ranks are given the same rows of the batch, and no rank is given others.
 
