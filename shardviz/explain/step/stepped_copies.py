@@ -43,10 +43,12 @@ class StepNotCopied(Cause, kind="write-not-applied"):
         "weight afterwards is something else|nothing copies the result into this weight on these ranks}",
         "{is_other:?The optimizer steps the copies in different parameter groups, or several times|The ranks receive "
         "the result from a rank that doesn't step it}",
+        "{is_other:?Something else changes the weights or the copies before the next forward|}",
     )
     how = (
         "{is_other:?look at the order in which gathered parts are joined, at offsets and padding, and at the source of "
         "each broadcast|after the step copy every copy into its weight, on every rank}",
         "{is_other:?make the groups of the copies as those of the weights|broadcast each weight from the rank that has "
         "the copy of it}",
+        "{is_other:?look at what prunes, clamps or averages weights between steps|}",
     )

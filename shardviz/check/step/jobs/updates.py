@@ -73,9 +73,15 @@ def updates_of(reference: WholeJob, job: WholeJob, weights: Weights) -> Updates:
     whole = [name for name in names if are_whole(weights.params[name], weights.updated[name], *parts[name].values())]
     if not whole:
         return Updates()
-    results = _results(job, weights, {name: (weights.updated[name], parts[name]) for name in whole})
-    changed = job.weights("param", "next")
-    changed_there = reference.put_as_weights(weights.ways, "param", "next", since="updated") if changed else {}
+    changed, settled = job.weights("param", "next"), _settled(reference, job)
+    is_needed = bool(changed or settled)
+    changed_there = reference.put_as_weights(weights.ways, "param", "next", since="updated") if is_needed else {}
+    after = {name: (weights.updated[name], parts[name]) for name in whole}
+    after |= {
+        name: (changed_there.get(name, weights.updated[name]), parts[name] | changed.get(name, {}))
+        for name in settled.intersection(whole)
+    }
+    results = _results(job, weights, after)
     then = {
         name: (changed_there.get(name, weights.updated[name]), parts[name] | changed[name])
         for name, result in results.items()
@@ -90,6 +96,14 @@ def updates_of(reference: WholeJob, job: WholeJob, weights: Weights) -> Updates:
         why = f"{counted(len(names) - len(whole), 'weight')} after the optimizer's step: only a sample of each was kept"
         differing.append(NotChecked("", why, "step"))
     return Updates(tuple(differing), list(results.values()).count(None) + len(is_sent))
+
+
+def _settled(reference: WholeJob, job: WholeJob) -> set[str]:
+    """Return the weights of which one job alone steps copies: that has them as the next forward begins, if at all."""
+    copied, copied_there = (
+        {name for record in each.records.values() for name in record.stepped_copies} for each in (job, reference)
+    )
+    return copied ^ copied_there
 
 
 def _results(
@@ -323,7 +337,12 @@ def between_steps(reference: WholeJob, job: WholeJob, weights: Weights) -> Updat
     after = job.weights("param", "updated")
     changed = job.weights("param", "next")
     changed_there = reference.put_as_weights(weights.ways, "param", "next", since="updated")
-    names = [name for name in after if name in weights.updated and (name in changed or name in changed_there)]
+    settled = _settled(reference, job)
+    names = [
+        name
+        for name in after
+        if name in weights.updated and name not in settled and (name in changed or name in changed_there)
+    ]
     if not names:
         return Updates()
     which = listed([str(folded) for folded, _ in fold((name, None) for name in names)], MAX_LISTED)
