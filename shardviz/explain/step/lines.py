@@ -429,6 +429,7 @@ class UnsummedLine(Cause):
         operand: What gives them to it.
         other: What it takes, too, and needs no sum; empty if there is nothing.
         mean: What the terms are of, `mean`, if that isn't a sum.
+        beside: What the line computes of each rank's own part besides, such as `std`.
         divisor: The line that makes what the reader divides by, if that divides one term of a sum by one of another.
         is_own: Whether ranks along the axis have rows of their own, of which each computes a loss.
     """
@@ -442,16 +443,18 @@ class UnsummedLine(Cause):
     mean: str = ""
     divisor: str = ""
     is_own: bool = False
+    beside: str = ""
     kinds = WRONG
     why = (
         "{divisor:?{reader} divides each rank's own sum by its own sum or count. Nothing sums either over "
-        "{axis}|{operand:?In {terms}, {function} takes the result of {operand}, which is one term of a sum over {axis}"
-        "{other:?, and {other}}|Nothing {mean:?averages|sums} the result of {terms} over {axis} before "
-        "{reader:?{reader} uses it|the module returns it}}}"
+        "{axis}|{operand:?In {terms}, {function} takes the result of {operand}, which is one term of a "
+        "{mean:?mean|sum} over {axis}{other:?{beside:?|, and {other}}}{beside:?. {beside} is of each rank's own part, "
+        "too}|Nothing {mean:?averages|sums} the result of {terms} over {axis} before {reader:?{reader} uses it|the module returns it}}}"
     )
     how = (
         "{divisor:?all_reduce numerator and denominator over {axis} before {reader}|{operand:?in {terms}, all_reduce "
-        "the result of {operand} over {axis} before {function} takes it{other:?, and only that}|all_reduce the result "
+        "the result of {operand} over {axis}{mean:? with ReduceOp.AVG} before {function} takes it{other:?{beside:?|, "
+        "and only that}}{beside:?, and compute {beside} of all ranks' numbers, too}|all_reduce the result "
         "of {terms} over {axis}{mean:? with ReduceOp.AVG} before {reader:?{reader}|the module returns it}}}; in "
         "backward, {is_own:?{mean:?average|sum} its gradient, too, if gradients are averaged over {axis} afterwards|"
         "return the gradient unchanged if all ranks compute the same afterwards, and sum it if each uses its own part}"

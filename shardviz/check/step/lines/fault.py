@@ -284,7 +284,9 @@ def wrong_reduction(act: Act, axis: str, times: int = 0, copies: str = "", op: s
     return act.fault(cause, over=f" over {named_ranks(ranks)}")
 
 
-def unsummed(act: Act, axis: str, operand: str = "", *, is_beside_whole: bool = False, is_mean: bool = False) -> Fault:
+def unsummed(
+    act: Act, axis: str, operand: str = "", *, is_beside_whole: bool = False, is_mean: bool = False, beside: str = ""
+) -> Fault:
     """Return the fault of a call that reads terms, which the line before makes, as the whole.
 
     Args:
@@ -292,6 +294,7 @@ def unsummed(act: Act, axis: str, operand: str = "", *, is_beside_whole: bool = 
         operand: What gives it the terms, if one line does both.
         is_beside_whole: Whether it also takes what every rank has whole, or its part of.
         is_mean: Whether the terms are those of a mean.
+        beside: What the line computes of each rank's own part besides.
     """
     line, before = act.call.line, act.before
     if before is None:
@@ -308,8 +311,8 @@ def unsummed(act: Act, axis: str, operand: str = "", *, is_beside_whole: bool = 
     else:
         sentence = f"{terms}; {reached(act.call, before)} uses it as the whole; nothing {verb} it between"
     inside = (act.function, operand, "a tensor that needs no sum" if is_beside_whole else "") if operand else ("",) * 3
-    reader, mean = act.place if act.given else "", "mean" if is_mean and not operand else ""
-    return act.with_sentence(sentence, UnsummedLine(before.place, reader, axis, *inside, mean))
+    reader, mean = act.place if act.given else "", "mean" if is_mean else ""
+    return act.with_sentence(sentence, UnsummedLine(before.place, reader, axis, *inside, mean, beside=beside))
 
 
 def scaled_term(act: Act, axis: str, times: float, *, is_size: bool) -> Fault:

@@ -467,3 +467,16 @@ def _has_placements(states: States, held: Arrays, whole: Array, placements: Sequ
         held[rank].shape == region.shape and error_of(held[rank], part_of(whole, region)) <= near
         for rank, region in layout.regions()
     )
+
+
+def of_own_part(states: States, call: Call) -> str:
+    """Return what else the line of a call makes wrongly of right tensors alone: a statistic of each rank's own part."""
+    others = (other for other in states.lines.calls if other.line == call.line and other is not call)
+    wrong = (
+        other.function
+        for other in others
+        if other.inputs
+        and all(states.placed(value).kind == "right" for value in other.inputs)
+        and any(states.placed(value).is_wrong for value in other.outputs)
+    )
+    return listed(dict.fromkeys(wrong))

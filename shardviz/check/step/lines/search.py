@@ -42,6 +42,7 @@ from shardviz.check.step.lines.operands import (
     is_compared,
     is_of_axis,
     is_of_sizes,
+    of_own_part,
     other_arguments,
     other_number,
 )
@@ -460,8 +461,8 @@ class ForwardSearch:
             fault = unsummed(act, axis, is_mean=is_mean)
         else:
             is_beside_whole = any(self.states.forward(other).kind == "right" for other in call.inputs if other != terms)
-            operand = last.function
-            fault = unsummed(act, axis, operand, is_beside_whole=is_beside_whole, is_mean=is_mean)
+            beside = of_own_part(self.states, call)
+            fault = unsummed(act, axis, last.function, is_beside_whole=is_beside_whole, is_mean=is_mean, beside=beside)
         return replace(fault, by_terms=by_terms)
 
     def _ratio_of(self, call: Call) -> Fault | None:
