@@ -449,7 +449,8 @@ class UnsummedLine(Cause):
         "{divisor:?{reader} divides each rank's own sum by its own sum or count. Nothing sums either over "
         "{axis}|{operand:?In {terms}, {function} takes the result of {operand}, which is one term of a "
         "{mean:?mean|sum} over {axis}{other:?{beside:?|, and {other}}}{beside:?. {beside} is of each rank's own part, "
-        "too}|Nothing {mean:?averages|sums} the result of {terms} over {axis} before {reader:?{reader} uses it|the module returns it}}}"
+        "too}|Nothing {mean:?averages|sums} the result of {terms} over {axis} before {reader:?{reader} uses it|the "
+        "module returns it}}}"
     )
     how = (
         "{divisor:?all_reduce numerator and denominator over {axis} before {reader}|{operand:?in {terms}, all_reduce "
