@@ -378,16 +378,23 @@ class WrongLines(Cause):
         first: The first of the lines, as `moe.py:83`.
         last: The last of them.
         is_own: Whether ranks compute with numbers of their own there, and no collective is called.
+        buffers: The buffers that they read and that are no part of the unsharded model's, in words.
     """
 
     first: str
     last: str
     is_own: bool
+    buffers: str = ""
     kinds = WRONG
-    why = "The tensors that {first} gets are right, whole or each rank's own part, and {last} returns a wrong result"
+    why = (
+        "{buffers:?Ranks have other numbers in {buffers} than any part of the unsharded model's, and {last} returns a "
+        "wrong result|The tensors that {first} gets are right, whole or each rank's own part, and {last} returns a "
+        "wrong result}"
+    )
     how = (
-        "check {first} to {last}: first the group and op of each collective, then the sizes, offsets and indices of "
-        "the rank's part, which may be computed before {first}"
+        "{buffers:?make {buffers} as the unsharded model does, and take each rank's part of it. If that is as it should "
+        "be, |}check {first} to {last}: first the group and op of each collective, then the sizes, offsets and indices "
+        "of the rank's part, which may be computed before {first}"
     )
 
 

@@ -29,7 +29,7 @@ from shardviz.explain.step.lines import (
     WrongLines,
 )
 from shardviz.explain.templates import number
-from shardviz.text import named_ranks
+from shardviz.text import listed, named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -90,10 +90,15 @@ def fault_at(call: Call, sentence: str, cause: Cause) -> Fault:
     return Fault(call.line, call.function, sentence, cause)
 
 
-def between(before: FrameRecord, last: Call, *, is_own: bool = False) -> Fault:
-    """Return that one of the lines from one to another is wrong."""
+def between(before: FrameRecord, last: Call, *, is_own: bool = False, buffers: Sequence[str] = ()) -> Fault:
+    """Return that one of the lines from one to another is wrong.
+
+    Args:
+        is_own: Whether ranks compute with numbers of their own there, and no collective is called.
+        buffers: The buffers that they read and that are no part of the unsharded model's.
+    """
     sentence = f"it goes wrong between {at(before)} and {at(last.line, before)}"
-    return fault_at(last, sentence, WrongLines(before.place, last.place, is_own))
+    return fault_at(last, sentence, WrongLines(before.place, last.place, is_own, listed(buffers)))
 
 
 def first_reader(readers: Iterable[Call]) -> Call:

@@ -480,3 +480,13 @@ def of_own_part(states: States, call: Call) -> str:
         and any(states.placed(value).is_wrong for value in other.outputs)
     )
     return listed(dict.fromkeys(wrong))
+
+
+def wrong_buffers(states: States, values: Iterable[Value]) -> list[str]:
+    """Return the buffers of floats among what a module reads that are no part of the unsharded model's."""
+    origins = ((value, states.lines.origin(value)) for value in values)
+    return [
+        origin.removeprefix("buffer ")
+        for value, origin in origins
+        if origin.startswith("buffer ") and states.placed(value).is_wrong and "float" in states.held_dtype(value)
+    ]

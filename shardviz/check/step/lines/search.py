@@ -45,6 +45,7 @@ from shardviz.check.step.lines.operands import (
     of_own_part,
     other_arguments,
     other_number,
+    wrong_buffers,
 )
 from shardviz.check.step.lines.parts import cause_of_part
 from shardviz.check.step.lines.state import State, words_of
@@ -203,7 +204,7 @@ class ForwardSearch:
             makers = (maker for maker in (call, *through) if maker.line.function == first.line.function)
             begins = [maker.first.since or maker.line for maker in makers]
             begin = min(begins, key=lambda line: line.line)
-            return between(begin, last, is_own=is_own)
+            return between(begin, last, is_own=is_own, buffers=wrong_buffers(self.states, self._leaves))
         state, terms = (
             self.states.forward(value),
             [tensor for tensor in inputs if self.states.placed(tensor).kind == "terms"],
