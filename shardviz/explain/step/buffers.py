@@ -145,6 +145,21 @@ class StatisticsOfOneRank(Cause, kind="unreplicated"):
     how = "all_reduce what is added to the buffer over {along} with ReduceOp.{op}, before it is added"
 
 
+class BufferOfOwnSizes(Cause, kind="wrong-value"):
+    """A module reads a buffer whose part on a rank is no part of the unsharded model's.
+
+    Slopes, frequencies or scales are computed from a number of heads or channels. Computed from a rank's own number of
+    them, they have the shape of the rank's part and other values.
+    """
+
+    buffer: str
+    why = (
+        "{buffer} holds numbers on a rank that are no part of the unsharded model's. Most likely it's made from the "
+        "rank's own sizes, such as its number of heads or channels"
+    )
+    how = "make {buffer} from the sizes of the whole model, and take the rank's part of it"
+
+
 class RowsOfOneRank(Cause, kind="unreplicated"):
     """Each rank writes only what is of its own rows to a buffer that the next forward reads.
 

@@ -392,8 +392,8 @@ class WrongLines(Cause):
         "wrong result}"
     )
     how = (
-        "{buffers:?make {buffers} as the unsharded model does, and take each rank's part of it. If that is as it should "
-        "be, |}check {first} to {last}: first the group and op of each collective, then the sizes, offsets and indices "
+        "{buffers:?make {buffers} as the unsharded model does, and take each rank's part. If that is as it should be, "
+        "|}check {first} to {last}: first the group and op of each collective, then the sizes, offsets and indices "
         "of the rank's part, which may be computed before {first}"
     )
 

@@ -22,6 +22,7 @@ from shardviz.check.step.rules.factors import size_in_words
 from shardviz.check.step.update.reasons import factor_to
 from shardviz.explain.placement.values import UnsynchronizedBuffer
 from shardviz.explain.step.buffers import (
+    BufferOfOwnSizes,
     BufferOfParts,
     BufferReducedWrongly,
     OtherBufferBefore,
@@ -32,11 +33,12 @@ from shardviz.explain.step.buffers import (
 from shardviz.explain.step.modules import UnexplainedModule
 from shardviz.explain.step.whole_step import UnexplainedBackward
 from shardviz.explain.templates import times_text
+from shardviz.layout.layout import placements_of
 from shardviz.relate.factors import pairs_along, ratio_near
 from shardviz.relate.measures import weights_between
 from shardviz.relate.orders import places_of
 from shardviz.relate.tolerance import FEW, SINGLE, UPDATE_OF_JOB
-from shardviz.relate.values import farthest, magnitude
+from shardviz.relate.values import farthest, magnitude, part_of
 from shardviz.text import join_numbers, listed, named_ranks
 
 if TYPE_CHECKING:
@@ -53,6 +55,9 @@ if TYPE_CHECKING:
 
 SENDING = ("ddp", "unfrozen", "no_sync")
 """Wrappers that send rank 0's buffers to all ranks before a forward, if they don't keep them."""
+
+FEW_OF_PART = 2
+"""A smaller part may be anything."""
 
 LIKE = 0.25
 """The least cosine of what a rank has and what one process has, if that is made of the rank's rows, too."""
@@ -117,6 +122,9 @@ def with_buffer_read(finding: Finding, calls: Calls, reference: WholeJob, job: W
         wanted = whole[name]
         if not are_whole(wanted, *before[name].values()):
             continue
+        if name not in written and (others := _of_no_part(wanted, before[name], job)) and {*others} <= wrong:
+            clause = f"{named_ranks(others)} read numbers from the buffer {name} that are no part of one process's"
+            return replace(finding, details=(*finding.details, clause)).because(BufferOfOwnSizes(name))
         values = {rank: _array(weight) for rank, weight in before[name].items()}
         if name in written and _is_sent(name, job):
             values = dict.fromkeys(values, values[min(values)])
@@ -132,6 +140,21 @@ def with_buffer_read(finding: Finding, calls: Calls, reference: WholeJob, job: W
         if axes and odd <= wrong and name not in written:
             return replace(finding, details=(*finding.details, clause)).because(UnsynchronizedBuffer(axes))
     return finding
+
+
+def _of_no_part(whole: Weight, parts: Mapping[int, Weight], job: WholeJob) -> list[int]:
+    """Return the ranks whose smaller part of a buffer of floats isn't in the whole, if placements allow its shape."""
+    expected = _array(whole)
+    others = []
+    for rank, weight in parts.items():
+        held = _array(weight)
+        regions = [region for _, region in placements_of(expected.shape, held.shape, job.mesh, rank)]
+        near = SINGLE * magnitude(expected)
+        if held.shape == expected.shape or not regions or not _is_of_floats(weight) or held.size < FEW_OF_PART:
+            return []
+        if not any(farthest(held, part_of(expected, region)) <= near for region in regions):
+            others.append(rank)
+    return others
 
 
 def with_buffers_before(findings: Sequence[Finding], reference: WholeJob, job: WholeJob) -> Sequence[Finding]:

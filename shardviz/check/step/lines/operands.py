@@ -486,7 +486,7 @@ def wrong_buffers(states: States, values: Iterable[Value]) -> list[str]:
     """Return the buffers of floats among what a module reads that are no part of the unsharded model's."""
     origins = ((value, states.lines.origin(value)) for value in values)
     return [
-        origin.removeprefix("buffer ")
+        f"the {origin}"
         for value, origin in origins
         if origin.startswith("buffer ") and states.placed(value).is_wrong and "float" in states.held_dtype(value)
     ]
