@@ -142,7 +142,7 @@ class LaterSteps:
         for handle in self._handles:
             handle.remove()
         if self._step is not None:
-            self._take_copied()
+            quietly(WHAT, self._take_copied)
             step, self._step = self._step, None
             self._write()
             del step

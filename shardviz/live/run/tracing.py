@@ -329,10 +329,10 @@ class Follower:
 
     def _find_copies(self, module: nn.Module) -> bool:
         """Whether optimizers step copies of parameters of the model around a module, which are looked for once."""
-        root = outermost(module) if self.model is None else self.model
-        if root in self._searched:
+        if module in self._searched:
             return False
-        self._searched.add(root)
+        root = outermost(module) if self.model is None else self.model
+        self._searched.update((module, *root.modules()))
         return find_copies(root, [*self._optimizers, *self._taken])
 
     def _follow(self, root: nn.Module, called: nn.Module) -> None:
