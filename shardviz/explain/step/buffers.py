@@ -113,10 +113,11 @@ class BufferReducedWrongly(Cause, kind="wrong-scale"):
 
 
 class OtherBufferBefore(Cause, kind="wrong-value"):
-    """A buffer that the forward reads has other values before the step than in one process, and gradients are wrong.
+    """A buffer that the forward reads is another before the step than in one process.
 
-    A center, a running scale or a bias that forwards write goes into the loss. If an earlier step wrote other values
-    into it, the step that is traced computes something else without an error of its own.
+    The step's gradients are wrong for that. A center, a running scale or a bias that forwards write goes into the loss.
+    If an earlier step wrote other values into it, the step that is traced computes something else without an error of
+    its own.
     """
 
     why = "An earlier step wrote other values into this buffer, and what is computed from it sends back other gradients"
@@ -124,10 +125,10 @@ class OtherBufferBefore(Cause, kind="wrong-value"):
 
 
 class StatisticsOfOneRank(Cause, kind="unreplicated"):
-    """Each rank adds statistics of its own rows to a buffer, and DistributedDataParallel sends rank 0's to all ranks.
+    """Each rank adds its own rows' statistics to a buffer, and all ranks are sent rank 0's.
 
-    A center or a scale that the forward reads then comes of the rows of rank 0. The copies are equal in every forward,
-    so nothing shows it but the outputs of later steps.
+    DistributedDataParallel sends buffers before each forward. A center or a scale that the forward reads then comes of
+    the rows of rank 0. The copies are equal in every forward, so nothing shows it but the outputs of later steps.
 
     Attributes:
         along: The axes that split the batch, in words.

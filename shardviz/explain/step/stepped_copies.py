@@ -6,7 +6,7 @@ from shardviz.explain.cause import Cause
 
 
 class StaleCopies(Cause, kind="write-not-applied"):
-    """The optimizer steps copies of weights that didn't have the weights' values before the step.
+    """The optimizer steps copies of weights that had other values before the step.
 
     Masters in float32 are copied before weights are broadcast, loaded or initialized, or an earlier step wasn't copied
     back on a rank. The step goes on from the copies, and what the forward computed its gradients with is lost.
@@ -28,7 +28,7 @@ class StaleCopies(Cause, kind="write-not-applied"):
 
 
 class StepNotCopied(Cause, kind="write-not-applied"):
-    """The optimizer steps copies of a weight, and what they become isn't what the weight becomes.
+    """The optimizer steps copies of a weight, and the weight becomes something else.
 
     A loop that copies masters in float32 into the weights runs on some ranks only, or leaves weights out. Gathered
     parts are joined in another order, or with offsets that leave out the padding.

@@ -382,10 +382,11 @@ class OrderBeginsAgain(Cause):
 
 
 class OwnOrder(Cause):
-    """Some ranks deal out the data in an order of their own, so that rows come on several ranks, and others on none.
+    """Some ranks shuffle the data in an order of their own.
 
-    A shuffle that draws from the global random state has another order on each rank, if that is seeded with the rank,
-    as for augmentation or dropout. Each rank takes every n-th row of its own order.
+    Some rows then come on several ranks, and others on none. A shuffle that draws from the global random state has
+    another order on each rank, if that is seeded with the rank, as for augmentation or dropout. Each rank takes every
+    n-th row of its own order.
 
     Attributes:
         who: The ranks that have another order, in words; empty if it is all of them.
