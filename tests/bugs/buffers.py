@@ -612,7 +612,7 @@ CASES = (
         OWN_SLOPES,
         ((SLOPES_MADE, "attention.slopes = slopes(attention.heads)"),),
         ("wrong-value",),
-        ("attention.slopes", "as if that were all"),
+        ("attention.slopes", "own sizes"),
         ("The tensors that",),
         with_lines=True,
     ),
@@ -623,7 +623,7 @@ CASES = (
         ((SLOPES_MADE, "attention.slopes = slopes(HEADS).chunk(size)[size - 1 - rank].clone()"),),
         ("wrong-value",),
         ("slopes|another rank|different rank",),
-        ("as if that were all",),
+        ("own sizes",),
         with_lines=True,
     ),
     Bug(

@@ -78,6 +78,9 @@ class RankRecord(Record, frozen=True):
         held_back: Parameters whose gradient FSDP keeps to itself after the step, for a later backward to reduce.
         kept_gradients: Parameters of a job that still had the gradient of the step before as backward began.
         module_settings: The numbers, flags, words and functions that modules of a job were made with, by module.
+        buffers_beside: Those of these of a job that are in a module beside the model, such as a loss.
+        stepped_copies: Parameters in whose place a job's optimizer steps copies that its own code makes.
+        stale_copies: Those of these whose copies have other values than they before the step.
         not_stepped: Parameters that are in no group of the probe's own optimizer, or have a learning rate of zero.
         not_saved: Buffers that are in no checkpoint.
         not_due: Parameters that the unsharded model's optimizer, in a job of one process, leaves as they are.
@@ -148,6 +151,9 @@ class RankRecord(Record, frozen=True):
     held_back: tuple[str, ...] = ()
     kept_gradients: tuple[str, ...] = ()
     module_settings: dict[str, dict[str, str]] = field(default_factory=dict)
+    buffers_beside: tuple[str, ...] = ()
+    stepped_copies: tuple[str, ...] = ()
+    stale_copies: tuple[str, ...] = ()
     not_stepped: tuple[str, ...] = ()
     not_saved: tuple[str, ...] = ()
     not_due: tuple[str, ...] = ()

@@ -112,6 +112,55 @@ class BufferReducedWrongly(Cause, kind="wrong-scale"):
     )
 
 
+class OtherBufferBefore(Cause, kind="wrong-value"):
+    """A buffer that the forward reads is another before the step than in one process.
+
+    The step's gradients are wrong for that. A center, a running scale or a bias that forwards write goes into the loss.
+    If an earlier step wrote other values into it, the step that is traced computes something else without an error of
+    its own.
+    """
+
+    why = "An earlier step wrote other values into this buffer, and what is computed from it sends back other gradients"
+    how = "trace the first step (--trace-step 1), which shows what is written into it, and by which ranks"
+
+
+class StatisticsOfOneRank(Cause, kind="unreplicated"):
+    """Each rank adds its own rows' statistics to a buffer, and all ranks are sent rank 0's.
+
+    DistributedDataParallel sends buffers before each forward. A center or a scale that the forward reads then comes of
+    the rows of rank 0. The copies are equal in every forward, so nothing shows it but the outputs of later steps.
+
+    Attributes:
+        along: The axes that split the batch, in words.
+        line: The line that writes the buffer; empty if it is not known.
+        op: The reduction that gives one process's values: `AVG` or `SUM`.
+    """
+
+    along: str
+    line: str
+    op: Literal["AVG", "SUM"]
+    why = (
+        "{line:?{line}|The forward} updates the buffer from each rank's own rows. DistributedDataParallel then sends "
+        "rank 0's copy to all ranks, and the other ranks' rows don't count"
+    )
+    how = "all_reduce what is added to the buffer over {along} with ReduceOp.{op}, before it is added"
+
+
+class BufferOfOwnSizes(Cause, kind="wrong-value"):
+    """A module reads a buffer whose part on a rank is no part of the unsharded model's.
+
+    Slopes, frequencies or scales are computed from a number of heads or channels. Computed from a rank's own number of
+    them, they have the shape of the rank's part and other values.
+    """
+
+    buffer: str
+    why = (
+        "{buffer} holds numbers on a rank that are no part of the unsharded model's. Most likely it's made from the "
+        "rank's own sizes, such as its number of heads or channels"
+    )
+    how = "make {buffer} from the sizes of the whole model, and take the rank's part of it"
+
+
 class RowsOfOneRank(Cause, kind="unreplicated"):
     """Each rank writes only what is of its own rows to a buffer that the next forward reads.
 
@@ -136,30 +185,6 @@ class RowsOfOneRank(Cause, kind="unreplicated"):
         "all_gather what is written over {along} before {line:?{line}|it is written}{is_same_place:?, and write all "
         "ranks' rows one behind the other|}"
     )
-
-
-class BufferOfSmaller(Cause, kind="wrong-value"):
-    """Ranks make a buffer for their own heads or channels, as if these were all that the model has.
-
-    Slopes, frequencies or a schedule that a formula makes of a count have other numbers for fewer of them. Every rank
-    makes the same, with the shape of its part. Nothing raises, and the buffer is not in the checkpoint.
-
-    Attributes:
-        buffer: Its name in the model.
-        held: The shape that ranks have.
-        whole: The unsharded model's.
-        place: The line that reads it, as `attention.py:34`.
-    """
-
-    buffer: str
-    held: tuple[int, ...]
-    whole: tuple[int, ...]
-    place: str
-    why = (
-        "All ranks hold the same {buffer} of {held:list}, and not their parts of the unsharded model's {whole:list}: "
-        "it is made for a rank's own part as if that were all"
-    )
-    how = "make {buffer} for the whole model on every rank, with {whole:list}, and keep the rank's own part of it"
 
 
 class BufferCutApart(Cause):

@@ -384,16 +384,23 @@ class WrongLines(Cause):
         first: The first of the lines, as `moe.py:83`.
         last: The last of them.
         is_own: Whether ranks compute with numbers of their own there, and no collective is called.
+        buffers: The buffers that they read and that are no part of the unsharded model's, in words.
     """
 
     first: str
     last: str
     is_own: bool
+    buffers: str = ""
     kinds = WRONG
-    why = "The tensors that {first} gets are right, whole or each rank's own part, and {last} returns a wrong result"
+    why = (
+        "{buffers:?Ranks have other numbers in {buffers} than any part of the unsharded model's, and {last} returns a "
+        "wrong result|The tensors that {first} gets are right, whole or each rank's own part, and {last} returns a "
+        "wrong result}"
+    )
     how = (
-        "check {first} to {last}: first the group and op of each collective, then the sizes, offsets and indices of "
-        "the rank's part, which may be computed before {first}"
+        "{buffers:?make {buffers} as the unsharded model does, and take each rank's part. If that is as it should be, "
+        "|}check {first} to {last}: first the group and op of each collective, then the sizes, offsets and indices "
+        "of the rank's part, which may be computed before {first}"
     )
 
 
@@ -435,9 +442,9 @@ class UnsummedLine(Cause):
         operand: What gives them to it.
         other: What it takes, too, and needs no sum; empty if there is nothing.
         mean: What the terms are of, `mean`, if that isn't a sum.
+        beside: What the line computes of each rank's own part besides, such as `std`.
         divisor: The line that makes what the reader divides by, if that divides one term of a sum by one of another.
         is_own: Whether ranks along the axis have rows of their own, of which each computes a loss.
-        beside: What makes another number of the rank's part alone in the line, and is wrong too; empty if nothing does.
     """
 
     terms: str
@@ -454,17 +461,17 @@ class UnsummedLine(Cause):
     why = (
         "{divisor:?{reader} divides each rank's own sum by its own sum or count. Nothing sums either over "
         "{axis}|{operand:?In {terms}, {function} takes the result of {operand}, which is one term of a "
-        "{mean:?{mean}|sum} over {axis}{beside:?, and {beside} in it takes the rank's part alone|{other:?, and "
-        "{other}}}|Nothing {mean:?averages|sums} the result of {terms} over {axis} before "
-        "{reader:?{reader} uses it|the module returns it}}}"
+        "{mean:?mean|sum} over {axis}{other:?{beside:?|, and {other}}}{beside:?. {beside} is of each rank's own part, "
+        "too}|Nothing {mean:?averages|sums} the result of {terms} over {axis} before {reader:?{reader} uses it|the "
+        "module returns it}}}"
     )
     how = (
         "{divisor:?all_reduce numerator and denominator over {axis} before {reader}|{operand:?in {terms}, all_reduce "
-        "the result of {operand} over {axis}{mean:? with ReduceOp.AVG} before {function} takes it{beside:?, and make "
-        "the result of {beside} of all ranks' numbers|{other:?, and only that}}|all_reduce the result of {terms} over "
-        "{axis}{mean:? with ReduceOp.AVG} before {reader:?{reader}|the module returns it}}}; in backward, "
-        "{is_own:?{mean:?average|sum} its gradient, too, if gradients are averaged over {axis} afterwards|return the "
-        "gradient unchanged if all ranks compute the same afterwards, and sum it if each uses its own part}"
+        "the result of {operand} over {axis}{mean:? with ReduceOp.AVG} before {function} takes it{other:?{beside:?|, "
+        "and only that}}{beside:?, and compute {beside} of all ranks' numbers, too}|all_reduce the result "
+        "of {terms} over {axis}{mean:? with ReduceOp.AVG} before {reader:?{reader}|the module returns it}}}; in "
+        "backward, {is_own:?{mean:?average|sum} its gradient, too, if gradients are averaged over {axis} afterwards|"
+        "return the gradient unchanged if all ranks compute the same afterwards, and sum it if each uses its own part}"
     )
 
 

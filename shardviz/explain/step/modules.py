@@ -33,6 +33,31 @@ class UnsummedModule(Cause):
     )
 
 
+class RoundedInput(Cause):
+    """A module is given inputs that are rounded to a narrower dtype, and needs them exactly.
+
+    Timesteps, positions and angles are given as floats, and mixed precision casts all inputs that are floats. A sine of
+    276 is not near that of 275. Results stay in range, so nothing raises.
+
+    Attributes:
+        dtype: What they are rounded to.
+        is_fsdp: Whether FSDP wraps modules, and may cast inputs.
+    """
+
+    dtype: str
+    is_fsdp: bool = False
+    kinds = ("wrong-value",)
+    why = (
+        "{is_fsdp:?FSDP's mixed precision casts the inputs of this module, or of one around it, to {dtype}|The job "
+        "casts these inputs to {dtype}}, which is too coarse for them"
+    )
+    how = (
+        "{is_fsdp:?set cast_forward_inputs=False in the MixedPrecisionPolicy of the modules that they pass through and "
+        "cast the other inputs there, or give them as integers, which aren't cast|cast what the module makes of them "
+        "instead}"
+    )
+
+
 class UnusedWeight(Cause):
     """No rank has a gradient of a weight of the first wrong module, and the unsharded model has.
 

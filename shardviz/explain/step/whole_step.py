@@ -344,18 +344,19 @@ class DifferentBatch(Cause):
 
     Attributes:
         of_jobs: Whether they are jobs of several ranks.
-        is_resumed: Whether one of them made fewer steps before, and so goes on from a checkpoint.
+        is_resumed: Whether it goes on from a checkpoint there: it made fewer steps before, or made a new model.
     """
 
     of_jobs: bool = False
     is_resumed: bool = False
     why = (
-        "{is_resumed:?One of the jobs goes on from a checkpoint, and doesn't begin with the rows that come next|The "
+        "{is_resumed:?A job that goes on from a checkpoint doesn't begin with the rows that come next|The "
         "{of_jobs:?jobs|runs} read different batches, or the same rows in a different order{of_jobs:?, or a rank's "
         "batch size differs}}"
     )
     how = (
-        "{is_resumed:?save how many batches were read, with the sampler's epoch and seed, and skip as many|give both "
+        "{is_resumed:?save how many rows all ranks together have read, with the sampler's epoch and seed, and "
+        "skip as many|give both "
         "{of_jobs:?jobs|runs} the same rows{of_jobs:? in total}}"
     )
 
@@ -378,6 +379,28 @@ class OrderBeginsAgain(Cause):
         "The data of {who:?{who}|the ranks} ends earlier than in the other job, and begins again",
     )
     how = ("call sampler.set_epoch(epoch) on every rank, before each epoch", "give each rank as many rows")
+
+
+class OwnOrder(Cause):
+    """Some ranks shuffle the data in an order of their own.
+
+    Some rows then come on several ranks, and others on none. A shuffle that draws from the global random state has
+    another order on each rank, if that is seeded with the rank, as for augmentation or dropout. Each rank takes every
+    n-th row of its own order.
+
+    Attributes:
+        who: The ranks that have another order, in words; empty if it is all of them.
+    """
+
+    who: str = ""
+    why = (
+        "{who:?The data is shuffled in a different order on {who}|Each rank shuffles the data in an order of its own}: "
+        "by the global random state, or by a seed that depends on the rank"
+    )
+    how = (
+        "draw the order from a generator with one seed for all ranks, such as torch.randperm(n, generator=generator), "
+        "or use DistributedSampler, and seed each rank differently only for what comes after it"
+    )
 
 
 class SharedRows(Cause):

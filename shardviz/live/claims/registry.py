@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shardviz.live.capture.stamp import named_tensors
-from shardviz.live.claims import deepspeed, hooks, megatron, pytorch, spmd, transformers, wrappers
+from shardviz.live.claims import deepspeed, hooks, masters, megatron, pytorch, spmd, transformers, wrappers
 from shardviz.live.claims.local import Local, plain
 from shardviz.live.compat.modules import clean_name
 
@@ -27,6 +27,7 @@ SOURCES: tuple[ModuleType, ...] = (
     pytorch,
     deepspeed,
     megatron,
+    masters,
     spmd,
     transformers,
     hooks,

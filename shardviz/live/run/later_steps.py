@@ -24,6 +24,7 @@ from shardviz.live.compat.tensors import is_captured
 from shardviz.live.run.hooks.observing import quietly
 from shardviz.live.run.references.values import living_modules, living_optimizers, outermost
 from shardviz.live.run.step_files import WHAT, Step, weights_of
+from shardviz.live.run.stepped_copies import has_copies
 from shardviz.live.step.optimizer_settings import Options, options_records
 from shardviz.live.step.running import tensors_in
 from shardviz.live.step.steppers import parameters_of, steps
@@ -128,7 +129,7 @@ class LaterSteps:
         if self._step is None or is_captured() or not steps(optimizer, self._step.root):
             return
         self._done.add(id(optimizer))
-        if len(self._given) == 1:
+        if len(self._given) == 1 and not has_copies(self._step.root):  # which are written to the weights later
             self._after = weights_after(self._step)
             self._buffers = self._step.buffers.written_after()  # the job may still synchronize them
 
@@ -141,6 +142,7 @@ class LaterSteps:
         for handle in self._handles:
             handle.remove()
         if self._step is not None:
+            quietly(WHAT, self._take_copied)
             step, self._step = self._step, None
             self._write()
             del step
@@ -149,6 +151,7 @@ class LaterSteps:
         if not torch.is_grad_enabled() or is_captured():
             return
         if self._is_stepped:
+            self._take_copied()
             self._take_averages()
             if not self._has_after:
                 if self._step is not None:
@@ -235,6 +238,11 @@ class LaterSteps:
         if self._averages is not None and len(self._given) == 1:
             self._after += quietly(WHAT, list, self._averages.now()) or []
             self._averages = None
+
+    def _take_copied(self) -> None:
+        """Keep the weights that the traced step leaves, if copies are stepped in their place."""
+        if self._step is not None and len(self._given) == 1 and not self._after and not self._has_after:
+            self._after, self._buffers = weights_after(self._step), self._step.buffers.written_after()
 
     def _write(self) -> None:
         self._take_averages()

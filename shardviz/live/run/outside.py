@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shardviz.live.capture.locals import Local, local_tensors, of_tensor, unwrapped
+from shardviz.live.claims import registry
 from shardviz.live.claims.wrappers import reducing
 from shardviz.live.compat.modules import clean_name
 from shardviz.live.run.references.values import living_collections, living_modules, outermost
@@ -74,6 +75,20 @@ def outside(root: nn.Module, optimizers: Iterable[Optimizer]) -> Outside:
     # An optimizer that lacks some of the model's parameters may have copies of them instead, in more bits.
     has_all = trainable <= {id(parameter) for parameter in stepped.values()}
     return outsiders if has_all else replace(outsiders, loose={})
+
+
+def buffers_alone(root: nn.Module) -> dict[str, nn.Module]:
+    """Return modules beside a model that have buffers and no parameters, such as a loss, by the name of their class.
+
+    Of several of one class nothing says which is which in another job.
+    """
+    inside = set(map(id, root.modules()))
+    alone: dict[str, list[nn.Module]] = {}
+    for module in living_modules():
+        is_alone = id(module) not in inside and module._buffers and not any(True for _ in module.parameters())
+        if is_alone and outermost(module) is module:
+            alone.setdefault(type(module).__name__, []).append(module)
+    return {name: modules[0] for name, modules in alone.items() if len(modules) == 1}
 
 
 def apart_from(root: nn.Module, optimizers: Iterable[Optimizer]) -> Iterator[tuple[str, str]]:
@@ -142,6 +157,8 @@ class Averages:
         trained = {clean_name(name) for name, parameter in model.named_parameters() if parameter.requires_grad}
         params = {local.name: local for local in local_tensors(model) if local.name in trained}
         known = {local.values.data_ptr() for local in params.values()}
+        copies = (each for parameter in model.parameters() for each in registry.stand_ins(parameter))
+        known |= {copy.data_ptr() for copy in copies if isinstance(copy, torch.Tensor)}  # which are no averages
         candidates = (tensors for tensors in _candidates(model, len(params)) if _are_of(tensors, params, known))
         return cls(params, tuple(islice(candidates, MOST)) if params else (), most)
 

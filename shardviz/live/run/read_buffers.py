@@ -41,15 +41,22 @@ class ReadBuffers:
         carried: Those of them that it reads in training before it writes them.
     """
 
-    def __init__(self, root: nn.Module, most: int) -> None:
-        """Copy them, of large ones a sample of that many elements."""
-        self._model, self._most = unwrapped(root), most
-        kinds = {type(module) for module in self._model.modules()}
+    def __init__(self, root: nn.Module, most: int, beside: Mapping[str, nn.Module] | None = None) -> None:
+        """Copy them, of large ones a sample of that many elements.
+
+        Args:
+            root: The model.
+            most: How many.
+            beside: Modules that the job calls beside it, such as a loss, by the name before their buffers'.
+        """
+        self._models, self._most = {"": unwrapped(root)} | dict(beside or {}), most
+        kinds = {type(module) for model in self._models.values() for module in model.modules()}
         self._named = {name for kind in kinds for name in _named_by(kind)}
         uses = {kind: uses_of(kind) for kind in kinds}
         self._uses = {
-            name_in(path, name): use
-            for path, module in self._model.named_modules()
+            name_in(before, name_in(path, name)): use
+            for before, model in self._models.items()
+            for path, module in model.named_modules()
             for name, use in uses[type(module)].items()
         }
         self._states = dict(self._current())
@@ -57,6 +64,11 @@ class ReadBuffers:
         self._random = random_states()
         self.written: dict[str, str] = {}
         self.carried: list[str] = []
+
+    @property
+    def beside(self) -> list[str]:
+        """The names of those that are of no module of the model."""
+        return [name for name in self._states if any(name.startswith(f"{each}.") for each in self._models if each)]
 
     @property
     def before(self) -> list[Local]:
@@ -100,14 +112,17 @@ class ReadBuffers:
         return local.name.rpartition(".")[-1] in self._named and local.values.is_floating_point()
 
     def _current(self) -> Iterator[tuple[str, tuple[int, int]]]:
-        for name, buffer in self._model.named_buffers():
-            if type(buffer) is torch.Tensor and not buffer.is_complex() and not buffer.is_meta:
-                yield clean_name(name), (id(buffer), buffer._version)
+        for before, model in self._models.items():
+            for name, buffer in model.named_buffers():
+                if type(buffer) is torch.Tensor and not buffer.is_complex() and not buffer.is_meta:
+                    yield name_in(before, clean_name(name)), (id(buffer), buffer._version)
 
     def _copies(self, names: Collection[str]) -> Iterator[Local]:
-        for local in local_tensors(self._model) if names else ():
-            if local.role == "buffer" and local.name in names:
-                yield replace(local, values=sampled(local.values, self._most))
+        for before, model in self._models.items() if names else ():
+            for local in local_tensors(model):
+                name = name_in(before, local.name)
+                if local.role == "buffer" and name in names:
+                    yield replace(local, name=name, values=sampled(local.values, self._most))
 
 
 def _named_by(kind: type[nn.Module]) -> set[str]:

@@ -17,6 +17,7 @@ from shardviz.dump.write import write_rank, write_run
 from shardviz.layout.mesh import AXIS_NAME
 from shardviz.live.capture.capture import Capture, run_record
 from shardviz.live.capture.locals import Local, held_back_names, local_tensors, unwrapped
+from shardviz.live.claims import masters, registry
 from shardviz.live.claims.wrappers import approximated_by, reduced_in, reducing, rounded_to
 from shardviz.live.compat.modules import clean_name, is_compiled
 from shardviz.live.compat.worlds import default_store, groups_here
@@ -74,6 +75,7 @@ class Step:
         averages: What may be averages of its weights.
         gradients: Copies of this rank's part of gradients, if a library steps other tensors in parameters' place.
         unknown: Why one of these is not understood, by the parameter's name.
+        copied: Parameters in whose place copies are stepped, and of each whether its copies have other values.
     """
 
     root: nn.Module
@@ -93,6 +95,7 @@ class Step:
     averages: Averages | None = None
     gradients: Sequence[Local] | None = None
     unknown: dict[str, str] = field(default_factory=dict)
+    copied: dict[str, bool] = field(default_factory=dict)
 
     @property
     def is_compiled(self) -> bool:
@@ -143,9 +146,11 @@ def write_step(step: Step, folder: Path, command: tuple[str, ...], problem: str 
     capture.options, capture.clips = options_records(step.options), step.clips
     capture.held_back = [] if problem else held_back_names(unwrapped(step.root))
     capture.kept_gradients = step.kept
+    capture.stepped_copies = list(step.copied)
+    capture.stale_copies = [name for name, is_stale in step.copied.items() if is_stale]
     capture.module_settings = quietly(WHAT, _module_settings, unwrapped(step.root), step.trace.types) or {}
     capture.written_buffers, capture.read_buffers = list(step.buffers.written.items()), step.buffers.carried
-    capture.kept_buffers = step.buffers.kept
+    capture.kept_buffers, capture.buffers_beside = step.buffers.kept, step.buffers.beside
     if step.lines is not None:
         quietly(WHAT, step.lines.add_to, capture)
     for name, ranks in groups_of(num_ranks):
@@ -238,10 +243,17 @@ def gradients_of(step: Step, instead: Collection[str] = ()) -> Iterator[Local]:
 
 def _add_states(capture: Capture, step: Step) -> None:
     """Add what optimizers keep of each element of a parameter before the step: one that made none keeps nothing."""
-    params = [local for local in local_tensors(unwrapped(step.root)) if local.role == "param"]
+    model = unwrapped(step.root)
+    params = [local for local in local_tensors(model) if local.role == "param"]
     shapes = {local.name: local.values.shape for local in params}
+    by_name = {local.name: local for local in params}
+    weights: dict[torch.Tensor, Local] = {
+        param: by_name[name] for name, param in registry.named_parameters(model) if name in by_name
+    }
     for optimizer in step.optimizers:
-        for state in optimizer_states(optimizer, unwrapped(step.root), params):
+        for state in masters.states(weights, getattr(optimizer, "optim", optimizer).state):
+            capture.add_values(replace(state, values=sampled(state.values.detach(), step.most)), "step")
+        for state in optimizer_states(optimizer, model, params):
             is_of_elements = state.values.shape == shapes.get(state.name.rpartition(".")[0])
             # What is quantized has codes, or is of a class of its own.
             if is_of_elements and type(state.values) is torch.Tensor and state.values.is_floating_point():

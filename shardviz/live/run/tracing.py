@@ -35,10 +35,11 @@ from shardviz.live.run.hooks.arming import arm, disarm
 from shardviz.live.run.hooks.observing import nested, quietly, report
 from shardviz.live.run.later_steps import LaterSteps, weights_after, with_gradients
 from shardviz.live.run.library_steps import LibraryStep
-from shardviz.live.run.outside import Averages, apart_from, outside
+from shardviz.live.run.outside import Averages, apart_from, buffers_alone, outside
 from shardviz.live.run.read_buffers import ReadBuffers
 from shardviz.live.run.references.values import contains, outermost
 from shardviz.live.run.step_files import WHAT, Step, most_of, sampled, weights_of
+from shardviz.live.run.stepped_copies import find_copies, gradients_with_copies
 from shardviz.live.step.optimizer_settings import Options as Settings
 from shardviz.live.step.optimizer_settings import options_of, states_of
 from shardviz.live.step.running import tensors_in
@@ -201,6 +202,7 @@ class Follower:
         self._is_over = False
         self._later: LaterSteps | None = None
         self._is_of_many = False
+        self._searched: WeakSet[nn.Module] = WeakSet()  # models of whose parameters no copies are stepped
         self._library_step: LibraryStep | None = None
         self._process = os.getpid()
 
@@ -222,6 +224,7 @@ class Follower:
             self.begin()
             self._begin_lines(0)
         self._optimizers.add(optimizer)
+        self._searched.clear()
 
     def clipped(self, norm: Any, limit: Any) -> None:
         """Keep the norm by which gradients of the step are clipped, and what it was given as the most.
@@ -315,6 +318,8 @@ class Follower:
         trainable = identities(parameter for parameter in module.parameters() if parameter.requires_grad)
         optimizers = [*self._optimizers, *self._taken]
         own_optimizers = [optimizer for optimizer in optimizers if not trainable.isdisjoint(stepped_by(optimizer))]
+        if not own_optimizers and self._find_copies(module):
+            return self._is_trained(module)
         is_due = (
             max((self._taken.get(optimizer, 0) for optimizer in own_optimizers), default=0)
             == self.options.trace_step - 1
@@ -322,8 +327,17 @@ class Follower:
         is_model = bool(own_optimizers) if self.model is None else runs(module, self.model)
         return is_model and is_due and not any(parameter.is_meta for parameter in module.parameters())
 
+    def _find_copies(self, module: nn.Module) -> bool:
+        """Whether optimizers step copies of parameters of the model around a module, which are looked for once."""
+        if module in self._searched:
+            return False
+        root = outermost(module) if self.model is None else self.model
+        self._searched.update((module, *root.modules()))
+        return find_copies(root, [*self._optimizers, *self._taken])
+
     def _follow(self, root: nn.Module, called: nn.Module) -> None:
         disarm(self.visit)
+        self._find_copies(root)
         self._is_of_many = distributed.is_initialized()
         model = unwrapped(root)
         trace = JobTrace(sum(self.followed.includes(name) for name, _ in model.named_modules()))
@@ -334,10 +348,12 @@ class Follower:
         averages: Averages | None = quietly(WHAT, Averages.of, model, most)
         old = quietly(WHAT, list, averages.now()) if averages is not None else None
         weights = [*weights_of(before, most), *(old or ())]
-        buffers = ReadBuffers(root, most)
+        beside = quietly(WHAT, buffers_alone, root) or {}
+        buffers = ReadBuffers(root, most, beside)
         self._step = Step(root, trace, self.options.trace_step, most, weights, outsiders, buffers, averages=averages)
         note_written = _without_errors(lambda *_: buffers.note_written())
-        self._handles = [called.register_forward_hook(note_written), *trace.follow(model, self.followed)]
+        self._handles = [each.register_forward_hook(note_written) for each in (called, *beside.values())]
+        self._handles += trace.follow(model, self.followed)
         trace.before_backward = partial(_note_kept, list(registry.named_parameters(model)), self._step.kept)
         if self._lines is not None:
             self._step = replace(self._step, lines=self._lines)
@@ -389,7 +405,11 @@ class Follower:
             options = (
                 library_step.options if library_step else quietly(WHAT, self._options_of, self._step.root, states_of)
             )
-            gradients = list(library_step.gradients.values()) if library_step else None
+            gradients = (
+                list(library_step.gradients.values())
+                if library_step
+                else gradients_with_copies(self._step, self._outermost())
+            )
             apart = list(apart_from(self._step.root, [*self._optimizers, *self._taken]))
             optimizers = () if library_step else self._outermost()  # a library's have stepped by now
             self._step = replace(

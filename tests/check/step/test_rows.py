@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from shardviz.check.step.jobs.compare import frozen_in_one_job
-from shardviz.check.step.jobs.other_steps import is_filled_batch, later_steps_of
-from shardviz.check.step.jobs.rows import rows_of, rows_without_padding
+from shardviz.check.step.jobs.other_steps import is_filled_batch, later_steps_of, steps_of
+from shardviz.check.step.jobs.rows import Rows, rows_of, rows_without_padding
+from shardviz.check.step.jobs.rows_of_steps import moved_by, with_other_steps
 from shardviz.check.step.trace.calls import is_pipeline, parted_modules
 from shardviz.check.step.trace.traces import Kept, OfRank, Weight
 from shardviz.dump.records.step import GivenRecord
-from shardviz.explain.step.whole_step import DifferentBatch, NormalizedByOwnRows, WholeBatchPerRank
+from shardviz.explain.step.whole_step import DifferentBatch, NormalizedByOwnRows, OwnOrder, WholeBatchPerRank
 from shardviz.layout.mesh import parse_mesh
 
 ROWS = [[5, 9, 7], [5, 6, 8, 9, 7], [5, 8, 7], [5, 9, 9, 6, 7, 8, 9, 7]]
@@ -119,6 +120,55 @@ def test_rows_that_fill_up_a_batch_with_a_weight_of_zero_are_no_difference(weigh
 def test_whole_batches_per_rank_are_told_from_a_batch_that_is_filled_up_by_later_steps(later, is_filled):
     one = job((rows(8, 1, 2),), (rows(8, *later),))
     assert is_filled_batch(one, job(FIRST, (rows(8, 5, 6), rows(8, 7, 8)))) == is_filled
+
+
+def new(*checksums):
+    """Return rows of a model that is new in this step, as after a load."""
+    return GivenRecord(((len(checksums), 8),), (checksums,), is_of_new_model=True)
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "words"),
+    [
+        ((9, 10, 11, 12), ((5, 6), (7, 8)), ", 4 rows earlier in its order (it goes on at row 4 after 8 were read"),
+        ((9, 10, 11, 12), ((1, 2), (3, 4)), ", 8 rows earlier in its order"),
+        ((9, 10, 11, 12), ((7, 8), (9, 10)), ", 2 rows earlier in its order"),
+        ((9, 10, 11, 12), ((5, 6), (9, 10)), ""),
+        ((9, 10, 11, 12), ((5, 6), (7, 20)), ""),
+        ((9, 10, 11, 5), ((5, 6), (7, 8)), ""),
+    ],
+)
+def test_by_how_many_rows_a_later_step_is_off_is_said(there, here, words):
+    """Rows that are not one run in the other job's order, or that it has twice, say nothing."""
+    one = job((rows(8, 1, 2, 3, 4),), (rows(8, 5, 6, 7, 8),), (new(*there),))
+    two = job(FIRST, (rows(8, 5, 6), rows(8, 7, 8)), tuple(new(*of_rank) for of_rank in here))
+    text = moved_by(one, steps_of(one), steps_of(two), 2, (8,))
+    assert text == "" if not words else text.startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("second", "is_own"),
+    [
+        (((3, 4), (7, 8), (11, 12)), False),  # as it should be
+        (((5, 4), (1, 20), (12, 2)), True),
+        (((13, 14), (15, 16), (17, 18)), False),  # other data
+        (((7, 8), (3, 4), (11, 12)), False),  # no row comes twice
+    ],
+)
+def test_a_rank_that_shuffles_for_itself_is_told_from_other_data(second, is_own):
+    one = whole_job((rows(8, 1, 2, 3, 4),), (rows(8, 5, 6, 7, 8),), (rows(8, 9, 10, 11, 12),))
+    first = ((1, 2), (5, 6), (9, 10))
+    steps = [(rows(8, *own), rows(8, *other)) for own, other in zip(first, second, strict=True)]
+    found = with_other_steps(Rows(problem="rows differ"), one, whole_job(*steps))
+    assert (found.cause == OwnOrder("rank 1")) == is_own
+    assert ("rank 1 was given rows" in found.problem) == is_own
+
+
+def whole_job(*steps):
+    made = job(*steps)
+    made.is_of_one = len(made.records) == 1
+    made.ranks = {rank: calling("") for rank in made.records}
+    return made
 
 
 @pytest.mark.parametrize(

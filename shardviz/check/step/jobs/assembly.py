@@ -24,6 +24,7 @@ from shardviz.check.step.jobs.gradients import (
     divided,
     of_size_before,
     of_unequal_losses,
+    scaled_by_owners,
     with_others_reduced,
     with_round_norms,
 )
@@ -340,6 +341,7 @@ def findings_on(evidence: JobEvidence, judging: Judging, reference_name: str) ->
         evidence, [(result, finding) for result, finding in results if isinstance(finding, Finding)]
     )
     clipped = of_size_before(evidence, evidence.clips) or by_another_norm(evidence, evidence.clips)
+    clipped = clipped or (scaled_by_owners(evidence) if pairs and first is None else None)
     if clipped is not None:
         pairs, of_all = [(result, finding) for result, finding in pairs if result.role != "grad"], [clipped]
     of_all = [

@@ -21,18 +21,28 @@ from shardviz.check.step.jobs.updates import Updates
 from shardviz.check.step.rules.factors import size_in_words
 from shardviz.check.step.update.reasons import factor_to
 from shardviz.explain.placement.values import UnsynchronizedBuffer
-from shardviz.explain.step.buffers import BufferOfParts, BufferReducedWrongly, OwnBufferRead, RowsOfOneRank
+from shardviz.explain.step.buffers import (
+    BufferOfOwnSizes,
+    BufferOfParts,
+    BufferReducedWrongly,
+    OtherBufferBefore,
+    OwnBufferRead,
+    RowsOfOneRank,
+    StatisticsOfOneRank,
+)
 from shardviz.explain.step.modules import UnexplainedModule
+from shardviz.explain.step.whole_step import UnexplainedBackward
 from shardviz.explain.templates import times_text
+from shardviz.layout.layout import placements_of
 from shardviz.relate.factors import pairs_along, ratio_near
 from shardviz.relate.measures import weights_between
 from shardviz.relate.orders import places_of
 from shardviz.relate.tolerance import FEW, SINGLE, UPDATE_OF_JOB
-from shardviz.relate.values import farthest, magnitude
+from shardviz.relate.values import farthest, magnitude, part_of
 from shardviz.text import join_numbers, listed, named_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -45,6 +55,9 @@ if TYPE_CHECKING:
 
 SENDING = ("ddp", "unfrozen", "no_sync")
 """Wrappers that send rank 0's buffers to all ranks before a forward, if they don't keep them."""
+
+FEW_OF_PART = 2
+"""A smaller part may be anything."""
 
 LIKE = 0.25
 """The least cosine of what a rank has and what one process has, if that is made of the rank's rows, too."""
@@ -109,8 +122,11 @@ def with_buffer_read(finding: Finding, calls: Calls, reference: WholeJob, job: W
         wanted = whole[name]
         if not are_whole(wanted, *before[name].values()):
             continue
+        if name not in written and (others := _of_no_part(wanted, before[name], job)) and {*others} <= wrong:
+            clause = f"{named_ranks(others)} read numbers from the buffer {name} that are no part of one process's"
+            return replace(finding, details=(*finding.details, clause)).because(BufferOfOwnSizes(name))
         values = {rank: _array(weight) for rank, weight in before[name].items()}
-        if name in written and _is_sent(job):
+        if name in written and _is_sent(name, job):
             values = dict.fromkeys(values, values[min(values)])
         expected = _array(wanted)
         rounding = (UPDATE_OF_JOB if name in written else SINGLE) * magnitude(expected)
@@ -124,6 +140,46 @@ def with_buffer_read(finding: Finding, calls: Calls, reference: WholeJob, job: W
         if axes and odd <= wrong and name not in written:
             return replace(finding, details=(*finding.details, clause)).because(UnsynchronizedBuffer(axes))
     return finding
+
+
+def _of_no_part(whole: Weight, parts: Mapping[int, Weight], job: WholeJob) -> list[int]:
+    """Return the ranks whose smaller part of a buffer of floats isn't in the whole, if placements allow its shape."""
+    expected = _array(whole)
+    others = []
+    for rank, weight in parts.items():
+        held = _array(weight)
+        regions = [region for _, region in placements_of(expected.shape, held.shape, job.mesh, rank)]
+        near = SINGLE * magnitude(expected)
+        if held.shape == expected.shape or not regions or not _is_of_floats(weight) or held.size < FEW_OF_PART:
+            return []
+        if not any(farthest(held, part_of(expected, region)) <= near for region in regions):
+            others.append(rank)
+    return others
+
+
+def with_buffers_before(findings: Sequence[Finding], reference: WholeJob, job: WholeJob) -> Sequence[Finding]:
+    """Return the buffers that earlier steps wrote differently, in place of gradients that are wrong without a cause."""
+    is_unexplained = findings and all(isinstance(finding.explanation, UnexplainedBackward) for finding in findings)
+    if not is_unexplained or not reference.is_of_one or not job.steps_before:
+        return findings
+    before, whole = job.weights("buffer"), _of_one(reference, "step")
+    written = _written(job)
+    buffers = []
+    for name in sorted(_carried(job) & _carried(reference) & before.keys() & whole.keys()):
+        if not are_whole(whole[name], *before[name].values()) or not _is_of_floats(whole[name]):
+            continue
+        expected = _array(whole[name])
+        off = {rank: farthest(_array(weight), expected) for rank, weight in before[name].items()}
+        odd = {rank: far for rank, far in off.items() if far > UPDATE_OF_JOB * magnitude(expected)}
+        if odd:
+            line = f"{written[name]} " if written.get(name) else "a forward "
+            sentence = (
+                f"before the step {named_ranks(sorted(odd))} {'has' if len(odd) == 1 else 'have'} other values in this "
+                f"buffer than one process, off by up to {max(odd.values()):.5g} (largest value "
+                f"{magnitude(expected):.5g}); {line}wrote them in an earlier step, and the forward reads them"
+            )
+            buffers.append(OtherBufferBefore().finding(name, tuple(sorted(odd)), sentence))
+    return buffers or findings
 
 
 def _written_buffers(reference: WholeJob, job: WholeJob) -> Updates:
@@ -143,10 +199,13 @@ def _written_buffers(reference: WholeJob, job: WholeJob) -> Updates:
             findings.append(scaled)
             continue
         shares = _shares_of(name, reference, job) if is_known and name in carried else None
-        if shares is not None and _is_sent(job):
+        if shares is not None and _is_sent(name, job):
             findings.append(_lost_rows(name, *shares, written[name], job))
             continue
-        is_kept = is_known and name in carried and shares is None and _is_of_floats(wanted) and not _is_sent(job)
+        if is_known and name in carried and (of_first := _of_first_rank(name, reference, job)) is not None:
+            findings.append(of_first)
+            continue
+        is_kept = is_known and name in carried and shares is None and _is_of_floats(wanted) and not _is_sent(name, job)
         axes = _axes_apart(name, reference, job) if is_kept else []
         if axes and all(_are_given_other_rows(axis, job) for axis in axes):
             findings.append(_of_own_rows(name, axes, reference, job))
@@ -200,6 +259,24 @@ def _of_own_rows(name: str, axes: list[str], reference: WholeJob, job: WholeJob)
         if of_op := [lines[other] for other in siblings if _reduction(other, reference, job) == op]:
             sentence += f". With the {op} it would be one process's: {listed(of_op)}"
     return _finding(name, axes, job, sentence)
+
+
+def _of_first_rank(name: str, reference: WholeJob, job: WholeJob) -> Finding | None:
+    """Return that rank 0's statistics are sent to all ranks, if all ranks' together are one process's.
+
+    If models make the same of later rows, the buffer is of no consequence in training.
+    """
+    op = _reduction(name, reference, job) if _is_sent(name, job) else ""
+    axes = [axis for axis in job.mesh.long_axes if _are_given_other_rows(axis, job)]
+    if not op or not axes or later_outputs_of(reference, job)[0] is None:
+        return None
+    line = _written(job)[name]
+    sentence = (
+        f"each rank's forward writes this buffer{f' in {line}' if line else ''} from its own rows; the {op} would be "
+        "one process's, and before the next forward all ranks are sent that of rank 0"
+    )
+    cause = StatisticsOfOneRank(listed(axes), line, "AVG" if op == AVERAGED else "SUM")
+    return cause.finding(name, tuple(job.weights("buffer", "updated")[name]), sentence, held="rank 0's")
 
 
 def _reduction(name: str, reference: WholeJob, job: WholeJob) -> str:
@@ -301,9 +378,10 @@ def _carried(job: WholeJob) -> set[str]:
     return {name for record in job.records.values() for name in record.read_buffers}
 
 
-def _is_sent(job: WholeJob) -> bool:
-    """Whether DistributedDataParallel sends rank 0's buffers to all ranks before a forward."""
-    return any(wrapper.kind in SENDING and not wrapper.keeps_buffers for wrapper in job.wrappers)
+def _is_sent(name: str, job: WholeJob) -> bool:
+    """Whether DistributedDataParallel sends rank 0's buffer to all ranks before a forward."""
+    is_beside = any(name in record.buffers_beside for record in job.records.values())
+    return not is_beside and any(wrapper.kind in SENDING and not wrapper.keeps_buffers for wrapper in job.wrappers)
 
 
 def unseen_buffers(dump: Dump, job: WholeJob) -> list[str]:

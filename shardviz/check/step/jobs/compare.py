@@ -17,7 +17,7 @@ from shardviz.check.step.comparison import compared
 from shardviz.check.step.departure import Beside, Departure, StepDifference, departure_for
 from shardviz.check.step.jobs.assembly import JobEvidence, assembled, findings_on
 from shardviz.check.step.jobs.averages import averages_of
-from shardviz.check.step.jobs.buffers import buffers_of, unseen_buffers, with_buffer_read
+from shardviz.check.step.jobs.buffers import buffers_of, unseen_buffers, with_buffer_read, with_buffers_before
 from shardviz.check.step.jobs.gradients import OUTSIDE_MODULES, clips_of, unclipped, with_kept_gradients, with_own_clips
 from shardviz.check.step.jobs.later_outputs import later_outputs_of
 from shardviz.check.step.jobs.line_values import OrderInCalls
@@ -31,6 +31,7 @@ from shardviz.check.step.jobs.other_steps import (
     is_filled_batch,
     later_steps_of,
 )
+from shardviz.check.step.jobs.rounded_inputs import rounded_input
 from shardviz.check.step.jobs.rows import rows_of_jobs, rows_of_peers
 from shardviz.check.step.jobs.rows_of_steps import with_other_steps
 from shardviz.check.step.jobs.starts import (
@@ -43,7 +44,7 @@ from shardviz.check.step.jobs.starts import (
     other_weights,
     repeated_weight,
 )
-from shardviz.check.step.jobs.updates import Updates, between_steps, updates_of, without_step
+from shardviz.check.step.jobs.updates import Updates, between_steps, stale_copies, updates_of, without_step
 from shardviz.check.step.jobs.whole_job import WholeJob, chosen, mesh_of_job
 from shardviz.check.step.lines.naming import module_to_open, with_lines
 from shardviz.check.step.trace.calls import parted_modules
@@ -325,6 +326,7 @@ def _step_of(
     results = [*judged, *trained_in_one_job(weights, job)]
     results += frozen_in_one_job(weights, job) if not findings_in(results) else ()
     results += [*held_back_gradients(weights, job), *different_settings(reference, job), *lost_states(reference, job)]
+    results += stale_copies(reference, job)
     findings = _explained(grouped(findings_in(results), ranks_by_name(dump)), evidence, reference, job)
     look = _look_at_lines(findings, reference, job)
 
@@ -377,6 +379,7 @@ def _explained(findings: Sequence[Finding], evidence: JobEvidence, reference: Wh
     """Return findings of a step, first those of a module, with what else the two jobs' records say of them."""
     findings = [with_buffer_read(finding, evidence.calls, reference, job) for finding in findings]
     findings = [with_module_settings(finding, reference, job) for finding in findings]
+    findings = with_buffers_before(findings, reference, job)
     placed = sorted(findings_in(with_lines(evidence.dump, findings)), key=lambda finding: not finding.module)
     return with_kept_gradients(with_own_clips(placed, job), reference, job)
 
@@ -400,7 +403,10 @@ def _judged(
     clips, reference_name = clips_of(reference, job), "one process" if reference.is_of_one else reference.name
     holding = {name: frozenset(parts) for name, parts in job.weights("param").items()}
     evidence = JobEvidence(dump, tuple(compared(dump)), clips, micro_batches, reference.is_of_one, holding)
-    results = list(findings_on(evidence, judging, reference_name))
+    of_input = rounded_input(evidence, judging, job)
+    results: list[Finding | NotChecked] = (
+        [of_input] if of_input is not None else list(findings_on(evidence, judging, reference_name))
+    )
     is_unexplained = any(isinstance(finding.explanation, UnexplainedCopies) for finding in findings_in(results))
     before = unclipped(reference, job, weights) if is_unexplained and weights.grads and not weights.kept else None
     if before is None:

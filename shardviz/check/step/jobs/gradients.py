@@ -20,7 +20,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.report import grouped, ungrouped
-from shardviz.check.step.rules.all_gradients import CLIP_EPSILON, multiplied, nearness, of_factor, own_norm, round_norm
+from shardviz.check.step.rules.all_gradients import (
+    CLIP_EPSILON,
+    multiplied,
+    nearness,
+    of_all,
+    of_factor,
+    own_norm,
+    round_norm,
+)
 from shardviz.check.step.trace.traces import Weight, in_both
 from shardviz.dump.records.step import ClipRecord
 from shardviz.explain.placement.values import BrokenTie
@@ -31,6 +39,7 @@ from shardviz.explain.step.gradients import (
     UnsummedTiedGradients,
 )
 from shardviz.explain.step.losses import MeanOfMeans
+from shardviz.explain.step.modules import RoundedInput
 from shardviz.explain.step.scales import (
     ClippedByOwnNorms,
     ClippedByParts,
@@ -48,7 +57,7 @@ from shardviz.layout.layout import placements_of
 from shardviz.layout.notation import parse
 from shardviz.layout.splits import axes_in
 from shardviz.relate.factors import scale_between
-from shardviz.relate.measures import ratio_of
+from shardviz.relate.measures import factor_of_all, ratio_of
 from shardviz.relate.tolerance import EPSILON, STEP, least_factor
 from shardviz.text import counted, listed, named_ranks
 
@@ -70,7 +79,14 @@ if TYPE_CHECKING:
 
 MADE_BY_CLIPS = UnexplainedBackward | UnexplainedWeightGradients | ClippedByParts | ScaledByOwnCount | ScaledInStep
 """Causes of gradients that clipping by ranks' own norms explains better."""
-OUTSIDE_MODULES = DifferentClips | GradientsNotZeroed | LostMicroBatches | MicroBatchesReducedAgain | UnclearedGradients
+OUTSIDE_MODULES = (
+    RoundedInput
+    | DifferentClips
+    | GradientsNotZeroed
+    | LostMicroBatches
+    | MicroBatchesReducedAgain
+    | UnclearedGradients
+)
 """Causes that lie in no line of a forward."""
 MAX_LISTED = 4
 UNCLIPPED = ClipRecord(0.0, math.inf)
@@ -196,6 +212,28 @@ def by_another_norm(evidence: Evidence, clips: Clips | None) -> Finding | None:
         text = whose if alike else f"which is {number(clips.reference.norm)} in the other job"
         cause = ClippedByParts(f"a norm of {number(clips.job.norm)}, {text}", clips.job.limit)
     return of_factor(evidence, gradients, all_alike.factor).because(cause)
+
+
+def scaled_by_owners(evidence: Evidence) -> Finding | None:
+    """Return the finding of all gradients if each rank scales all that it alone has by a number of its own.
+
+    A gradient that ranks have parts of, or equal copies, shows that by itself. With ZeRO by hand one rank has it alone.
+    """
+    gradients = [gradient for gradient in evidence.gradients.values() if np.any(gradient.wanted)]
+    if not any(len(gradient.reduced) == 1 for gradient in gradients):
+        return None
+    ranks = sorted({rank for gradient in gradients for rank in gradient.reduced})
+    factors = {rank: factor_of_all(gradients, {rank}) for rank in ranks}
+    numbers = [factor for factor in factors.values() if factor is not None]
+    epsilon = gradients[0].rounding.epsilon
+    near = STEP if epsilon <= EPSILON["float32"] else least_factor(epsilon)
+    if len(numbers) < max(len(ranks), 2) or max(numbers) - min(numbers) <= near * max(map(abs, numbers)):
+        return None
+    shown = listed(f"{number(factor)} on rank {rank}" for rank, factor in factors.items() if factor is not None)
+    odd = tuple(rank for rank, factor in factors.items() if factor is not None and abs(factor - 1) > near)
+    first = gradients[0]
+    finding = ClippedByParts().finding(first.name, odd, f"the gradient is scaled by {shown}", kind="wrong-scale")
+    return of_all(finding.seen_in(first), gradients) if len(gradients) > 1 else finding.seen_in(first)
 
 
 def _in_words(reference: float, job: float) -> tuple[str, str]:

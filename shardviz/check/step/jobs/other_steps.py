@@ -29,6 +29,7 @@ from shardviz.check.step.jobs.optimizers import (
     pace_of,
     states_of,
 )
+from shardviz.check.step.jobs.rows_of_steps import moved_by
 from shardviz.check.step.jobs.starts import OtherWeight, Weights, coarsest_of, moves_apart
 from shardviz.explain.step.two_jobs import (
     DifferentSettings,
@@ -269,7 +270,7 @@ def later_steps_of(reference: WholeJob, job: WholeJob) -> LaterResult:
             ]
             has = f"has, in step {steps_there[0]}" if steps_there else "does not have in it"
             ranks, cause = _given_again(given, at, (shape, rows_there[at][shape]), traced)
-            what = f"rows that the other job {has}"
+            what = f"rows that the other job {has}{moved_by(reference, wanted, given, at, shape)}"
             if isinstance(cause, OrderBeginsAgain):
                 what = f"the rows of step {cause.step} again, in the same order, and the other job has others"
             text = f"{job.name}: in step {number} {ranks} given {what}; all are equal {before}"
@@ -380,7 +381,12 @@ def _given_again(
     who = named_ranks(odd, MOST_RANKS) if are_some else ""
     again = [step for step in range(at) if odd and all(in_order[step][rank] == in_order[at][rank] for rank in odd)]
     is_new_epoch = bool(again) and again[-1] < at - 1  # a batch that is given twice in a row is no new epoch
-    cause = OrderBeginsAgain(traced + again[0], who) if is_new_epoch else DifferentBatch(of_jobs=True)
+    is_resumed = any(record.is_of_new_model for record in steps[at].values())
+    cause = (
+        OrderBeginsAgain(traced + again[0], who)
+        if is_new_epoch
+        else DifferentBatch(of_jobs=True, is_resumed=is_resumed)
+    )
     return f"{who or 'ranks'} {'is' if are_some and len(odd) == 1 else 'are'}", cause
 
 

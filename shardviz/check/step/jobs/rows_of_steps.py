@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import TYPE_CHECKING
 
 from shardviz.check.step.jobs.rows import shares_text
 from shardviz.explain.step.two_jobs import OtherStepLength, RowsSplitTwice
-from shardviz.explain.step.whole_step import DifferentBatch
-from shardviz.text import join_numbers
+from shardviz.explain.step.whole_step import DifferentBatch, OwnOrder
+from shardviz.text import counted, join_numbers, named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from shardviz.dump.records.step import GivenRecord
 
     Numbers = tuple[int, ...]
+
+
+FEWEST_STEPS = 2
+"""In fewer steps rows do not show an order."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,10 @@ class Numbered:
 
 def with_other_steps(rows: Rows, reference: WholeJob, job: WholeJob) -> Rows:
     """Return rows that differ for no known reason with the numbers that they have, and what these tell."""
-    numbered = _numbered(reference, job) if rows.cause == DifferentBatch(of_jobs=True) else None
+    is_unknown = rows.cause == DifferentBatch(of_jobs=True)
+    if is_unknown and (of_own := _in_own_order(reference, job)) is not None:
+        return replace(rows, problem=of_own[0], cause=of_own[1])
+    numbered = _numbered(reference, job) if is_unknown else None
     if numbered is None:
         return rows
     given = numbered.rows(0)
@@ -70,6 +78,50 @@ def with_other_steps(rows: Rows, reference: WholeJob, job: WholeJob) -> Rows:
         cause = RowsSplitTwice(times, is_every=_is_every(given, times), is_of_ranks=times == ranks)
         return replace(rows, problem=f"{problem}; {clause}", cause=cause)
     return replace(rows, problem=problem)
+
+
+def _in_own_order(reference: WholeJob, job: WholeJob) -> tuple[str, OwnOrder] | None:
+    """Return that ranks are given rows of other steps, or of other ranks, while one process has every row once.
+
+    Returns:
+        What they are given, and the cause; None if rows don't show it.
+    """
+    per_call, *of_ranks = (_tensors_per_call(each, rank) for each in (reference, job) for rank in each.ranks)
+    if (
+        not reference.is_of_one
+        or reference.steps_before != job.steps_before
+        or {*of_ranks} != {per_call}
+        or not per_call
+    ):
+        return None
+    ((_, record),) = reference.records.items()
+    count = min(len(each.given) for each in (record, *job.records.values()))
+    tensor = max(range(per_call), key=lambda at: math.prod(record.given[0].shapes[at][1:]))
+    every = [_rows_of(given, tensor, per_call) for given in record.given[:count]]
+    step_of = {row: step for step, rows in enumerate(every) for row in rows}
+    given = {
+        rank: [_rows_of(each, tensor, per_call) for each in own.given[:count]] for rank, own in job.records.items()
+    }
+    if len(step_of) < sum(map(len, every)) or not all(all(steps) for steps in (every, *given.values())):
+        return None
+    odd = [
+        rank
+        for rank, steps in given.items()
+        if any(step_of.get(row) != at for at, of in enumerate(steps) for row in of)
+    ]
+    sets = {rank: {row for rows in steps for row in rows} for rank, steps in given.items()}
+    is_once = all(len(sets[rank]) == sum(map(len, steps)) for rank, steps in given.items())
+    shared = {row for first, second in combinations(sets.values(), 2) for row in first & second}
+    moved = [sum(step_of.get(row, at) != at for at, of in enumerate(given[rank]) for row in of) for rank in odd]
+    if count < FEWEST_STEPS or not odd or not is_once or not shared or not all(moved):
+        return None
+    who = named_ranks(odd) if len(odd) < len(given) else ""
+    text = (
+        f"{named_ranks(odd)} {'was' if len(odd) == 1 else 'were'} given rows that the other job has in other steps: "
+        f"{sum(moved)} of the {sum(len(of) for rank in odd for of in given[rank])} in {count} steps; "
+        f"{counted(len(shared), 'row')} came on several ranks"
+    )
+    return text, OwnOrder(who)
 
 
 def _numbered(reference: WholeJob, job: WholeJob) -> Numbered | None:
@@ -145,3 +197,45 @@ def _part_of_rows(numbered: Numbered) -> int:
 def _is_every(given: Sequence[int], times: int) -> bool:
     """Whether rows are so many apart."""
     return sorted(given) == list(range(min(given), min(given) + times * len(given), times))
+
+
+def moved_by(
+    reference: WholeJob,
+    wanted: Sequence[Mapping[int, GivenRecord]],
+    given: Sequence[Mapping[int, GivenRecord]],
+    at: int,
+    shape: tuple[int, ...],
+) -> str:
+    """Return in words that all rows of a later step come equally many rows too early or too late; empty if they don't.
+
+    If a job goes on there with a new model, as from a checkpoint, and begins at a share of the rows that were read, the
+    words say this, too: a rank counts its own rows.
+
+    Args:
+        reference: The job of one process.
+        wanted: What its rank was given in every step.
+        given: What the other job's ranks were given.
+        at: The step.
+        shape: The shape of these rows.
+    """
+    order = [[row for record in step.values() for row in _of_shape(record, shape)] for step in wanted]
+    numbers = {row: number for number, row in enumerate(row for rows in order for row in rows)}
+    here = [row for record in given[at].values() for row in _of_shape(record, shape)]
+    start, count = sum(map(len, order[:at])), len(order[at])
+    if len(wanted[at]) != 1 or len(numbers) < sum(map(len, order)) or len(here) != count:
+        return ""
+    places = sorted(numbers.get(row, -1) for row in here)
+    begin = places[0] if places else -1
+    if begin < 0 or begin == start or places != list(range(begin, begin + count)):
+        return ""
+    off = f", {abs(begin - start)} rows {'earlier' if begin < start else 'later'} in its order"
+    is_new = all(record.is_of_new_model for record in given[at].values())
+    ranks = len(given[at])
+    if is_new and not reference.steps_before and ranks > 1 and begin * ranks == start:
+        return f"{off} (it goes on at row {begin} after {start} were read, as if it counted one rank's of {ranks})"
+    return off
+
+
+def _of_shape(record: GivenRecord, shape: tuple[int, ...]) -> list[int]:
+    """Return the checksums of a rank's rows of a shape, of the first tensor of each call that has such rows."""
+    return [row for size, rows in zip(record.shapes, record.rows, strict=False) if size[1:] == shape for row in rows]

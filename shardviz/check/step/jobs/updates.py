@@ -20,19 +20,22 @@ from shardviz.check.step.departure import Departure, departure_for
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.jobs.assembly import Assembling, add_gradients, add_weight, are_whole
 from shardviz.check.step.update.compare import finding_of
+from shardviz.explain.step.stepped_copies import StaleCopies, StepNotCopied
 from shardviz.explain.step.two_jobs import NoStepOnRanks, OtherChangesBetweenSteps, StepWithoutEffect
 from shardviz.explain.step.update import (
     LeftOutOfOptimizer,
     OptimizerOfOtherParameters,
     StepNotSent,
     StepOverwritten,
+    UnexplainedWeight,
 )
+from shardviz.layout.mesh import ranks_by
 from shardviz.relate.tolerance import NOISE, OPPOSITE, ROUNDINGS_OF_RULE, UPDATE_OF_JOB
 from shardviz.relate.values import farthest, magnitude
 from shardviz.text import counted, fold, listed, named_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -70,9 +73,15 @@ def updates_of(reference: WholeJob, job: WholeJob, weights: Weights) -> Updates:
     whole = [name for name in names if are_whole(weights.params[name], weights.updated[name], *parts[name].values())]
     if not whole:
         return Updates()
-    results = _results(job, weights, {name: (weights.updated[name], parts[name]) for name in whole})
-    changed = job.weights("param", "next")
-    changed_there = reference.put_as_weights(weights.ways, "param", "next", since="updated") if changed else {}
+    changed, settled = job.weights("param", "next"), _settled(reference, job)
+    is_needed = bool(changed or settled)
+    changed_there = reference.put_as_weights(weights.ways, "param", "next", since="updated") if is_needed else {}
+    after = {name: (weights.updated[name], parts[name]) for name in whole}
+    after |= {
+        name: (changed_there.get(name, weights.updated[name]), parts[name] | changed.get(name, {}))
+        for name in settled.intersection(whole)
+    }
+    results = _results(job, weights, after)
     then = {
         name: (changed_there.get(name, weights.updated[name]), parts[name] | changed[name])
         for name, result in results.items()
@@ -87,6 +96,14 @@ def updates_of(reference: WholeJob, job: WholeJob, weights: Weights) -> Updates:
         why = f"{counted(len(names) - len(whole), 'weight')} after the optimizer's step: only a sample of each was kept"
         differing.append(NotChecked("", why, "step"))
     return Updates(tuple(differing), list(results.values()).count(None) + len(is_sent))
+
+
+def _settled(reference: WholeJob, job: WholeJob) -> set[str]:
+    """Return the weights of which one job alone steps copies: that has them as the next forward begins, if at all."""
+    copied, copied_there = (
+        {name for record in each.records.values() for name in record.stepped_copies} for each in (job, reference)
+    )
+    return copied ^ copied_there
 
 
 def _results(
@@ -122,6 +139,7 @@ class _Steps:
         self.before, self.after = job.weights("param"), job.weights("param", "updated")
         self.changed = job.weights("param", "next")
         records = (options for record in job.records.values() for options in record.options)
+        self.copied = {name for record in job.records.values() for name in record.stepped_copies}
         self.stepped = {name for options in records for name in options.names}
 
 
@@ -130,6 +148,8 @@ def _explained(steps: _Steps, result: Finding | NotChecked) -> Finding | NotChec
     if isinstance(result, NotChecked):
         return result
     name, job = result.tensor, steps.job
+    if name in steps.copied:
+        return _of_copy(steps, result)
     if name in job.replaced:
         return result.because(OptimizerOfOtherParameters("sharding"))
     before, after = steps.before.get(name, {}), steps.after.get(name, {})
@@ -152,6 +172,27 @@ def _explained(steps: _Steps, result: Finding | NotChecked) -> Finding | NotChec
         "begins every rank has those from before the step"
     )
     return replace(result, sentence=sentence, ranks=tuple(sorted(after))).because(StepOverwritten(stepping, True))
+
+
+def _of_copy(steps: _Steps, result: Finding) -> Finding:
+    """Return what differs in a weight whose copies are stepped, with the cause if it stays as it was on some ranks."""
+    before, after = steps.before.get(result.tensor, {}), steps.after.get(result.tensor, {})
+    idle = tuple(rank for rank in after if rank in before and _are_equal(before[rank], after[rank]))
+    if idle and result.ranks == idle:
+        return result.because(StepNotCopied())
+    is_unexplained = isinstance(result.explanation, UnexplainedWeight)
+    return result.because(StepNotCopied(is_other=True)) if is_unexplained else result
+
+
+def stale_copies(reference: WholeJob, job: WholeJob) -> Iterator[Finding]:
+    """Yield weights of which ranks step copies that have other values before the step, if they all should be equal."""
+    stale_there = {name for record in reference.records.values() for name in record.stale_copies}
+    ranks_of = ranks_by((rank, name) for rank, record in job.records.items() for name in record.stale_copies)
+    for name, ranks in ranks_of.items():
+        if name not in stale_there:
+            who = named_ranks(ranks, MAX_LISTED)
+            text = f"before the step the copy of it that the optimizer steps on {who} has other values than the weight"
+            yield StaleCopies(job.steps_before).finding(name, tuple(ranks), text)
 
 
 def without_step(reference: WholeJob, job: WholeJob) -> Departure | NotChecked | None:
@@ -296,7 +337,12 @@ def between_steps(reference: WholeJob, job: WholeJob, weights: Weights) -> Updat
     after = job.weights("param", "updated")
     changed = job.weights("param", "next")
     changed_there = reference.put_as_weights(weights.ways, "param", "next", since="updated")
-    names = [name for name in after if name in weights.updated and (name in changed or name in changed_there)]
+    settled = _settled(reference, job)
+    names = [
+        name
+        for name in after
+        if name in weights.updated and name not in settled and (name in changed or name in changed_there)
+    ]
     if not names:
         return Updates()
     which = listed([str(folded) for folded, _ in fold((name, None) for name in names)], MAX_LISTED)

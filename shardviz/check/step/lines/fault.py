@@ -29,7 +29,7 @@ from shardviz.explain.step.lines import (
     WrongLines,
 )
 from shardviz.explain.templates import number
-from shardviz.text import named_ranks
+from shardviz.text import listed, named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -90,10 +90,15 @@ def fault_at(call: Call, sentence: str, cause: Cause) -> Fault:
     return Fault(call.line, call.function, sentence, cause)
 
 
-def between(before: FrameRecord, last: Call, *, is_own: bool = False) -> Fault:
-    """Return that one of the lines from one to another is wrong."""
+def between(before: FrameRecord, last: Call, *, is_own: bool = False, buffers: Sequence[str] = ()) -> Fault:
+    """Return that one of the lines from one to another is wrong.
+
+    Args:
+        is_own: Whether ranks compute with numbers of their own there, and no collective is called.
+        buffers: The buffers that they read and that are no part of the unsharded model's.
+    """
     sentence = f"it goes wrong between {at(before)} and {at(last.line, before)}"
-    return fault_at(last, sentence, WrongLines(before.place, last.place, is_own))
+    return fault_at(last, sentence, WrongLines(before.place, last.place, is_own, listed(buffers)))
 
 
 def first_reader(readers: Iterable[Call]) -> Call:
@@ -294,7 +299,7 @@ def unsummed(
         operand: What gives it the terms, if one line does both.
         is_beside_whole: Whether it also takes what every rank has whole, or its part of.
         is_mean: Whether the terms are those of a mean.
-        beside: What makes another number of the rank's part alone in that line; empty if nothing does.
+        beside: What the line computes of each rank's own part besides.
     """
     line, before = act.call.line, act.before
     if before is None:

@@ -23,7 +23,7 @@ from shardviz.check.step.lines.exchanges import MOVES, ROOM
 from shardviz.check.step.lines.fault import Fault, at, fault_at, reached
 from shardviz.check.step.lines.masks import ATTENTION, mask_fault, ring_mask_fault, same_block_fault, unweighted_fault
 from shardviz.check.step.lines.offsets import is_same_part, is_stretch, spoils
-from shardviz.explain.step.buffers import BufferOfSmaller
+from shardviz.explain.step.buffers import BufferOfOwnSizes
 from shardviz.explain.step.line_rows import CausalMaskOfPart, ForeignNumbersSummed, LoopFromZero
 from shardviz.explain.step.lines import ELEMENTWISE, UnlikeOperands, UnwrittenMemory
 from shardviz.explain.step.losses import PaddingSummed
@@ -79,12 +79,10 @@ def buffer_fault(states: States) -> Fault | None:
             is_alike = is_buffer and is_same_part(states, value) and not is_stretch(states, value)
             if not is_alike or whole is None or not spoils(states, call):
                 continue
-            name, shapes = states.lines.weight_name(value), (held[0].shape, whole.shape)
+            name = states.lines.weight_name(value)
             reads = f"{reached(call)} reads {name}, which has the same {held[0].size:,} numbers on all ranks"
-            cause = BufferOfSmaller(name, *shapes, call.inner_line.place)
-            return fault_at(
-                call, f"{reads}; the unsharded model's has {whole.size:,}, and these are no part of it", cause
-            )
+            differ = f"the unsharded model's has {whole.size:,}, and these are no part of it"
+            return fault_at(call, f"{reads}; {differ}", BufferOfOwnSizes(name))
     return None
 
 

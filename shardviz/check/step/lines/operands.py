@@ -341,16 +341,6 @@ def is_of_axis(number: float, wanted: float, mesh: Mesh) -> bool:
     return any(math.isclose(power, size, rel_tol=SINGLE) for size in sizes for power in (ratio, ratio**2))
 
 
-def beside(states: States, call: Call) -> str:
-    """Return what else in a call's line makes a wrong number of a rank's own part; empty if nothing does."""
-    for other in states.lines.calls:
-        is_of_part = bool(other.inputs) and all(states.forward(value).split_layout for value in other.inputs)
-        is_wrong = any(states.placed(value).is_wrong for value in other.outputs)
-        if other != call and other.inner_line.place == call.inner_line.place and is_of_part and is_wrong:
-            return other.function
-    return ""
-
-
 def generator_of(states: States, call: Call) -> str:
     """Say what ranks draw random numbers from, if they draw as many as the unsharded model; else nothing."""
     whole = states.whole(call.whole.outputs[0]) if call.whole is not None and call.whole.outputs else None
@@ -477,3 +467,26 @@ def _has_placements(states: States, held: Arrays, whole: Array, placements: Sequ
         held[rank].shape == region.shape and error_of(held[rank], part_of(whole, region)) <= near
         for rank, region in layout.regions()
     )
+
+
+def of_own_part(states: States, call: Call) -> str:
+    """Return what else the line of a call makes wrongly of right tensors alone: a statistic of each rank's own part."""
+    others = (other for other in states.lines.calls if other.line == call.line and other is not call)
+    wrong = (
+        other.function
+        for other in others
+        if other.inputs
+        and all(states.placed(value).kind == "right" for value in other.inputs)
+        and any(states.placed(value).is_wrong for value in other.outputs)
+    )
+    return listed(dict.fromkeys(wrong))
+
+
+def wrong_buffers(states: States, values: Iterable[Value]) -> list[str]:
+    """Return the buffers of floats among what a module reads that are no part of the unsharded model's."""
+    origins = ((value, states.lines.origin(value)) for value in values)
+    return [
+        f"the {origin}"
+        for value, origin in origins
+        if origin.startswith("buffer ") and states.placed(value).is_wrong and "float" in states.held_dtype(value)
+    ]

@@ -37,14 +37,15 @@ from shardviz.check.step.lines.fault import (
 )
 from shardviz.check.step.lines.offsets import is_stretch
 from shardviz.check.step.lines.operands import (
-    beside,
     counts_of_part,
     generator_of,
     is_compared,
     is_of_axis,
     is_of_sizes,
+    of_own_part,
     other_arguments,
     other_number,
+    wrong_buffers,
 )
 from shardviz.check.step.lines.parts import cause_of_part
 from shardviz.check.step.lines.state import State, words_of
@@ -203,7 +204,7 @@ class ForwardSearch:
             makers = (maker for maker in (call, *through) if maker.line.function == first.line.function)
             begins = [maker.first.since or maker.line for maker in makers]
             begin = min(begins, key=lambda line: line.line)
-            return between(begin, last, is_own=is_own)
+            return between(begin, last, is_own=is_own, buffers=wrong_buffers(self.states, self._leaves))
         state, terms = (
             self.states.forward(value),
             [tensor for tensor in inputs if self.states.placed(tensor).kind == "terms"],
@@ -461,8 +462,8 @@ class ForwardSearch:
             fault = unsummed(act, axis, is_mean=is_mean)
         else:
             is_beside_whole = any(self.states.forward(other).kind == "right" for other in call.inputs if other != terms)
-            how = {"is_beside_whole": is_beside_whole, "is_mean": is_mean}
-            fault = unsummed(act, axis, last.function, **how, beside=beside(self.states, last))
+            beside = of_own_part(self.states, call)
+            fault = unsummed(act, axis, last.function, is_beside_whole=is_beside_whole, is_mean=is_mean, beside=beside)
         return replace(fault, by_terms=by_terms)
 
     def _ratio_of(self, call: Call) -> Fault | None:

@@ -34,6 +34,8 @@ MAX_BESIDE = 4
 """A tensor that more readers hand back gradients of is not looked at."""
 MIN_DISTINCT = 16
 """Fewer different numbers stand in some order by chance."""
+MIN_MEAN = 2
+"""What a mean is of has at least so many elements."""
 MAX_SIZE = 1 << 20
 """A tensor of more elements is not related."""
 
@@ -178,6 +180,8 @@ class States:
     def _averaged_axes(self) -> frozenset[str]:
         """Axes over which the step's loss is a mean, and each rank's backward runs on the rank's own term of it."""
         loss = self.dump.find("step", "scalar", "loss")
+        if self.lines.is_step and loss is None:  # of a job, whose loss nobody wrote down
+            return self.mean_axes if any(map(self._is_mean_of_own, self.lines.calls)) else frozenset()
         if not self.lines.is_step or loss is None or loss.claimed is None or "loss" not in self.lines.results:
             return frozenset()
         if self._is_of_whole_loss:
@@ -186,6 +190,35 @@ class States:
         is_own = bool(came_back) and all(array.size == 1 and np.all(array == 1) for array in came_back.values())
         is_mean = all(op == "avg" for _, op in loss.claimed.partial)
         return frozenset(axis for axis, _ in loss.claimed.partial) if is_own and is_mean else frozenset()
+
+    def _is_mean_of_own(self, call: Call) -> bool:
+        """Whether a call makes a number of each rank's own rows that stands for its mean: its gradient is as large.
+
+        What comes back to it is the unsharded model's, and what it sends back is that times the number of ranks that
+        have other rows, for each of their parts.
+        """
+        numbers = [(value, self.lines.wanted[value]) for value in call.outputs if value in self.lines.wanted]
+        if not self.mean_axes or len(numbers) != 1 or not self._is_loss_of(*numbers[0]):
+            return False
+        size = self.mesh.size_over(self.mean_axes)
+        for value in (value for value in call.inputs if value in self.lines.wanted):
+            whole = self.whole(self.lines.wanted[value], gradient=True)
+            held = self._arrays(value, gradient=True)
+            if whole is None or whole.size < MIN_MEAN or self.mesh.size != len(held):
+                continue
+            near = ELEMENT.get(self._dtype(self.lines.wanted[value], gradient=True), EXACT)
+            chain = relation_of(Pair(whole, held, None, self.mesh, Bound(near)), is_refined=False)
+            state = state_of(chain.chain, self.mesh, frozenset(), is_number=False)
+            is_split = state.layout is not None and self.mean_axes <= {*state.layout.split_axes}
+            if is_split and not state.axes and math.isclose(state.factor, size, rel_tol=SINGLE):
+                return True
+        return False
+
+    def _is_loss_of(self, value: Value, reference_number: int) -> bool:
+        """Whether a tensor is a number, and its gradient is the unsharded model's on every rank."""
+        held, whole = self._arrays(value, gradient=True), self.whole(reference_number, gradient=True)
+        is_number = whole is not None and whole.size == 1 and len(held) == self.mesh.size
+        return is_number and all(array.size == 1 and np.all(array == whole) for array in held.values())
 
     @cached_property
     def _is_of_whole_loss(self) -> bool:

@@ -141,7 +141,7 @@ def of_factor(evidence: Evidence, gradients: Sequence[Compared], factor: float, 
         f"the gradient is {times_text(exact)} the unsharded model's{size_clause(ratio or Fraction(0), size)}",
         details=(*([when] if when else []), "the loss has this factor, too" if is_in_loss else OF_LOSS[loss]),
     ).seen_in(first)
-    return finding if len(gradients) == 1 else _of_all(finding, gradients)
+    return finding if len(gradients) == 1 else of_all(finding, gradients)
 
 
 def ranks_of(gradients: Sequence[Compared], factor: Fraction | float, runs: int) -> int | None:
@@ -179,7 +179,7 @@ def _rounded_number(evidence: Evidence, factor: float) -> Cause | None:
     return None
 
 
-def _of_all(finding: Finding, gradients: Sequence[Compared]) -> Finding:
+def of_all(finding: Finding, gradients: Sequence[Compared]) -> Finding:
     """Return the finding of one gradient as that of the whole run, with each gradient's own in it."""
     every = "both" if len(gradients) == 2 else f"all {len(gradients):,}"
     return replace(

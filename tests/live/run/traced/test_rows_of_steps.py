@@ -52,6 +52,8 @@ TWICE_BY_RANK = "rows[RANK::WORLD][RANK::WORLD].split(4)"
 AHEAD = "(x[RANK::WORLD] for x in rows[8:].split(8))"
 SHUFFLED = "(x[RANK::WORLD] for x in rows[torch.randperm(64)].split(8))"
 
+OWN = "(x[RANK::WORLD] for x in (rows if RANK == 0 else rows[torch.randperm(64)]).split(8))"
+
 
 @nightly
 @pytest.mark.parametrize(
@@ -67,6 +69,7 @@ SHUFFLED = "(x[RANK::WORLD] for x in rows[torch.randperm(64)].split(8))"
         (OF_RANK, 1, True, "", ""),
         (AHEAD, 1, True, "different-batch", "rank 0 rows 8"),
         (SHUFFLED, 1, True, "different-batch", ""),
+        (OWN, 1, True, "own-order", "rank 1 was given rows that the other job has in other steps"),
     ],
 )
 def test_rows_of_other_steps_are_numbered_and_say_why(tmp_path, batches, micro, is_each, cause, words):

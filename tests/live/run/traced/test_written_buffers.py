@@ -127,13 +127,13 @@ def test_a_buffer_that_the_job_itself_synchronizes_behind_the_optimizers_step_is
         [
             (CENTERED, False, "own-buffer-read", "With the mean over ranks it would be one process's: mean"),
             (COUNTED, False, "own-buffer-read", "have different values after the step"),
-            (CENTERED, True, "other-later-outputs", "in step 2 the model makes other outputs of the same 8 rows"),
+            (CENTERED, True, "statistics-of-one-rank", "the mean over ranks would be one process's"),
             (REDUCED, False, "", ""),
         ]
     ),
 )
 def test_a_buffer_that_each_rank_makes_of_its_own_rows_and_reads_differs(tmp_path, forward, is_sent, cause, words):
-    """The buffer of rank 0, which DistributedDataParallel sends, is of its rows alone: the next step shows it."""
+    """The buffer of rank 0, which DistributedDataParallel sends, is of its rows alone."""
     step, _ = compare(tmp_path, forward, is_sent)
     assert [departure["cause_id"] for departure in step["departures"]] == [cause] * bool(cause), step
     assert "columns" not in step["unjudged_buffers"]  # no forward writes it

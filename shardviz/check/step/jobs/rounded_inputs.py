@@ -1,0 +1,107 @@
+"""Inputs of a module that one job rounds to a narrower dtype, and what the module computes of them that is far off.
+
+Rounding a batch takes what modules return as far as narrow numbers are apart. It takes the sine of a timestep, or a
+position's angle, anywhere: a bfloat16 has no 275.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.check.step.trace.calls import is_within
+from shardviz.check.step.trace.judging import BAD
+from shardviz.check.step.trace.traces import in_both
+from shardviz.explain.step.modules import RoundedInput
+from shardviz.layout.layout import Layout
+from shardviz.layout.placements import Partial
+from shardviz.relate.casts import is_narrower, rounded
+from shardviz.relate.values import magnitude
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from shardviz.check.step.evidence import Evidence
+    from shardviz.check.step.jobs.whole_job import WholeJob
+    from shardviz.check.step.trace.judging import Judging
+    from shardviz.dump.records.trace import Place
+    from shardviz.explain.finding import Finding
+    from shardviz.layout.placements import Placement
+
+    Pairs = Mapping[int, tuple[NDArray[np.float64], NDArray[np.float64]]]
+
+FAR = 3.0
+"""So many times as far off as narrow numbers may be: no rounding of results."""
+
+
+def rounded_input(evidence: Evidence, judging: Judging, job: WholeJob) -> Finding | None:
+    """Return that a module is given rounded inputs of which it makes something else; None if no module is.
+
+    If the forward goes wrong before such a module, or in a module that isn't in it, that comes first.
+    """
+    first = evidence.divergence
+    for place in judging.judgments:
+        finding = _of_input(judging, job, place) if place.what == "input" else None
+        if finding is not None:
+            is_later = first is None or first.direction == "backward" or is_within(first.module, place.module)
+            return finding if is_later else None
+    return None
+
+
+def _of_input(judging: Judging, job: WholeJob, place: Place) -> Finding | None:
+    """Return the finding of an input that is the other job's but for rounding, if what is computed of it isn't."""
+    whole, parts = judging.whole[place], judging.held(place)
+    dtypes = {part.dtype for part in parts.values()}
+    if whole.values is None or whole.needs_grad or "float" not in whole.values.dtype or len(dtypes) != 1:
+        return None
+    narrow = dtypes.pop()
+    layout = judging.judgments[place].layout
+    if (
+        layout is None
+        or not is_narrower(narrow, whole.values.dtype)
+        or any(isinstance(each, Partial) for each in layout)
+    ):
+        return None
+    pairs = _pairs(judging, place, layout)
+    cast = {rank: np.array_equal(held, rounded(wanted, narrow)) for rank, (wanted, held) in pairs.items()}
+    if not pairs or not all(cast.values()) or all(np.array_equal(*pair) for pair in pairs.values()):
+        return None
+    own = [each for each in judging.judgments if not each.is_gradient and is_within(each.module, place.module)]
+    results = (each for each in own if each.call == place.call and (each.module, each.what) != (place.module, "input"))
+    first = min(results, key=lambda each: judging.whole[each].order, default=None)
+    if first is None or not set(judging.judgments[first].state.values()) & set(BAD):
+        return None
+    near = judging.judgments[first].near
+    off = {
+        rank: float(np.max(np.abs(held - wanted))) for rank, (wanted, held) in _pairs(judging, first, layout).items()
+    }
+    ranks = tuple(rank for rank, far in off.items() if far > FAR * near)
+    if not ranks or not near:
+        return None
+    wanted, held = max(pairs.values(), key=lambda pair: magnitude(pair[1] - pair[0]))
+    at = np.unravel_index(np.argmax(np.abs(held - wanted)), wanted.shape)
+    sentence = (
+        f"what it is given is rounded to {narrow}, such as {wanted[at]:g} to {held[at]:g}, and what it computes of it "
+        f"is off by up to {max(off.values()):.3g} (rounding of results allows {near:.2g})"
+    )
+    is_fsdp = any(wrapper.kind == "fsdp" for wrapper in job.wrappers)
+    name = place.module or "the model itself"
+    return RoundedInput(narrow, is_fsdp).finding(name, ranks, sentence, kind="wrong-value", module=place.module)
+
+
+def _pairs(judging: Judging, place: Place, layout: tuple[Placement, ...]) -> Pairs:
+    """Return what one process has of each rank's part at a place that is split as an input is, and the part."""
+    whole = judging.whole[place].values
+    if whole is None or len(whole.shape) == 0:
+        return {}
+    split = Layout.from_placements(judging.mesh, whole.shape, layout)
+    pairs = {}
+    for rank, part in judging.held(place).items():
+        region = split.region_of_rank(rank)
+        pair = in_both(whole, part, region) if region.shape == part.shape else None
+        if pair is not None:
+            pairs[rank] = pair
+    return pairs

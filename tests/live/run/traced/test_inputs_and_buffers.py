@@ -1,0 +1,185 @@
+"""Jobs with other numbers than weights: rounded inputs, buffers of own sizes, a loss's center, resumed data."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.lanes import nightly
+from tests.live.run.traced.test_by_hand import compared
+
+TIMESTEPS = """
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+
+class Waves(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(8, 12)
+
+    def forward(self, t):
+        angles = t.float()[:, None] * torch.tensor([1.0, 0.7, 0.5, 0.3])
+        return self.up(torch.cat([angles.cos(), angles.sin()], 1).to(self.up.weight.dtype))
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.waves, self.up, self.down = Waves(), nn.Linear(6, 12), nn.Linear(12, 6)
+
+    def forward(self, x, t):
+        return self.down((self.up(x.to(self.up.weight.dtype)) + self.waves(t)).tanh())
+
+
+model = Model()
+if WORLD > 1:
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=CAST)
+    fully_shard(model, mesh=init_device_mesh("cpu", (WORLD,)), mp_policy=policy)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+generator = torch.Generator().manual_seed(1)
+for x in torch.randn(3, 8, 6, generator=generator):
+    t = torch.randint(257, 999, (8,), generator=generator) * 2.0 + 1
+    model(x.chunk(WORLD)[RANK], t.chunk(WORLD)[RANK].to(GIVEN)).float().square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+SLOPES = """
+class Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        x = x.clone()
+        if WORLD > 1:
+            dist.all_reduce(x)
+        return x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+class Heads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 12, bias=False), nn.Linear(12, 6, bias=False)
+        self.up.weight.data = self.up.weight.data.chunk(WORLD)[RANK].clone()
+        self.down.weight.data = self.down.weight.data.chunk(WORLD, 1)[RANK].clone()
+        self.register_buffer("slopes", SLOPES, persistent=False)
+
+    def forward(self, x):
+        heads = self.up(x).unflatten(-1, (len(self.slopes), 3)) * self.slopes[:, None]
+        return Sum.apply(self.down(heads.flatten(-2)))
+
+
+def slopes(heads):
+    return 2.0 ** (-4.0 * torch.arange(1, heads + 1) / heads)
+
+
+model = nn.Sequential(nn.Linear(6, 6), Heads(), nn.Linear(6, 4))
+for parameter in (model[0].weight, model[0].bias):
+    parameter.requires_grad_(False)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for x in torch.randn(3, 8, 6, generator=torch.Generator().manual_seed(1)):
+    model(x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+CENTER = """
+from torch.nn.parallel import DistributedDataParallel
+
+
+class Loss(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("center", torch.zeros(4))
+
+    def forward(self, y):
+        loss = (y - self.center).tanh().square().mean()
+        with torch.no_grad():
+            mean = y.mean(0)
+            REDUCE
+            self.center.mul_(0.5).add_(mean, alpha=0.5)
+        return loss
+
+
+model, criterion = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4)), Loss()
+called = DistributedDataParallel(model) if WORLD > 1 else model
+optimizer = torch.optim.SGD(model.parameters(), 0.5)
+for x in torch.randn(4, 8, 6, generator=torch.Generator().manual_seed(1)):
+    criterion(called(x.chunk(WORLD)[RANK])).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+RESUMED = """
+from torch.nn.parallel import DistributedDataParallel
+
+rows = torch.randn(64, 6, generator=torch.Generator().manual_seed(1))
+
+
+def train(at, state):
+    model = nn.Linear(6, 3)
+    if state:
+        model.load_state_dict(state)
+    called = DistributedDataParallel(model) if WORLD > 1 else model
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for step in range(2):
+        called(rows[at : at + 8].chunk(WORLD)[RANK]).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        at += 8
+    return model.state_dict()
+
+
+train(COUNTED, train(0, {}))
+"""
+
+
+@nightly
+@pytest.mark.parametrize(
+    ("cast", "given", "cause"), [("True", "torch.float32", "rounded-input"), ("False", "torch.float32", "")]
+)
+def test_timesteps_that_mixed_precision_rounds_are_named(tmp_path, cast, given, cause):
+    step = compared(tmp_path, TIMESTEPS, {"CAST": cast, "GIVEN": given})
+    assert [departure["cause_id"] for departure in step["departures"]] == [cause] * bool(cause), step
+    assert not cause or step["departures"][0]["module"] == "waves"
+
+
+@nightly
+def test_timesteps_that_are_given_as_integers_are_not_rounded(tmp_path):
+    step = compared(tmp_path, TIMESTEPS, {"CAST": "True", "GIVEN": "torch.int64"})
+    assert step["departures"] == [], step
+
+
+@nightly
+@pytest.mark.parametrize(
+    ("slopes", "cause"),
+    [("slopes(4 // WORLD)", "buffer-of-own-sizes"), ("slopes(4).chunk(WORLD)[RANK].clone()", "")],
+)
+def test_a_buffer_that_is_made_from_a_ranks_own_sizes_is_named(tmp_path, slopes, cause):
+    step = compared(tmp_path, SLOPES.replace('"slopes", SLOPES', f'"slopes", {slopes}'), {})
+    assert [departure["cause_id"] for departure in step["departures"]] == [cause] * bool(cause), step
+
+
+@nightly
+@pytest.mark.parametrize(
+    ("reduce", "cause"),
+    [
+        ("pass", "own-buffer-read"),
+        ("dist.all_reduce(mean) if WORLD > 1 else None", "buffer-reduced-wrongly"),
+        ("mean = sum_of(mean) / WORLD", ""),
+    ],
+)
+def test_the_buffer_of_a_loss_beside_the_model_is_compared(tmp_path, reduce, cause):
+    summing = "def sum_of(x):\n    if WORLD > 1:\n        dist.all_reduce(x)\n    return x\n"
+    step = compared(tmp_path, summing + CENTER, {"REDUCE": reduce})
+    assert [departure["cause_id"] for departure in step["departures"]] == [cause] * bool(cause), step
+    assert not cause or step["departures"][0]["module"] == "Loss.center"
+
+
+@nightly
+@pytest.mark.parametrize(
+    ("counted", "words"), [("2 * 8 // WORLD", "it goes on at row 8 after 16 were read"), ("16", "")]
+)
+def test_by_how_many_rows_a_resumed_job_is_off_is_said(tmp_path, counted, words):
+    step = compared(tmp_path, RESUMED, {"COUNTED": counted})
+    assert [departure["cause_id"] for departure in step["departures"]] == ["different-batch"] * bool(words), step
+    assert not words or words in step["departures"][0]["sentence"], step
