@@ -24,6 +24,7 @@ from shardviz.live.capture.own_buffers import OwnBuffer, buffers_of, own_buffers
 from shardviz.live.capture.passes import Sharding, capture_passes
 from shardviz.live.capture.pipeline_parts import PipelinePart
 from shardviz.live.claims.wrappers import reducing
+from shardviz.live.compat.modules import computed_buffers
 from shardviz.live.compat.pipelines import let_stages_meet
 from shardviz.live.dumping import check_axes, check_intended, made_folder
 from shardviz.live.lines.frames import user_line
@@ -188,7 +189,7 @@ class ProbeOnRank:
         self.capture.as_built += as_built(model, wholes, self.job.mesh, self.capture.rank)
         self.capture.wrappers = reducing(model, self.part.prefix)
         locals_ = self.part.of_stage(local_tensors(unwrapped(model), self.job.mesh))
-        self.own = own_buffers(buffers, locals_, self.job.mesh, self.capture.rank)
+        self.own = own_buffers(buffers, locals_, self.job.mesh, self.capture.rank, computed_buffers(unwrapped(model)))
         for local in locals_:
             whole = replace(local, shape=shapes[local.name]) if local.name in self.own else local
             self.capture.add_values(whole, "initial")

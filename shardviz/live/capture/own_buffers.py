@@ -16,7 +16,7 @@ from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.relate.tolerance import SINGLE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from shardviz.layout.mesh import Mesh
     from shardviz.layout.region import Region
@@ -30,6 +30,11 @@ NO_PART = (
     "part of what was built; a step compares what comes of it"
 )
 
+SAVED = (
+    "the order of its elements: each rank makes it again when the model is sharded, as it was built; what a checkpoint "
+    "had in it before would be lost"
+)
+
 
 @dataclass(frozen=True)
 class OwnBuffer:
@@ -38,10 +43,17 @@ class OwnBuffer:
     Attributes:
         values: Its numbers, which do not depend on what the model was filled with.
         region: Which part of the built buffer that is; None if it is none.
+        is_saved: Whether checkpoints have it.
     """
 
     values: torch.Tensor
     region: Region | None
+    is_saved: bool
+
+    @property
+    def why_unplaced(self) -> str:
+        """Why no place of it is checked; empty if its values show the place."""
+        return NO_PART if self.region is None else SAVED if self.is_saved else ""
 
     def is_in(self, local: Local) -> bool:
         """Whether a tensor of the filled model has these numbers."""
@@ -60,11 +72,18 @@ def _is_readable(values: torch.Tensor) -> bool:
 
 
 def own_buffers(
-    built: Mapping[str, torch.Tensor], locals_: Iterable[Local], mesh: Mesh, rank: int
+    built: Mapping[str, torch.Tensor], locals_: Iterable[Local], mesh: Mesh, rank: int, not_saved: Collection[str]
 ) -> dict[str, OwnBuffer]:
     """Return the plain buffers that are a part of what was built, or in a different shape. Every rank calls this.
 
     Memory of zeros that are no such part may never have been written, and is left out.
+
+    Args:
+        built: The built model's buffers by name.
+        locals_: The sharded model's tensors.
+        mesh: The run's mesh.
+        rank: This rank.
+        not_saved: The buffers that no checkpoint has.
     """
     here = {local.name: local.values.cpu() for local in locals_ if _is_own(local, built)}
     fitting: dict[str, dict[tuple[str, ...], Region]] = {}
@@ -83,7 +102,7 @@ def own_buffers(
         region = next((region for placements, region in fitting[name].items() if placements in shared), None)
         is_written = values.shape != built[name].shape and all(has_numbers for _, has_numbers in of_ranks)
         if region is not None or is_written:
-            own[name] = OwnBuffer(values.clone(), region)
+            own[name] = OwnBuffer(values.clone(), region, name not in not_saved)
     return own
 
 

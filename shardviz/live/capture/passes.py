@@ -21,7 +21,6 @@ from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.locals import Local, local_tensors, unwrapped
 from shardviz.live.capture.lookup.by_reference import Known, add_by_reference
 from shardviz.live.capture.meshes import plain_mesh
-from shardviz.live.capture.own_buffers import NO_PART
 from shardviz.live.capture.stamp import Digits, Stamped, exact_bits, inexact, named_tensors, stamp
 from shardviz.live.compat.meshes import placement_of, whole_of
 from shardviz.live.compat.modules import clean_name
@@ -95,11 +94,11 @@ def capture_passes(
 def _add_own(capture: Capture, locals_: Iterable[Local], own: Mapping[str, OwnBuffer]) -> None:
     """Record by its values which part a rank has of the buffers that it made again."""
     for local in locals_:
-        region = own[local.name].region
+        region, why = own[local.name].region, own[local.name].why_unplaced
         if region is not None and local.name in capture.stamps:
             capture.add_region(local, region)
-        elif region is None:
-            capture.not_checked.append((local.name, NO_PART))
+        if why:
+            capture.not_checked.append((local.name, why))
             capture.without_ids.append(local.name)
 
 
