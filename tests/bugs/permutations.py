@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.bugs.case import Bug, Healthy
-from tests.bugs.models import FSDP
+from tests.bugs.models import ENTER, FSDP
 
 FUSED = '''
 HEADS, SIZE = 4, 2
@@ -84,6 +84,58 @@ def parallelize(model, mesh):
 """
 
 ORDER = ("misordered",)
+
+PUT_TOGETHER = (
+    ENTER
+    + """
+class Attention(nn.Module):
+    group, heads = None, 4
+
+    def __init__(self):
+        super().__init__()
+        self.fused = None
+        self.q, self.k, self.v, self.out = (nn.Linear(16, 16, bias=False) for _ in range(4))
+
+    def forward(self, x):
+        if self.fused is None:
+            q, k, v = self.q(x), self.k(x), self.v(x)
+        else:
+            q, k, v = self.fused(Enter.apply(x, self.group)).chunk(3, -1)
+        q, k, v = (part.unflatten(-1, (self.heads, 4)).transpose(1, 2) for part in (q, k, v))
+        y = self.out(functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return y if self.group is None else Leave.apply(y, self.group)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.into, self.attention, self.head = nn.Linear(5, 16), Attention(), nn.Linear(16, 3)
+
+    def forward(self, x):
+        h = self.into(x)
+        return self.head(h + self.attention(h))
+
+
+def build():
+    return Net()
+
+
+def parallelize(model, mesh):
+    attention, rank, size = model.attention, mesh["tp"].get_local_rank(), mesh["tp"].size()
+    attention.group, attention.heads = mesh.get_group("tp"), 4 // size
+    weights = [linear.weight.detach() for linear in (attention.q, attention.k, attention.v)]
+    own = torch.cat([weight.chunk(size)[rank] for weight in weights])
+    attention.fused = nn.Linear(16, len(own), bias=False, dtype=own.dtype)
+    attention.fused.weight = nn.Parameter(own)
+    del attention.q, attention.k, attention.v
+    attention.out.weight = nn.Parameter(attention.out.weight.detach().chunk(size, 1)[rank].clone())
+
+
+def batch():
+    return torch.randn(4, 6, 5)
+"""
+)
+"""Each rank's rows of three weights in one weight, of a name that the unsharded model doesn't have."""
 
 CASES = (
     Bug(
@@ -179,4 +231,20 @@ CASES = (
         ("down.weight", "up.weight", "rotary"),
     ),
     Healthy("a weight kept whole beside one that is split", "tp=4", VOCABULARY + "expect = {'weight': '[20/tp, 6]'}\n"),
+    Bug(
+        "q, k and v in one weight that is cut as a whole",
+        "tp=2",
+        PUT_TOGETHER,
+        (
+            (
+                "torch.cat([weight.chunk(size)[rank] for weight in weights])",
+                "torch.cat(weights).chunk(size)[rank].clone()",
+            ),
+        ),
+        ("wrong-value",),
+        ("cut as a whole", "one by one"),
+        ("seed", "renames"),
+        with_lines=True,
+    ),
+    Healthy("q, k and v that are put into one weight while they are sharded", "tp=4", PUT_TOGETHER),
 )

@@ -98,6 +98,8 @@ class RankRecord(Record, frozen=True):
         clips: By which norms `clip_grad_norm_` clipped gradients of a job's step.
         given: With what the traced step of a job, and those after it, began, and with what they were stepped.
         as_built: Tensors of which parts were equal before sharding, and whose part here is as it was built.
+        made_of: Tensors that the unsharded model doesn't have, and of which of its tensors they have elements here:
+            `(tensor, tensors)`.
         filled: Parameters whose elements are one number here, and differ in the model that was sharded.
         unwritten: Parameters that still hold what their memory held when `to_empty` allocated it.
         replaced: Parameters of which the optimizer has the tensor from before sharding, and none has the model's own.
@@ -167,6 +169,7 @@ class RankRecord(Record, frozen=True):
     clips: tuple[ClipRecord, ...] = ()
     given: tuple[GivenRecord, ...] = ()
     as_built: tuple[str, ...] = ()
+    made_of: tuple[tuple[str, tuple[str, ...]], ...] = ()
     filled: tuple[str, ...] = ()
     unwritten: tuple[str, ...] = ()
     replaced: tuple[str, ...] = ()

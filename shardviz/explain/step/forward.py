@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from shardviz.explain.cause import AtLine, Cause
+from shardviz.explain.cause import AtLine, AtPlace, Cause
 
 
 class JoinedOutOfOrder(Cause, kind="misordered"):
@@ -160,6 +160,29 @@ class DealtToOthers(AtLine, kind="wrong-value"):
         "order the slices in {place} by the ranks that need them: copies of one slice side by side if neighbors share "
         "it (repeat_interleave), and not one whole after another (repeat)"
     )
+
+
+class CutAsOneWeight(AtPlace, kind="wrong-value"):
+    """Several weights are put into one, and that is cut as a whole instead of one by one.
+
+    The queries, keys and values of all heads, cut in two, leave the first rank with all queries and half of the keys.
+    The shape is that of the right parts, and the code takes a third of the rows for each.
+
+    Attributes:
+        place: The line that reads it, as `attention.py:54`.
+        weight: The weight that has them.
+        few: What the first rank has of them.
+        all_of_them: All that it is made of.
+    """
+
+    weight: str
+    few: tuple[str, ...]
+    all_of_them: tuple[str, ...]
+    why = (
+        "{weight} is made of {all_of_them:4} and cut as a whole: the first rank has elements of {few:4} alone, and "
+        "{place} reads its part of each"
+    )
+    how = "cut {all_of_them:4} one by one, and put each rank's parts into {weight}"
 
 
 class MisplacedWeight(Cause):

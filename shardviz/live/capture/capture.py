@@ -22,7 +22,7 @@ from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.stamp import dtype_name, named_tensors, tied_names
 from shardviz.live.claims.registry import unwrapped
 from shardviz.live.job import VALUES_LIMIT
-from shardviz.text import fold
+from shardviz.text import fold, listed
 from shardviz.versions import package_version
 
 if TYPE_CHECKING:
@@ -57,6 +57,9 @@ if TYPE_CHECKING:
 
 GATHER = "full_tensor"
 """The function of torch by which a whole tensor is gathered."""
+
+MAX_LISTED = 4
+"""Tensors of which another one has elements that are listed at most."""
 
 
 @dataclass
@@ -121,6 +124,7 @@ class Capture:
     options: list[OptionsRecord] = field(default_factory=list)
     clips: list[ClipRecord] = field(default_factory=list)
     as_built: list[str] = field(default_factory=list)
+    made_of: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
     not_due: list[str] = field(default_factory=list)
     written_gathered: list[str] = field(default_factory=list)
     fragments: list[FragmentRecord] = field(default_factory=list)
@@ -182,7 +186,11 @@ class Capture:
         """Record a stamped tensor's ids."""
         stamp = self.stamps.get(local.name)
         if stamp is None:
-            self.not_checked.append((local.name, "it was not stamped: the unsharded model has no tensor of this name"))
+            sources = describe.sources_of(ids, self.stamps.values())
+            self.made_of += [(local.name, sources)] if sources else []
+            has = f"; it has elements of {listed(sources, MAX_LISTED)}" if sources else ""
+            why = f"it was not stamped: the unsharded model has no tensor of this name{has}"
+            self.not_checked.append((local.name, why))
             return
         held = describe.as_ranges(ids, stamp, (math.prod(stamp.shape),) if local.flat else stamp.shape)
         runs = None if held is not None else describe.as_runs(ids)

@@ -20,6 +20,7 @@ from shardviz.check.step.lines.fault import Fault, called, fault_at, with_label
 from shardviz.check.step.lines.foreign import (
     buffer_fault,
     foreign_fault,
+    fused_fault,
     loop_fault,
     own_rows_fault,
     padding_fault,
@@ -79,6 +80,7 @@ def fault_in(states: States) -> Fault | None:
     fault = fault or misplaced_fault(states)
     if fault is None or isinstance(fault.cause, WrongLine | WrongLines | CarriedLine):
         fault = own_rows_fault(states) or fault
+    fault = fused_fault(states) or fault
     if fault is None or isinstance(fault.cause, WrongLines | CarriedLine):
         fault = operand_fault(states) or parallel_fault(states) or fault
     if fault is None or type(fault.cause) in MAY_LACK_NEIGHBOR:

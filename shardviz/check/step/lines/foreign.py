@@ -24,6 +24,7 @@ from shardviz.check.step.lines.fault import Fault, at, fault_at, reached
 from shardviz.check.step.lines.masks import ATTENTION, mask_fault, ring_mask_fault, same_block_fault, unweighted_fault
 from shardviz.check.step.lines.offsets import is_same_part, is_stretch, spoils
 from shardviz.explain.step.buffers import BufferOfOwnSizes
+from shardviz.explain.step.forward import CutAsOneWeight
 from shardviz.explain.step.line_rows import CausalMaskOfPart, ForeignNumbersSummed, LoopFromZero
 from shardviz.explain.step.lines import ELEMENTWISE, UnlikeOperands, UnwrittenMemory
 from shardviz.explain.step.losses import PaddingSummed
@@ -31,7 +32,7 @@ from shardviz.groups import the_only
 from shardviz.layout.splits import axes_in
 from shardviz.relate.tolerance import STEP
 from shardviz.relate.values import error_of, magnitude, part_of, slices_of
-from shardviz.text import join_numbers, named_ranks
+from shardviz.text import join_numbers, listed, named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -83,6 +84,24 @@ def buffer_fault(states: States) -> Fault | None:
             reads = f"{reached(call)} reads {name}, which has the same {held[0].size:,} numbers on all ranks"
             differ = f"the unsharded model's has {whole.size:,}, and these are no part of it"
             return fault_at(call, f"{reads}; {differ}", BufferOfOwnSizes(name))
+    return None
+
+
+def fused_fault(states: States) -> Fault | None:
+    """Return the line that reads a weight of several, of which ranks have different ones: it was cut as a whole.
+
+    One of them is on two ranks, in parts. Ranks that have experts of their own share none.
+    """
+    made = [dict(record.made_of) for record in states.dump.files.ranks.values()]
+    for call in states.lines.calls if states.wrong_results and all(made) else ():
+        for name in filter(None, map(states.lines.weight_name, call.inputs)):
+            of_ranks = [of_rank.get(name, ()) for of_rank in made]
+            sources = tuple(dict.fromkeys(source for of_rank in of_ranks for source in of_rank))
+            is_cut = len({*of_ranks}) > 1 and len(sources) < sum(map(len, dict.fromkeys(of_ranks)))
+            if is_cut and all(of_ranks):
+                has = f"{reached(call)} reads {name}, of which rank 0 has elements of {listed(of_ranks[0])}"
+                cause = CutAsOneWeight(call.inner_line.place, name, of_ranks[0], sources)
+                return fault_at(call, f"{has}, and other ranks of others", cause)
     return None
 
 
