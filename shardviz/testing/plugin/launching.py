@@ -1,12 +1,18 @@
 """A marked test in pytest's process: sent to ranks, or run here if pytest is a rank.
 
 Under torchrun pytest itself runs on every rank, and the test's body runs on the ranks that are there.
+
+The fork server is started while pytest still collects. It imports torch first, then waits for the list of modules,
+which is known when collection has ended. Ranks then find everything imported, and a test starts in the time of a fork.
 """
 
 from __future__ import annotations
 
+import os
 import pickle
+import shutil
 import sys
+import tempfile
 import warnings
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -34,7 +40,7 @@ from shardviz.testing.plugin.outcome import STORY, find_root, plain_story, story
 from shardviz.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from shardviz.layout.mesh import Mesh
     from shardviz.live.world import World
@@ -188,3 +194,35 @@ def _arguments(item: pytest.Function) -> dict[str, Any]:
         distributed.broadcast_object_list(shared)
         values["shard_dump"] = shared[0]
     return values
+
+
+SERVER = "shardviz.testing.plugin.on_ranks.server"
+VARIABLE = "SHARDVIZ_TEST_MODULES"
+
+
+class Preload:
+    """Starts the fork server at the first sign of a test on ranks; ends with collection."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._folder: Path | None = None
+        if launch_method(config) == "spawn":
+            return
+        self._folder = Path(tempfile.mkdtemp(prefix="shardviz-modules-"))
+        os.environ[VARIABLE] = str(self._folder / "modules")
+        world.prepare(launch_method(config), (SERVER,))
+        del os.environ[VARIABLE]
+
+    def finish(self, items: Sequence[pytest.Item]) -> None:
+        """Tell which modules tests for ranks are in. Only the first call counts."""
+        if self._folder is None or (self._folder / "modules").exists():
+            return
+        sources = {source_of(item): None for item in items if isinstance(item, pytest.Function)}
+        unfinished = self._folder / "modules.tmp"
+        unfinished.write_bytes(pickle.dumps((tuple(sys.path), list(sources))))
+        unfinished.rename(self._folder / "modules")
+
+    def end(self) -> None:
+        """Leave nothing behind."""
+        self.finish([])
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)

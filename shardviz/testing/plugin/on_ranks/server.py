@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from shardviz.live.world.preload import ending_with, is_fork_server
+from shardviz.testing.plugin.launching import VARIABLE
 from shardviz.testing.plugin.on_ranks import modules
-from shardviz.testing.plugin.preloading import VARIABLE
 
 NEEDED = (
     "shardviz.testing.plugin.on_ranks.ranks",
