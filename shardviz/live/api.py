@@ -221,8 +221,8 @@ def capture_sharding(
     The model may have any dtype.
 
     The model is built and sharded several times: once unchanged, for its own values, and then stamped. It is stamped in
-    float64, or, if sharding casts it to a narrower dtype, with one digit of the ids per pass. Random states are
-    restored afterwards.
+    float64, and again if sharding casts it to a narrower dtype, with values that show the same in any. Random states
+    are restored afterwards.
 
     Args:
         build: Builds the unsharded model, or this rank's stage of a pipeline; with values, not on the meta device.

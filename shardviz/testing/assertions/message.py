@@ -81,8 +81,8 @@ def refuse_unordered(report: Report) -> None:
         lines = "\n".join(_unchecked_lines(replace(report, not_checked=unchecked)))
         raise ShardAssertionError(
             f"the order of {printable(names)} cannot be checked:\n{lines}\n"
-            "  fix       cast the model before stamp(model), not afterwards; or let shardviz.capture_sharding write "
-            "the ids one digit per pass"
+            "  fix       cast the model before stamp(model), not afterwards; or let shardviz.capture_sharding fill "
+            "it with values that outlast the cast"
         )
 
 
