@@ -36,7 +36,7 @@ from shardviz.live.capture.stamp import Stamped, plan, tied_names, under_names
 from shardviz.live.claims import registry
 from shardviz.live.compat.modules import computed_buffers
 from shardviz.live.dumping import dump_of_job
-from shardviz.live.randomness import kept_random_states
+from shardviz.live.world.group import kept_random_states
 from shardviz.text import did_you_mean
 
 if TYPE_CHECKING:

@@ -30,7 +30,6 @@ from shardviz.live.compat.modules import is_making_states
 from shardviz.live.compat.pipelines import asks_for_shapes
 from shardviz.live.compat.tensors import at_end_of_backward, in_backward
 from shardviz.live.lines.job_lines import JobLines
-from shardviz.live.randomness import random_states
 from shardviz.live.run.hooks.arming import arm, disarm
 from shardviz.live.run.hooks.observing import nested, quietly, report
 from shardviz.live.run.later_steps import LaterSteps, weights_after, with_gradients
@@ -44,6 +43,7 @@ from shardviz.live.step.steppers import Options as Settings
 from shardviz.live.step.steppers import identities, options_of, parameters_of, states_of, stepped_by, steps
 from shardviz.live.step.trace.recorder import Seen, Source, Trace
 from shardviz.live.trace_modules import Followed
+from shardviz.live.world.group import random_states
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

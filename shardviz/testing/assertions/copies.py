@@ -11,8 +11,7 @@ from numpy.linalg import norm
 from shardviz.check.step.comparison import apart_text, laid_out, number, rounding_of
 from shardviz.check.values.copies import check_copies, copies_of
 from shardviz.check.values.storage import check_ties
-from shardviz.dump.dump import Dump, dump_of
-from shardviz.dump.find import hint_at_name
+from shardviz.dump.dump import Dump, dump_of, hint_at_name
 from shardviz.dump.records.tensors import Stamp
 from shardviz.dump.tensor import whole_values
 from shardviz.errors import DumpError, ShardvizError

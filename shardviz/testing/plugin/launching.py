@@ -26,7 +26,6 @@ from shardviz.errors import RankError, ShardvizError
 from shardviz.layout.mesh import ranks_by
 from shardviz.live import world
 from shardviz.testing.plugin import compat, debugging, outcome
-from shardviz.testing.plugin.on_ranks.modules import source_of
 from shardviz.testing.plugin.on_ranks.parcel import (
     CollectedNames,
     FailureStyle,
@@ -34,6 +33,7 @@ from shardviz.testing.plugin.on_ranks.parcel import (
     pack_arguments,
     pack_bound,
     pack_instance,
+    source_of,
 )
 from shardviz.testing.plugin.options import launch_method, ranks_seed, ranks_timeout, timeout_of
 from shardviz.testing.plugin.outcome import STORY, find_root, plain_story, story_of

@@ -25,7 +25,6 @@ from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.locals import local_tensors
 from shardviz.live.compat.meshes import whole_of
 from shardviz.live.compat.worlds import one_process
-from shardviz.live.randomness import random_states
 from shardviz.live.step.batch import each, part_of
 from shardviz.live.step.clipping import agreed_clips
 from shardviz.live.step.observe import observed
@@ -34,6 +33,7 @@ from shardviz.live.step.return_values import are_parts_of
 from shardviz.live.step.step import StepResult, logged_by, loss_of, sizes_of
 from shardviz.live.step.unsharded.probe_loss import is_weighted_mean, why_apart
 from shardviz.live.trace_modules import NONE, Followed
+from shardviz.live.world.group import random_states
 from shardviz.relate.tolerance import CANCELED, LOSS_IN_FLOAT64, ROUNDINGS_OF_STEP
 
 if TYPE_CHECKING:

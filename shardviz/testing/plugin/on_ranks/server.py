@@ -13,7 +13,7 @@ from pathlib import Path
 
 from shardviz.live.world.preload import ending_with, is_fork_server
 from shardviz.testing.plugin.launching import VARIABLE
-from shardviz.testing.plugin.on_ranks import modules
+from shardviz.testing.plugin.on_ranks import parcel
 
 NEEDED = (
     "shardviz.testing.plugin.on_ranks.ranks",
@@ -41,7 +41,7 @@ def main(file: Path) -> None:
         return  # a module that touches a GPU while it is imported would spoil it for every rank
     for source in sources:
         with suppress(BaseException):
-            modules.load(source)
+            parcel.load(source)
     gc.freeze()
 
 
