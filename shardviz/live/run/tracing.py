@@ -38,10 +38,10 @@ from shardviz.live.run.outside import Averages, apart_from, outside
 from shardviz.live.run.read_buffers import ReadBuffers
 from shardviz.live.run.references.values import contains, outermost
 from shardviz.live.run.step_files import WHAT, Step, most_of, sampled, weights_of
+from shardviz.live.step.module_recorder import Seen, Source, Trace
 from shardviz.live.step.running import tensors_in
 from shardviz.live.step.steppers import Options as Settings
 from shardviz.live.step.steppers import identities, options_of, parameters_of, states_of, stepped_by, steps
-from shardviz.live.step.trace.recorder import Seen, Source, Trace
 from shardviz.live.trace_modules import Followed
 from shardviz.live.world.group import random_states
 

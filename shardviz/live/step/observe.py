@@ -19,9 +19,9 @@ from shardviz.live.compat.meshes import quiet_redistribution
 from shardviz.live.compat.modules import clean_name, unit_of
 from shardviz.live.compat.pipelines import asks_for_shapes
 from shardviz.live.step.comms import Comms
+from shardviz.live.step.module_recorder import Trace
 from shardviz.live.step.return_values import Returned, is_array
 from shardviz.live.step.running import tensors_in
-from shardviz.live.step.trace.recorder import Trace
 from shardviz.live.trace_modules import NONE, Followed
 
 if TYPE_CHECKING:

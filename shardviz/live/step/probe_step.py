@@ -25,10 +25,10 @@ from shardviz.live.step.output_parts import merged_dims
 from shardviz.live.step.outputs import add_outputs, outputs_again
 from shardviz.live.step.read_buffers import read_buffers
 from shardviz.live.step.step import calls, gradients, has_last_stage, loss_of, results, sharded_step, stages_of
-from shardviz.live.step.trace.replay import add_replayed
 from shardviz.live.step.unsharded.by_parts import gradients_of_loss_terms, gradients_of_micro_batches, micro_batches
 from shardviz.live.step.unsharded.late_weights import drawn_after_sharding, load
 from shardviz.live.step.unsharded.probe_loss import with_own_loss
+from shardviz.live.step.unsharded.replay import add_replayed
 from shardviz.live.step.unsharded.step import noise_of, reference_of, stepped
 from shardviz.live.step.update import copied_gradients, updated_reference, updated_shards
 from shardviz.live.trace_modules import NONE, Followed
