@@ -50,7 +50,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if preload is None and "shardviz.testing.plugin.marks" not in sys.modules:
         return
     from shardviz.testing.plugin import launching
-    from shardviz.testing.plugin.on_ranks.parcel import collected
+    from shardviz.testing.plugin.parcel import collected
 
     items = [item for item in session.items if item.get_closest_marker("mesh")]
     session.config.stash[launching.COLLECTED] = collected(items)

@@ -26,7 +26,9 @@ from shardviz.errors import RankError, ShardvizError
 from shardviz.layout.mesh import ranks_by
 from shardviz.live import world
 from shardviz.testing.plugin import compat, debugging, outcome
-from shardviz.testing.plugin.on_ranks.parcel import (
+from shardviz.testing.plugin.options import launch_method, ranks_seed, ranks_timeout, timeout_of
+from shardviz.testing.plugin.outcome import STORY, find_root, plain_story, story_of
+from shardviz.testing.plugin.parcel import (
     CollectedNames,
     FailureStyle,
     Parcel,
@@ -35,8 +37,6 @@ from shardviz.testing.plugin.on_ranks.parcel import (
     pack_instance,
     source_of,
 )
-from shardviz.testing.plugin.options import launch_method, ranks_seed, ranks_timeout, timeout_of
-from shardviz.testing.plugin.outcome import STORY, find_root, plain_story, story_of
 from shardviz.text import counted
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from shardviz.testing.plugin.outcome import Outcome, Warned
 
 
-TASK = "shardviz.testing.plugin.on_ranks.ranks:run_test"
+TASK = "shardviz.testing.plugin.ranks:run_test"
 MESH: pytest.StashKey[Mesh] = pytest.StashKey()
 """The mesh that a test got from the fixture `mesh`."""
 COLLECTED: pytest.StashKey[CollectedNames] = pytest.StashKey()
@@ -163,7 +163,7 @@ def run_here(item: pytest.Function, spmd: SpmdMark) -> None:
     if joined.num_ranks != spmd.mesh.size:
         pytest.skip(f"mesh {spmd.mesh} has {counted(spmd.mesh.size, 'rank')}, this job has {joined.num_ranks}")
     from shardviz.live.world import group
-    from shardviz.testing.plugin.on_ranks import ranks
+    from shardviz.testing.plugin import ranks
 
     _join(item.config, joined)
     group.seed(ranks_seed(item.config))
@@ -196,7 +196,7 @@ def _arguments(item: pytest.Function) -> dict[str, Any]:
     return values
 
 
-SERVER = "shardviz.testing.plugin.on_ranks.server"
+SERVER = "shardviz.testing.plugin.server"
 VARIABLE = "SHARDVIZ_TEST_MODULES"
 
 

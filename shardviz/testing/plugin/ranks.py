@@ -23,8 +23,7 @@ from shardviz.live.world.failures import pickled
 from shardviz.live.world.group import seed
 from shardviz.testing.assertions.message import is_reported_once
 from shardviz.testing.assertions.subjects import current_mesh
-from shardviz.testing.plugin import compat, debugging, outcome
-from shardviz.testing.plugin.on_ranks import parcel
+from shardviz.testing.plugin import compat, debugging, outcome, parcel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -33,8 +32,8 @@ if TYPE_CHECKING:
 
     from shardviz.layout.mesh import Mesh
     from shardviz.live.world import World
-    from shardviz.testing.plugin.on_ranks.parcel import Parcel
     from shardviz.testing.plugin.outcome import Warned
+    from shardviz.testing.plugin.parcel import Parcel
 
 
 def run_test(world: World, sent: Parcel) -> list[Warned]:

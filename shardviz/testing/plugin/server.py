@@ -12,11 +12,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from shardviz.live.world.preload import ending_with, is_fork_server
+from shardviz.testing.plugin import parcel
 from shardviz.testing.plugin.launching import VARIABLE
-from shardviz.testing.plugin.on_ranks import parcel
 
 NEEDED = (
-    "shardviz.testing.plugin.on_ranks.ranks",
+    "shardviz.testing.plugin.ranks",
     "shardviz.testing.assertions.calls",
     "shardviz.testing.assertions.copies",
     "shardviz.testing.assertions.rules",
