@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import nn
 
+    from shardviz.checkpoint.records import Entry
     from shardviz.dump.records.base import Role
 
 _stamped: WeakKeyDictionary[nn.Module, Stamped] = WeakKeyDictionary()
@@ -245,7 +246,7 @@ def _write(tensor: torch.Tensor, first: int, fill: Fill | None) -> int:
     """Write ids or a fill and read them back; return how many elements differ."""
     if fill is not None:
         with torch.no_grad():
-            tensor.copy_(fill_of(fill))
+            tensor.copy_(values_of(fill))
         return int(np.count_nonzero(bits_of_tensor(tensor) != fill.bits))
     ids = torch.arange(first, first + tensor.numel(), dtype=torch.int64, device=tensor.device).view(tensor.shape)
     with torch.no_grad():
@@ -253,9 +254,9 @@ def _write(tensor: torch.Tensor, first: int, fill: Fill | None) -> int:
         return int((tensor.detach().to(torch.int64) != ids).sum())
 
 
-def fill_of(fill: Fill) -> torch.Tensor:
-    """Return a fill as a tensor of its dtype, on the CPU."""
-    return from_bits(fill.bits, getattr(torch, fill.dtype))
+def values_of(entry: Entry) -> torch.Tensor:
+    """Return a fill, or a tensor of a reference, in its dtype, on the CPU."""
+    return from_bits(entry.bits, getattr(torch, entry.dtype))
 
 
 def from_bits(bits: NDArray[np.generic], dtype: torch.dtype) -> torch.Tensor:
