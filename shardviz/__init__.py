@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from shardviz.live.api import capture, capture_sharding
     from shardviz.live.capture.stamp import stamp
     from shardviz.live.run.watching import watch
-    from shardviz.notebook.differences import diff
-    from shardviz.notebook.load import load
+    from shardviz.notebook.load import diff, load
     from shardviz.versions import __version__ as __version__
 
 _HOMES = {
@@ -29,7 +28,7 @@ _HOMES = {
     "capture": "shardviz.live.api",
     "capture_sharding": "shardviz.live.api",
     "check_dump": "shardviz.check.run",
-    "diff": "shardviz.notebook.differences",
+    "diff": "shardviz.notebook.load",
     "load": "shardviz.notebook.load",
     "run_probe": "shardviz.commands.python",
     "show": "shardviz.commands.python",

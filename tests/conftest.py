@@ -47,7 +47,7 @@ ON_RANKS = (
     "shardviz.live.capture.lookup.masters",
     "shardviz.live.capture.lookup.merges",
     "shardviz.picture.text.page",
-    "shardviz.testing.plugin.on_ranks.ranks",
+    "shardviz.testing.plugin.ranks",
     "hypothesis.strategies",
     "numpy.ma",
     "safetensors.numpy",

@@ -1,7 +1,8 @@
-"""The viewer of a dump: the state that the views share, the keys that work everywhere, and what reads dumps."""
+"""The viewers of a dump and of a checkpoint: the state that views share, keys that work everywhere, and what reads."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from textual.reactive import var
@@ -11,11 +12,12 @@ from shardviz.dump.read import read_run
 from shardviz.errors import ShardvizError
 
 from .keys import keys
-from .loading import load, load_compared, load_difference
+from .loading import load, load_checkpoint, load_compared, load_difference
 from .model.document import Document
 from .model.pairs import Comparison
+from .model.stored import StoredDocument
 from .screens.compare_view import CompareView
-from .screens.explore_view import ExploreView, FindingsView
+from .screens.explore_view import ExploreView, FindingsView, StoredView
 from .screens.memory_view import MemoryView
 from .screens.rank_view import MeshView, RankView
 from .screens.step_view import StepView
@@ -24,6 +26,8 @@ from .viewer import Viewer, run, view_keys
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from shardviz.checkpoint.records import Checkpoint
 
 
 class ShardvizApp(Viewer[Document]):
@@ -128,3 +132,52 @@ def view(
     if started is not None:
         started(app)
     run(app)
+
+
+class CheckpointApp(Viewer[StoredDocument]):
+    """The viewer of a checkpoint.
+
+    Args:
+        checkpoint: The checkpoint, opened: nothing but its headers was read.
+        tensor: The name of the tensor that it opens on; by default that of the first finding.
+    """
+
+    VIEWS = (StoredView, FindingsView)
+    BINDINGS = keys("checkpoint", hidden=view_keys(VIEWS))
+
+    def __init__(self, checkpoint: Checkpoint, tensor: str | None = None) -> None:
+        super().__init__(checkpoint.path, tensor=tensor)
+        self._checkpoint = checkpoint
+
+    def on_mount(self) -> None:
+        """Show what is opened already, and check it."""
+        self._show_document(StoredDocument(self._checkpoint))
+        self._read(lambda: self._checkpoint)
+
+    def read_again(self) -> None:
+        """Open the checkpoint again, and check it."""
+        self._read(partial(open_checkpoint, self.path))
+
+    def _read(self, opened: Callable[[], Checkpoint]) -> None:
+        self.read_in_thread("load", self.show_read, load_checkpoint, opened)
+
+    def picture(self) -> str:
+        """Draw which file holds which part of the chosen tensor, as `shardviz show` does."""
+        from shardviz.picture.svg.stored import stored_svg
+
+        if self.document is None or not self.document.entries:
+            raise ShardvizError("the checkpoint has no tensors")
+        return stored_svg(self.document.stored(self.selection.entry))
+
+
+def view_checkpoint(path: Path, *, tensor: str | None = None) -> None:
+    """Open the TUI on a checkpoint, on one of its tensors if given.
+
+    Raises:
+        ShardvizError: It is not one, or is damaged, or has no such tensor.
+        SystemExit: The viewer failed, and has printed why.
+    """
+    checkpoint = open_checkpoint(path)
+    if tensor is not None:
+        StoredDocument(checkpoint).find(tensor)  # so that what is not there is said before there is a screen
+    run(CheckpointApp(checkpoint, tensor))

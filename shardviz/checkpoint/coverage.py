@@ -49,8 +49,8 @@ def coverage_of(tensor: StoredTensor) -> Coverage | None:
     """Count how often a tensor's elements are stored; None if its chunks are too many to count."""
     if len(tensor.chunks) == 1 and tensor.chunks[0].sizes == tensor.shape:
         return Coverage() if not any(tensor.chunks[0].offsets) else Coverage(outside=tensor.chunks)
-    outside = tuple(chunk for chunk in tensor.chunks if not _is_inside(chunk, tensor.shape))
-    inside = [chunk for chunk in tensor.chunks if _is_inside(chunk, tensor.shape) and 0 not in chunk.sizes]
+    outside = tuple(chunk for chunk in tensor.chunks if not chunk.is_within(tensor.shape))
+    inside = [chunk for chunk in tensor.chunks if chunk.is_within(tensor.shape) and 0 not in chunk.sizes]
     if not tensor.size:
         return Coverage(outside=outside)
     edges = [_chunk_edges(inside, dim, size) for dim, size in enumerate(tensor.shape)]
@@ -60,11 +60,6 @@ def coverage_of(tensor: StoredTensor) -> Coverage | None:
     missing, gap = _of_cells(counts == 0, edges)
     repeated, overlap = _of_cells(counts > 1, edges)
     return Coverage(missing, gap, repeated, overlap, outside)
-
-
-def _is_inside(chunk: Chunk, shape: Sequence[int]) -> bool:
-    ends = zip(chunk.offsets, chunk.sizes, shape, strict=True)
-    return all(start + size <= whole for start, size, whole in ends)
 
 
 def _chunk_edges(chunks: Sequence[Chunk], dim: int, size: int) -> NDArray[np.int64]:

@@ -25,7 +25,7 @@ from shardviz.relate.values import part_of
 from shardviz.text import counted, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -139,6 +139,11 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
         """The part of the tensor that it is."""
         ends = zip(self.offsets, self.sizes, strict=True)
         return Region(tuple(((start, start + size),) if size else () for start, size in ends))
+
+    def is_within(self, shape: Sequence[int]) -> bool:
+        """Whether it doesn't reach out of a tensor."""
+        ends = zip(self.offsets, self.sizes, shape, strict=True)
+        return all(start + size <= whole for start, size, whole in ends)
 
 
 class StoredTensor(msgspec.Struct, frozen=True, gc=False):

@@ -72,7 +72,7 @@ def mesh_of(text: str) -> Mesh:
 
 
 def _write_repros(sweep: Audit, folder: Path) -> None:
-    from shardviz.live.audit.repro import repro
+    from shardviz.live.audit.cases import repro
 
     folder.mkdir(parents=True, exist_ok=True)
     for number, disagreement in enumerate(sweep.disagreements, 1):
@@ -111,7 +111,7 @@ def as_text(sweep: Audit, folder: Path | None = None) -> str:
 
 
 def _first_repro(disagreements: list[Disagreement]) -> list[str]:
-    from shardviz.live.audit.repro import repro
+    from shardviz.live.audit.cases import repro
 
     lines = ["", "# 1 alone, in plain torch:", repro(disagreements[0].case, _name(1, disagreements[0])).rstrip()]
     return (
@@ -131,7 +131,7 @@ def _differences(disagreement: Disagreement) -> list[str]:
 
 
 def _as_json(sweep: Audit) -> dict[str, Any]:
-    from shardviz.live.audit.repro import repro
+    from shardviz.live.audit.cases import repro
 
     return {
         "schema": 1,

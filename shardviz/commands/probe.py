@@ -342,15 +342,15 @@ def save_test(file: Path, dump: Dump, probe: Probe, mesh: Mesh) -> None:
 def text_of_test(file: Path, dump: Dump, probe: Probe, mesh: Mesh) -> str:
     """Return the text of the test that `save_test` writes."""
     stages = "STAGE_AXES" in probe.path.read_text(encoding="utf-8")
-    in_passes = not _are_exact(dump, "stamped")
+    is_cast = not _are_exact(dump, "stamped")
     return TEMPLATE.format(
         name=probe.name,
         mesh=mesh,
         torch=dump.files.run.torch,
-        imports=_imports(file, probe, in_passes=in_passes),
+        imports=_imports(file, probe, is_cast=is_cast),
         layouts="\n".join(f'    "{name}": {text},' for name, text in _layouts(dump)),
         axes=", ".join(f'"{axis}": {size}' for axis, size in zip(mesh.axes, mesh.shape, strict=True)),
-        test=(CAPTURED if in_passes else STAMPED).format(
+        test=(CAPTURED if is_cast else STAMPED).format(
             build=probe.build,
             double="" if _are_exact(dump, "initial") else ".double()",
             stages=", stage_axes=probe.STAGE_AXES" if stages else "",
@@ -365,9 +365,9 @@ def _are_exact(dump: Dump, moment: Moment) -> bool:
     return all(last < EXACT.get(dtype, last + 1) for dtype in dtypes)
 
 
-def _imports(file: Path, probe: Probe, *, in_passes: bool) -> str:
-    names = ["assert_layout", "assert_ordered", "spmd", *([] if in_passes else ["stamp"])]
-    capture = "from shardviz import capture_sharding\n" if in_passes else ""
+def _imports(file: Path, probe: Probe, *, is_cast: bool) -> str:
+    names = ["assert_layout", "assert_ordered", "spmd", *([] if is_cast else ["stamp"])]
+    capture = "from shardviz import capture_sharding\n" if is_cast else ""
     if is_shipped(probe) or probe.module:
         package, _, name = (probe.module or f"shardviz.probes.{probe.name.replace('/', '.')}").rpartition(".")
         loaded = f"from {package} import {name} as probe\n" if package else f"import {name} as probe\n"

@@ -17,10 +17,9 @@ around the model: `lines` alone is the model's own forward. diff then names the
 first wrong line. It keeps 4 million numbers, so make the job's batch small; it
 holds the step's tensors until the step ends, and turns torch.compile off.
 
---stamp checks the job's loader instead: the job loads a copy of its checkpoint
-whose values say where they belong, so its weights are useless. shardviz ends
-the job after the capture, before it saves and before an optimizer steps. The
-checkpoint is not changed; the copy needs as much disk, and is removed.
+To check the job's loader, let it load a copy whose values say where they belong
+(`shardviz stamp-checkpoint CKPT -o COPY`) and name it with --reference. The
+weights are then useless; shardviz ends the job before it saves.
 
 Machines need no shared disk: each keeps its ranks' files, and nothing is
 checked until `shardviz gather` or `shardviz check` has the files of all.
@@ -34,7 +33,7 @@ examples:
   shardviz run --reference checkpoints/llama -- accelerate launch train.py
   shardviz run --trace -o one --steps 1 -- python train.py
   shardviz run --trace lines=layers.0.attn -o one --steps 1 -- python train.py
-  shardviz run --stamp -- torchrun --nproc-per-node 8 serve.py
+  shardviz run --reference COPY --steps 1 -- torchrun --nproc-per-node 8 load.py
 """
 
 from __future__ import annotations
@@ -67,9 +66,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 
-STAMPS = (
-    "shardviz: --stamp: the job loads stamped copies in place of its checkpoints, its weights are destroyed, and it is "
-    "ended before it saves; files stay as they are"
+STAMPED = (
+    "shardviz: the reference is a stamped copy: its values are no weights, and a job that has loaded them is ended "
+    "before it saves"
 )
 
 
@@ -97,11 +96,6 @@ def add_arguments(parser: Parser) -> None:
         default=0,
         metavar="N",
         help="end the job after N optimizer steps; default: let it run",
-    )
-    parser.add_argument(
-        "--stamp",
-        action="store_true",
-        help="give the job a stamped copy of its checkpoint, and end it before it saves: destroys its weights",
     )
     parser.add_argument(
         "--trace",
@@ -143,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
     force = args.force or (args.output is None and is_earlier_job(output, args.job))
     check_folder(output, force=force)
     names = mapping_of(find_map(args.map)) if args.map else {}
-    reference = str(_reference(args.reference)) if args.reference else ""
+    reference, is_stamped = _reference(args.reference) if args.reference else ("", False)
     with _session(output) as session:
         options = Options(
             str(output),
@@ -154,12 +148,12 @@ def run(args: argparse.Namespace) -> int:
             force,
             args.patience,
             tuple(args.job),
-            args.stamp,
+            is_stamped,
             args.trace,
             args.trace_step,
         )
-        if args.stamp:
-            talk(STAMPS)
+        if is_stamped:
+            talk(STAMPED)
         code = run_job(args.job, options)
         notes = read(session)
         is_captured = any(note.kind == "captured" and note.text == str(output) for note in notes)
@@ -168,20 +162,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _refuse_contradictions(args: argparse.Namespace) -> None:
-    """Raise for --stamp with --reference or --trace, and for a step to trace that never comes.
+    """Raise for a step to trace that never comes.
 
     Raises:
         ShardvizError: It is.
     """
-    if args.stamp and args.reference:
-        raise ShardvizError(
-            "--stamp and --reference: shardviz compares a stamped load with the file that it loads", "give one of them"
-        )
     Followed.parse(args.trace, of_job=True)
-    if args.stamp and args.trace != "off":
-        raise ShardvizError(
-            "--stamp and --trace: a job with stamped weights ends before its first step", "give one of them"
-        )
     if args.steps and args.trace != "off" and args.trace_step > args.steps:
         raise ShardvizError(
             f"--trace-step {args.trace_step}: the job ends after --steps {args.steps}",
@@ -189,10 +175,6 @@ def _refuse_contradictions(args: argparse.Namespace) -> None:
         )
     if args.trace == "off" and args.trace_step > 1:
         raise ShardvizError(f"--trace-step {args.trace_step}: no step is traced without --trace", "add --trace")
-    if args.stamp and args.steps:
-        raise ShardvizError(
-            "--stamp and --steps: a job with stamped weights ends before its first step", "give one of them"
-        )
 
 
 def _named_for(job: Sequence[str]) -> Path:
@@ -203,12 +185,11 @@ def _named_for(job: Sequence[str]) -> Path:
     return Path(name + SUFFIX)
 
 
-def _reference(path: Path) -> Path:
-    """Return the absolute path of a reference, opened once: better to fail before the job."""
+def _reference(path: Path) -> tuple[str, bool]:
+    """Return a reference's absolute path and whether it is a stamped copy: better to fail before the job."""
     from shardviz.reference.files import open_reference
 
-    open_reference(path)
-    return Path(os.path.abspath(path))
+    return os.path.abspath(path), open_reference(path).is_stamped
 
 
 @contextmanager
@@ -316,7 +297,8 @@ def report_job(args: argparse.Namespace, notes: Sequence[Note], code: int, *, is
         talk(f"shardviz: not captured: {message}" + (f"\nHint: {hint}" if hint else ""))
     _talk_of([note for note in notes if note.rank > 0], "problem")  # rank 0 has printed its own
     _talk_of(notes, "ended", "the job was ended ")
-    if code and not _is_ended(args, notes) and not _is_aborted_at_exit(args.job, notes, code):
+    _talk_of(notes, "refused", "the job was ended before ")
+    if code and not _is_ended(notes) and not _is_aborted_at_exit(args.job, notes, code):
         return _report_failure(args.job, notes, code)
     if not dumps and is_traced and not missed:
         return EXIT_CLEAN
@@ -407,11 +389,11 @@ def _report(args: argparse.Namespace, dump: Path, number: int) -> int:
     return code
 
 
-def _is_ended(args: argparse.Namespace, notes: Sequence[Note]) -> bool:
-    """Whether shardviz ended the job: all of its ranks, or with --stamp any of them."""
+def _is_ended(notes: Sequence[Note]) -> bool:
+    """Whether shardviz ended the job: all of its ranks, or any of them before a save."""
     ended = {note.rank for note in notes if note.kind == "ended"}
     joined = {note.rank for note in notes if note.kind == "joined"}
-    return bool(ended) and (args.stamp or joined <= ended)
+    return any(note.kind == "refused" for note in notes) or (bool(ended) and joined <= ended)
 
 
 def _ended_with(code: int) -> str:
@@ -425,12 +407,6 @@ def _why_nothing(notes: Sequence[Note], missed: Sequence[str]) -> str:
     ranks = {note.rank for note in notes if note.kind == "joined"}
     if missed:
         return "nothing was captured"
-    if any(note.kind == "not-loaded" for note in notes):
-        return (
-            "nothing was captured: models were called, but no load of a checkpoint was seen before that\n"
-            "Hint: --stamp sees safetensors (from_pretrained too), torch.distributed.checkpoint and torch.load; "
-            "without it, give the checkpoint by --reference CKPT"
-        )
     if any(note.kind == "sharded" for note in notes):
         return (
             "nothing was captured: models were sharded, but none was called or stepped afterwards\n"

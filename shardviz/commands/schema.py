@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the schema, or list what has one."""
-    from shardviz.picture.schema import TITLES, schema_text
+    from shardviz.picture.machine import TITLES, schema_text
 
     listing = "".join(f"{what:5}  {title}\n" for what, title in TITLES.items())
     with reader_may_leave():

@@ -203,7 +203,7 @@ def _refuse_checkpoint(path: Path) -> None:
 def _show_svg(folder: Path, pattern: str | None, output: Path | None) -> None:
     """Write one tensor as SVG: the named one, that of the only finding, or the only one."""
     from shardviz.commands.common.dumps import checked, read_dump, refuse_several, write_markup
-    from shardviz.dump.find import find_tensors
+    from shardviz.dump.dump import find_tensors
     from shardviz.picture.model.subject import of_tensor
     from shardviz.picture.svg.page import svg
 
@@ -247,7 +247,7 @@ def show(folder: Path, pattern: str | None, color: str, *, all_ranks: bool = Fal
     """
     from shardviz.checkpoint.open import is_checkpoint
     from shardviz.commands.common.dumps import checked, read_dump, terminal_for, write_answer
-    from shardviz.dump.find import find_tensors
+    from shardviz.dump.dump import find_tensors
     from shardviz.picture.model.subject import of_tensor
     from shardviz.picture.text.page import page_lines
     from shardviz.picture.text.ranks import rank_lines, value_lines

@@ -2,9 +2,9 @@
 
 The copy has the same names, shapes and dtypes, and the other files that
 a loader reads: any loader, converter or engine takes it for the checkpoint.
-Capture what it loaded with shardviz.capture(model, DUMP, reference=COPY):
-tensors that were renamed, cut in the wrong place, permuted, or never loaded
-are findings.
+Capture what it loaded with shardviz.capture(model, DUMP, reference=COPY), or
+run the job by `shardviz run --reference COPY --steps 1 -- CMD`: tensors that
+were renamed, cut in the wrong place, permuted, or never loaded are findings.
 
 examples:
   shardviz stamp-checkpoint Llama-3.2-1B -o stamped

@@ -89,7 +89,7 @@ def _open(args: argparse.Namespace, other: Path | None, tensor: str | None) -> N
         dump, beside = (other, args.dump) if other is not None and is_checkpoint(args.dump) else (args.dump, other)
         import_module("shardviz.tui.app").view(dump, other=beside, tensor=tensor, rank=args.rank)
     elif not args.print and _on_a_screen() and other is None and is_checkpoint(args.dump):
-        import_module("shardviz.tui.checkpoint_app").view_checkpoint(args.dump, tensor=tensor)
+        import_module("shardviz.tui.app").view_checkpoint(args.dump, tensor=tensor)
     else:
         _print(args.dump, other, tensor, args.color)
 

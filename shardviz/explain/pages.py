@@ -5,20 +5,31 @@ from __future__ import annotations
 import inspect
 import re
 from dataclasses import dataclass
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING
 
+from shardviz import explain
 from shardviz.errors import ShardvizError
-from shardviz.explain.catalogue import CATALOGUE
+from shardviz.explain.cause import BY_NAME, Cause
 from shardviz.explain.kinds import KINDS
 from shardviz.explain.templates import page_texts, pair_templates
 from shardviz.layout.notation import ORDER, DimOrder, split_order
 from shardviz.text import did_you_mean, listed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Kind
+
+
+for family in iter_modules(explain.__path__, f"{explain.__name__}."):
+    for module in iter_modules(import_module(family.name).__path__, f"{family.name}.") if family.ispkg else ():
+        import_module(module.name)
+
+CATALOGUE: Mapping[str, type[Cause]] = BY_NAME
+"""Every cause by its name."""
 
 
 MOST_WITH_WORD = 12

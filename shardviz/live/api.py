@@ -36,7 +36,7 @@ from shardviz.live.capture.stamp import Stamped, plan, tied_names, under_names
 from shardviz.live.claims import registry
 from shardviz.live.compat.modules import computed_buffers
 from shardviz.live.dumping import dump_of_job
-from shardviz.live.randomness import kept_random_states
+from shardviz.live.world.group import kept_random_states
 from shardviz.text import did_you_mean
 
 if TYPE_CHECKING:
@@ -221,8 +221,8 @@ def capture_sharding(
     The model may have any dtype.
 
     The model is built and sharded several times: once unchanged, for its own values, and then stamped. It is stamped in
-    float64, or, if sharding casts it to a narrower dtype, with one digit of the ids per pass. Random states are
-    restored afterwards.
+    float64, and again if sharding casts it to a narrower dtype, with values that show the same in any. Random states
+    are restored afterwards.
 
     Args:
         build: Builds the unsharded model, or this rank's stage of a pipeline; with values, not on the meta device.

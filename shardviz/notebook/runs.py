@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 import numpy as np
 
-from shardviz.dump.find import ambiguity, hint_at_name
+from shardviz.dump.dump import ambiguity, hint_at_name
 from shardviz.errors import DumpError, ShardvizError
 from shardviz.layout.region import Region, index_of, indices
 from shardviz.picture.display import HTML, Drawable, framed

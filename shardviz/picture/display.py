@@ -93,7 +93,7 @@ def picture_of(what: object, tensor: str | None = None) -> Picture:
 def _of_model(dump: Dump, pattern: str | None) -> Picture:
     """Draw one tensor of a dump, or the whole of it."""
     if pattern is not None:
-        from shardviz.dump.find import find_tensors
+        from shardviz.dump.dump import find_tensors
         from shardviz.picture.model.subject import of_tensor
 
         tensors = find_tensors(dump, pattern)

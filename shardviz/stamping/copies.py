@@ -85,24 +85,19 @@ def is_weight(dtype: str) -> bool:
     return can_fill(dtype) and ("float" in dtype or dtype == "int8")
 
 
-def plan(
-    tensors: Mapping[str, tuple[str, tuple[int, ...]]], tied: Mapping[str, str], where: str, salt: str = ""
-) -> CopyPlan:
+def plan(tensors: Mapping[str, tuple[str, tuple[int, ...]]], tied: Mapping[str, str], where: str) -> CopyPlan:
     """Return what the stamped copy of tensors has.
 
     Args:
         tensors: Dtype and shape by name.
         tied: Names whose content is another one's, each with that name.
         where: What they are of, for messages.
-        salt: As for `Fill`.
 
     Raises:
         DumpError: None of them can be stamped.
     """
     fills = {
-        name: Fill(tied.get(name, name), shape, dtype, salt)
-        for name, (dtype, shape) in tensors.items()
-        if is_weight(dtype)
+        name: Fill(tied.get(name, name), shape, dtype) for name, (dtype, shape) in tensors.items() if is_weight(dtype)
     }
     if not fills:
         types = listed(sorted({dtype for dtype, _ in tensors.values()}))
@@ -142,21 +137,20 @@ def _equal_among(names: Iterable[str], entries: Mapping[str, Entry]) -> dict[str
     return first_of
 
 
-def stamp_safetensors(source: Path, target: Path, *, force: bool = False, salt: str = "") -> CopyPlan:
+def stamp_safetensors(source: Path, target: Path, *, force: bool = False) -> CopyPlan:
     """Write the stamped copy of a safetensors file, or of a folder with the other files in it.
 
     Args:
         source: The file or folder.
         target: The copy; a file for a file, a folder for a folder.
         force: Replace what is there, if it is a stamped copy.
-        salt: As for `Fill`.
 
     Raises:
         DumpError: The source is not a checkpoint, or the copy cannot be written.
     """
     reference = open_reference(source)
     tensors = {name: (entry.dtype, entry.shape) for name, entry in reference.entries.items()}
-    made = plan(tensors, equal_ones(reference.entries), str(source), salt)
+    made = plan(tensors, equal_ones(reference.entries), str(source))
     with replacing(target, made.nbytes, is_folder=source.is_dir(), force=force) as unfinished:
         for path in _files(source):
             _write(unfinished / path.name if source.is_dir() else unfinished, header_of(path), reference.entries, made)
@@ -240,21 +234,20 @@ def _copy_others(source: Path, target: Path) -> None:
             shutil.copyfile(path, target / path.name)
 
 
-def stamp_dcp(source: Path, target: Path, *, force: bool = False, salt: str = "") -> CopyPlan:
+def stamp_dcp(source: Path, target: Path, *, force: bool = False) -> CopyPlan:
     """Write the stamped copy of a folder that torch.distributed.checkpoint wrote.
 
     Args:
         source: The folder.
         target: The copy.
         force: Replace what is there, if it is a stamped copy.
-        salt: As for `Fill`.
 
     Raises:
         DumpError: The source is not a checkpoint, or is damaged, or the copy cannot be written.
     """
     entries = complete_checkpoint(source).tensors
     tensors = {name: (saved.dtype, saved.shape) for name, saved in entries.items()}
-    made = plan(tensors, equal_ones(entries), str(source), salt)
+    made = plan(tensors, equal_ones(entries), str(source))
     names = _files_of_folder(source, entries.values())
     nbytes = sum((source / name).stat().st_size for name in names)
     with replacing(target, nbytes, is_folder=True, force=force) as unfinished:

@@ -105,7 +105,6 @@ class Fill:
     Attributes:
         name: The tensor's name, from which they are drawn.
         dtype: Its dtype, by torch's name; one that `can_fill`.
-        salt: Gives tensors of the same name other values, so that two checkpoints can be distinguished.
 
     Example:
         >>> Fill("norm.weight", (4,), "float32").bits.view(np.float32).tolist()
@@ -115,7 +114,6 @@ class Fill:
     name: str
     shape: tuple[int, ...]
     dtype: str
-    salt: str = ""
 
     @property
     def numel(self) -> int:
@@ -156,8 +154,7 @@ class Fill:
     def at(self, positions: NDArray[np.uint64]) -> NDArray[Any]:
         """Return the values at row-major positions."""
         codes = CODES[self.dtype]
-        name = f"{self.name}\0{self.salt}" if self.salt else self.name
-        key = int.from_bytes(blake2b(name.encode(errors="surrogatepass"), digest_size=8).digest(), "little")
+        key = int.from_bytes(blake2b(self.name.encode(errors="surrogatepass"), digest_size=8).digest(), "little")
         drawn = _random_bits(key, positions)
         number = _permutation(key, positions, codes.bits) if self.is_distinct else drawn >> np.uint64(64 - codes.bits)
         value = _bits_of_numbers(number, codes)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from whole import verdict
 
-from shardviz.live.step.trace.recorder import Trace
+from shardviz.live.step.module_recorder import Trace
 from shardviz.live.trace_modules import ALL, Followed
 
 if TYPE_CHECKING:

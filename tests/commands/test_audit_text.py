@@ -9,8 +9,7 @@ import pytest
 from shardviz.commands.audit import as_text, mesh_of
 from shardviz.layout.mesh import parse_mesh
 from shardviz.layout.placements import Replicate, Shard
-from shardviz.live.audit.cases import Case
-from shardviz.live.audit.repro import repro
+from shardviz.live.audit.cases import Case, repro
 from shardviz.live.audit.sweep import Audit, Disagreement
 
 MESH = parse_mesh("tp=2")

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardviz.explain.catalogue import CATALOGUE
+from shardviz.explain.pages import CATALOGUE
 from tests.contract import store
 from tests.contract.judge import PROCESSES, judge_room, judge_rooms
 from tests.contract.store import DamagedError

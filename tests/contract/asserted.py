@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import shardviz.testing.assertions.message as message
-from shardviz.explain.catalogue import CATALOGUE
+from shardviz.explain.pages import CATALOGUE
 from shardviz.live import world
 from tests.contract.__main__ import ASSERTED, asserted, causes_of_cases
 

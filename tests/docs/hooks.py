@@ -12,10 +12,9 @@ from mkdocs.structure.files import File
 
 import shardviz
 from shardviz import testing
-from shardviz.explain.catalogue import CATALOGUE
 from shardviz.explain.kinds import KINDS
+from shardviz.explain.pages import CATALOGUE, page_of
 from shardviz.explain.pages import Page as Explained
-from shardviz.explain.pages import page_of
 from shardviz.picture.html.parts import reference_link
 from tests.docs.examples import Example, examples
 

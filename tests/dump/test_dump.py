@@ -10,8 +10,7 @@ import pytest
 from hypothesis import assume, given
 
 from shardviz.dump.arrays import ID_NONE, MAX_ELEMENTS, expand_runs
-from shardviz.dump.dump import Dump, dump_of
-from shardviz.dump.find import hint_at_name
+from shardviz.dump.dump import Dump, dump_of, hint_at_name
 from shardviz.dump.read import read_files
 from shardviz.dump.records.files import RankRecord, RunRecord
 from shardviz.dump.records.tensors import Body, MeshRecord, Stamp, TensorRecord

@@ -9,8 +9,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from shardviz.explain.catalogue import CATALOGUE
 from shardviz.explain.finding import Kind
+from shardviz.explain.pages import CATALOGUE
 from shardviz.explain.templates import each_of, fields_of
 
 if TYPE_CHECKING:

@@ -12,10 +12,9 @@ import pytest
 
 from shardviz import probe_files
 from shardviz.cli import main
-from shardviz.explain.catalogue import CATALOGUE
 from shardviz.explain.finding import Kind
 from shardviz.explain.kinds import KINDS
-from shardviz.explain.pages import is_name, page_of, table
+from shardviz.explain.pages import CATALOGUE, is_name, page_of, table
 
 REFERENCE = Path(__file__).parents[2] / "demos" / "reference" / "README.md"
 

@@ -8,8 +8,7 @@ import pytest
 from shardviz.layout.layout import Layout
 from shardviz.layout.mesh import Mesh
 from shardviz.layout.placements import Partial, Replicate, Shard
-from shardviz.live.audit.cases import Case, all_cases, cases_of_functions, is_permuted
-from shardviz.live.audit.repro import repro
+from shardviz.live.audit.cases import Case, all_cases, cases_of_functions, is_permuted, repro
 from shardviz.live.audit.sweep import audit
 from shardviz.live.world import RankFailedError
 from tests.lanes import nightly, since_torch

@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import load_file
 
 from shardviz.cli import main
-from shardviz.live.capture.stamp import fill_of
+from shardviz.live.capture.stamp import values_of
 from shardviz.stamping.fill import Fill
 
 MODEL = """
@@ -41,7 +41,7 @@ def file(tmp_path):
 def test_a_model_is_built_on_meta_and_loads_its_copy(file, tmp_path, capsys):
     assert main(["stamp-checkpoint", f"{file}:make", "-o", str(tmp_path / "stamped")]) == 0
     values = load_file(tmp_path / "stamped" / "model.safetensors")
-    assert torch.equal(values["embed.weight"], fill_of(Fill("embed.weight", (40, 8), "bfloat16")))
+    assert torch.equal(values["embed.weight"], values_of(Fill("embed.weight", (40, 8), "bfloat16")))
     assert torch.equal(values["embed.weight"], values["head.weight"])
     assert values["norm.num_batches_tracked"] == 1
     assert "equal in the original, and so in the copy: head.weight as embed.weight" in capsys.readouterr().out

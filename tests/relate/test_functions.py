@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shardviz.relate.functions import FUNCTIONS, function_between
+from shardviz.relate.casts import FUNCTIONS, function_between
 
 BITS = {"float32": np.uint32, "float64": np.uint64, "float16": np.uint16}
 

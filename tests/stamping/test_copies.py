@@ -252,13 +252,3 @@ def test_an_index_of_another_name_says_which_files_are_the_checkpoints(tmp_path)
         "diffusion-00001-of-00001.safetensors",
         "diffusion.safetensors.index.json",
     ]
-
-
-def test_a_salt_gives_other_values_to_the_same_names_and_none_leaves_them(tmp_path):
-    save_file({"w": np.ones((16, 16), np.float32)}, tmp_path / "one.safetensors")
-    found = {}
-    for salt in ("", "a", "b"):
-        stamp_safetensors(tmp_path / "one.safetensors", tmp_path / f"{salt}.safetensors", salt=salt)
-        found[salt] = load_file(tmp_path / f"{salt}.safetensors")["w"]
-    assert (found[""].view("u4") == Fill("w", (16, 16), "float32").bits).all()
-    assert not np.isin(found["a"], found["b"]).any()

@@ -100,7 +100,7 @@ def test_the_saved_test_of_a_shipped_probe_imports_it_by_name(tmp_path):
     assert '@spmd(mesh={"fsdp": 2, "tp": 2})\n' in text
 
 
-def test_where_sharding_casts_to_a_dtype_without_room_for_ids_they_are_written_in_passes(saved):
+def test_where_sharding_casts_to_a_dtype_without_room_for_ids_the_model_is_built_again(saved):
     text = saved.text_of_passed("narrow")
     assert "    capture_sharding(probe.build, probe.parallelize, shard_dump, mesh=mesh)\n" in text
 

@@ -15,7 +15,7 @@ from shardviz.checkpoint.open import open_checkpoint
 from shardviz.checkpoint.records import ByteRange, Checkpoint, Chunk, StoredTensor
 from shardviz.errors import ShardvizError
 from shardviz.tui import viewer
-from shardviz.tui.checkpoint_app import CheckpointApp
+from shardviz.tui.app import CheckpointApp
 from shardviz.tui.export import screen_text, text_of
 from shardviz.tui.model.selection import Selection, of_entry
 from shardviz.tui.model.stored import StoredDocument

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.verdicts import captured, is_listed, verdict_on, wrong_result
 from shardviz.dump.costs import CountedTensor, counted_tensors
-from shardviz.dump.find import find_tensors
+from shardviz.dump.dump import find_tensors
 from shardviz.dump.records.base import WEIGHTS
 from shardviz.errors import ShardvizError
 from shardviz.layout.dtypes import itemsize

@@ -9,7 +9,7 @@ from shardviz.checkpoint.live_job.job import Job
 from shardviz.checkpoint.records import Checkpoint, StoredTensor
 from shardviz.commands.common.dumps import refuse_several, terminal_for, write_answer, write_json, write_report
 from shardviz.commands.common.streams import Count, progress, talk
-from shardviz.dump.find import find_names
+from shardviz.dump.dump import find_names
 from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, EXIT_USAGE, ShardvizError
 from shardviz.text import counted, nearest, printable
 

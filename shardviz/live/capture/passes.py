@@ -1,34 +1,28 @@
-"""Where every element went: build, stamp, shard and capture, in as many passes as needed.
+"""Where every element went: build, stamp, shard and capture, again with fills if sharding casts to a narrow dtype.
 
-Whole ids take one pass; if a dtype cannot hold them, they are written one digit per pass and put together again.
 torch's own reassembly is run only on sound shards: gloo aborts the process on misshapen ones.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
 from torch import distributed, nn
 from torch.distributed.tensor import DTensor
 
-from shardviz.dump.arrays import ID_NONE
 from shardviz.layout.layout import Layout
 from shardviz.live.capture import describe
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.locals import Local, local_tensors, unwrapped
 from shardviz.live.capture.lookup.by_reference import Known, add_by_reference
 from shardviz.live.capture.meshes import plain_mesh
-from shardviz.live.capture.stamp import Digits, Stamped, exact_bits, inexact, named_tensors, stamp
+from shardviz.live.capture.stamp import Stamped, exact_bits, inexact, named_tensors, stamp
 from shardviz.live.compat.meshes import placement_of, whole_of
 from shardviz.live.compat.modules import clean_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-
-    from numpy.typing import NDArray
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from shardviz.layout.mesh import Mesh
     from shardviz.live.capture.capture import Capture
@@ -38,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sharding:
-    """How to build and shard a model, once per pass.
+    """How to build and shard a model, as often as is needed.
 
     Attributes:
         build: Builds the unsharded model, with the same tensors every time.
@@ -50,12 +44,12 @@ class Sharding:
     parallelize: Callable[[nn.Module], nn.Module]
     mesh: Mesh
 
-    def stamped(self, digits: Digits | None = None) -> tuple[nn.Module, Stamped]:
+    def stamped(self, bits: int = 64) -> tuple[nn.Module, Stamped]:
         """Build, stamp and shard; in float64 if the model's own dtypes are too narrow for whole ids."""
         model = self.build()
-        if digits is None and not _holds_ids(model):
+        if not _holds_ids(model):
             model = model.double()
-        stamped = stamp(model, digits)
+        stamped = stamp(model, bits)
         return self.parallelize(model), stamped
 
 
@@ -82,12 +76,16 @@ def capture_passes(
     exact_bits_here = min((exact_bits(local.values.dtype) or 64 for local in locals_), default=64)
     of_all = of_all_ranks((exact_bits_here, stamped.last))  # every rank shards in every pass, whatever its stage needs
     bits, last = min(bits for bits, _ in of_all), max(last for _, last in of_all)
-    if last < 2**bits:
-        add_ids(capture, locals_, stamped, pipeline_part)
-        _gather(capture, model, last, pipeline_part)
-    else:
+    if last >= 2**bits:
         del model, locals_
-        _capture_digits(capture, sharding, 2**bits - 1, last, pipeline_part, made)
+        model, stamped = sharding.stamped(bits)
+        locals_ = _with_values(capture, pipeline_part.of_stage(local_tensors(unwrapped(model), sharding.mesh)))
+        locals_ = [local for local in locals_ if local.name not in made]
+    add_ids(capture, locals_, stamped, pipeline_part)
+    if last >= 2**bits:
+        capture.not_checked.append(("", NO_IDS))
+    else:
+        _gather(capture, model, last, pipeline_part)
     return stamped
 
 
@@ -154,37 +152,6 @@ def _add_without_ids(capture: Capture, locals_: Sequence[Local], stamped: Stampe
     capture.without_ids += [name for name, _ in unstamped]
 
 
-def _capture_digits(
-    capture: Capture, sharding: Sharding, base: int, last: int, pipeline_part: PipelinePart, made: Collection[str]
-) -> None:
-    """Stamp again, one digit per pass, because some dtype is too narrow for whole ids; `made` has no ids."""
-    places = math.ceil(math.log(last + 1, base))
-    ids: dict[str, NDArray[np.int64]] = {}
-    followed: dict[str, Local] = {}
-    for place in range(places):
-        model, stamped = sharding.stamped(Digits(base, place))
-        locals_ = _with_values(capture, pipeline_part.of_stage(local_tensors(unwrapped(model), sharding.mesh)))
-        for local in locals_:
-            if exact_bits(local.values.dtype) and local.name not in made:
-                digits = describe.ids_of(local.values, base)
-                ids[local.name] = _with_digits(ids.get(local.name, np.zeros_like(digits)), digits, base**place)
-                followed[local.name] = local
-    for name, local in followed.items():
-        capture.add_ids(local, pipeline_part.shifted(ids[name]))
-    capture.not_applied += pipeline_part.renamed(stamped.not_applied)
-    _add_without_ids(capture, locals_, stamped, pipeline_part)
-    capture.not_checked.append(("", f"full_tensor: ids were written in {places} passes, one digit per pass"))
-
-
-def _with_digits(before: NDArray[np.int64], digits: NDArray[np.int64], weight: int) -> NDArray[np.int64]:
-    """Add a pass's digits to the ids so far; an element without a digit gets `ID_NONE`.
-
-    Each digit is stored plus 1.
-    """
-    whole = np.where((digits > 0) & (before >= 0), before + (digits - 1) * weight, ID_NONE)
-    return np.where((digits == 0) & (before == 0), 0, whole)
-
-
 def _gather(capture: Capture, model: nn.Module, last: int, pipeline_part: PipelinePart) -> None:
     """Let torch reassemble every DTensor, for comparison with shardviz's own reassembly."""
     sharded = {
@@ -221,6 +188,9 @@ FILLED_LATER = (
     "are compared by value"
 )
 """Why a tensor that `initialize` fills has no ids."""
+
+NO_IDS = "full_tensor: sharding casts to a dtype that cannot hold ids, so weights were filled with other values"
+"""Why torch's own reassembly is not run."""
 
 MAX_ELEMENTS = 1 << 26
 """Tensors with more elements than this are not gathered on every rank."""

@@ -2,9 +2,7 @@
 
 Ids count from 1 over the whole model, row-major in each tensor, in the order of `named_parameters` and then
 `named_buffers`. Parameters that share storage get one range of ids. A tensor whose dtype cannot hold its ids exactly
-gets a fill of its own (`shardviz.stamping.fill`), which shows the same in any dtype and at any size. Where a model is
-built again for each pass, the ids can be written one digit per pass instead, and `shardviz.live.capture.passes` puts
-them together again: then even elements in no order at all are placed.
+gets a fill of its own (`shardviz.stamping.fill`), which shows the same in any dtype and at any size.
 """
 
 from __future__ import annotations
@@ -33,6 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import nn
 
+    from shardviz.checkpoint.records import Entry
     from shardviz.dump.records.base import Role
 
 _stamped: WeakKeyDictionary[nn.Module, Stamped] = WeakKeyDictionary()
@@ -79,14 +78,6 @@ class Stamped:
         return max((stamp.last for stamp in self.stamps), default=0)
 
 
-@dataclass(frozen=True)
-class Digits:
-    """Ids written one digit per pass: pass `place` writes the digit in base `base`, plus 1."""
-
-    base: int
-    place: int
-
-
 def dtype_name(dtype: torch.dtype) -> str:
     """Return a dtype's name, without `torch.`."""
     return str(dtype).removeprefix("torch.")
@@ -97,15 +88,15 @@ def exact_bits(dtype: torch.dtype) -> int:
     return EXACT_BITS.get(dtype, 0)
 
 
-def stamp(model: nn.Module, digits: Digits | None = None) -> Stamped:
+def stamp(model: nn.Module, bits: int = 64) -> Stamped:
     """Fill an unsharded model's parameters and buffers with ids, in place, and verify them.
 
     Tensors whose dtype cannot hold their ids exactly are filled with values that show the same. Cast the model before
-    it is stamped: a cast afterwards rounds ids.
+    it is stamped: a cast afterwards rounds ids, but for those that `bits` is given for.
 
     Args:
         model: A model that is not sharded yet: a fill through placements would only repeat their claims.
-        digits: Write one digit of each id instead of the whole id.
+        bits: Of an integer, how many a cast that follows leaves exact; if ids need more, all tensors are filled.
 
     Returns:
         The ids of every tensor, for `shardviz.capture` and `assert_ordered`.
@@ -125,24 +116,21 @@ def stamp(model: nn.Module, digits: Digits | None = None) -> Stamped:
     stamps, not_applied, not_stamped = [], [], []
     shapes, fills = {}, {}
     for tensor_stamp, tensor in _stamped_tensors(model):
-        if not exact_bits(tensor.dtype) and (digits is not None or not _can_stamp(tensor.dtype)):
+        if not _can_stamp(tensor.dtype):
             not_stamped.append((tensor_stamp.name, f"{tensor.dtype} cannot hold ids"))
             shapes[tensor_stamp.name] = tensor_stamp.shape
             continue
         stamps.append(tensor_stamp)
-        if digits is None and last >= 2 ** exact_bits(tensor.dtype):
+        if last >= 2 ** min(bits, exact_bits(tensor.dtype)):
             fills[tensor_stamp.name] = Fill(
                 tensor_stamp.tied_to or tensor_stamp.name, tensor_stamp.shape, dtype_name(tensor.dtype)
             )
-        if not tensor_stamp.tied_to and (
-            wrong := _write(tensor, tensor_stamp.first, digits, fills.get(tensor_stamp.name))
-        ):
+        if not tensor_stamp.tied_to and (wrong := _write(tensor, tensor_stamp.first, fills.get(tensor_stamp.name))):
             not_applied.append(
                 (tensor_stamp.name, f"{wrong:,} of {tensor.numel():,} elements did not read back as written")
             )
     done = Stamped(tuple(stamps), tuple(not_applied), tuple(not_stamped), shapes, fills)
-    if digits is None:
-        _stamped[model] = done
+    _stamped[model] = done
     return done
 
 
@@ -254,23 +242,21 @@ def _can_stamp(dtype: torch.dtype) -> bool:
     return bool(exact_bits(dtype)) or can_fill(dtype_name(dtype))
 
 
-def _write(tensor: torch.Tensor, first: int, digits: Digits | None, fill: Fill | None) -> int:
+def _write(tensor: torch.Tensor, first: int, fill: Fill | None) -> int:
     """Write ids or a fill and read them back; return how many elements differ."""
     if fill is not None:
         with torch.no_grad():
-            tensor.copy_(fill_of(fill))
+            tensor.copy_(values_of(fill))
         return int(np.count_nonzero(bits_of_tensor(tensor) != fill.bits))
     ids = torch.arange(first, first + tensor.numel(), dtype=torch.int64, device=tensor.device).view(tensor.shape)
-    if digits is not None:
-        ids = ids // digits.base**digits.place % digits.base + 1
     with torch.no_grad():
         tensor.copy_(ids)
         return int((tensor.detach().to(torch.int64) != ids).sum())
 
 
-def fill_of(fill: Fill) -> torch.Tensor:
-    """Return a fill as a tensor of its dtype, on the CPU."""
-    return from_bits(fill.bits, getattr(torch, fill.dtype))
+def values_of(entry: Entry) -> torch.Tensor:
+    """Return a fill, or a tensor of a reference, in its dtype, on the CPU."""
+    return from_bits(entry.bits, getattr(torch, entry.dtype))
 
 
 def from_bits(bits: NDArray[np.generic], dtype: torch.dtype) -> torch.Tensor:

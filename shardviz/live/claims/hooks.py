@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shardviz.live.capture.agreement import in_a_line
-from shardviz.live.capture.stamp import bits_of_tensor, dtype_name, from_bits
+from shardviz.live.capture.stamp import bits_of_tensor, dtype_name, values_of
 from shardviz.live.compat.modules import clean_name, load_hooks
 from shardviz.relate.values import part_of
 
@@ -117,8 +117,3 @@ class Made:
 def outline(entry: Entry) -> torch.Tensor:
     """Return a tensor of a reference without its values."""
     return torch.empty(entry.shape, dtype=getattr(torch, entry.dtype), device="meta")
-
-
-def values_of(entry: Entry) -> torch.Tensor:
-    """Return a tensor of a reference, in memory."""
-    return from_bits(entry.bits, getattr(torch, entry.dtype))

@@ -12,7 +12,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from shardviz.live.claims.hooks import Made, outline, values_of
+from shardviz.live.capture.stamp import values_of
+from shardviz.live.claims.hooks import Made, outline
 from shardviz.text import natural_key
 
 if TYPE_CHECKING:

@@ -25,9 +25,8 @@ from shardviz.live.run.hooks.observing import quietly
 from shardviz.live.run.references.values import living_modules, living_optimizers, outermost
 from shardviz.live.run.step_files import WHAT, Step, weights_of
 from shardviz.live.run.stepped_copies import has_copies
-from shardviz.live.step.optimizer_settings import Options, options_records
 from shardviz.live.step.running import tensors_in
-from shardviz.live.step.steppers import parameters_of, steps
+from shardviz.live.step.steppers import Options, options_records, parameters_of, steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

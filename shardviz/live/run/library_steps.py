@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from shardviz.live.claims.local import Local
-    from shardviz.live.step.optimizer_settings import Options
+    from shardviz.live.step.steppers import Options
 
 
 @dataclass

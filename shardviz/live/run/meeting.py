@@ -2,7 +2,7 @@
 
 They meet at the job's store, not in a collective: a rank that has no such model, or waits in one of the job's own
 collectives for a rank that waits here, never comes, and the others go on without a dump. An optimizer's step is the
-last chance to capture a model, and the end of a job after `--steps` of them or under `--stamp`.
+last chance to capture a model, and the end of a job after `--steps` of them.
 """
 
 from __future__ import annotations
@@ -19,11 +19,8 @@ from weakref import WeakSet
 from torch import distributed
 from torch.distributed.distributed_c10d import PrefixStore
 
-from shardviz.errors import ShardvizError
-from shardviz.live.capture.agreement import in_a_line
 from shardviz.live.compat.worlds import default_store, have_come, leave_world
 from shardviz.live.run.hooks.observing import is_inside, quietly
-from shardviz.live.run.references.writing import rank_here
 from shardviz.text import counted
 
 if TYPE_CHECKING:
@@ -76,7 +73,7 @@ def meet_again(key: str, patience: float) -> Meeting:
 
 
 SHORT = 5.0
-"""Seconds that a rank of a job under `--stamp` waits for the others to end with it."""
+"""Seconds that a rank whose save is refused waits for the others to end with it."""
 
 
 def watch_steps(observer: Observer) -> None:
@@ -93,8 +90,6 @@ def watch_steps(observer: Observer) -> None:
         if distributed.is_initialized() and optimizer not in watched and os.getpid() == process and not is_inside():
             watched.add(optimizer)
             quietly("Optimizer.step", observer.stepping, optimizer)
-            if observer.session.options.stamp:
-                end_stamped(observer.session, "before an optimizer's step")
 
     def after(optimizer: Any, args: Any, kwargs: Any) -> None:
         taken[id(optimizer)] += not is_inside()
@@ -120,31 +115,20 @@ def end(session: Session) -> None:
     _exit(0)
 
 
-def end_stamped(session: Session, when: str) -> NoReturn:
+def refuse_save(session: Session, what: str) -> NoReturn:
     """End this rank of a job with stamped weights, skipping the end of its script.
 
     Args:
         session: What is known of the job.
-        when: Where the job was, for the command.
+        what: The save that it was about to make, for the command.
     """
     rank, code = -1, 0
-    try:
+    with suppress(Exception):  # the others are gone already, and with them the store
         if distributed.is_initialized():
             rank = distributed.get_rank()
             code = 0 if meet("the end", min(session.options.patience, SHORT)).is_complete else 1
-    except Exception:  # the others are gone already, and with them the store
-        code = 0
-    finally:
-        session.leave("ended", when, rank)
-        _exit(code)
-
-
-def end_at_once(session: Session, error: Exception) -> NoReturn:
-    """End this rank because its load or save cannot be kept safe; the launcher ends the others."""
-    message, hint = (error.message, error.hint) if isinstance(error, ShardvizError) else (in_a_line(error), "")
-    session.leave("not-captured", f"{message}\n{hint}", rank_here())
-    session.leave("ended", "because its load could not be stamped", rank_here())
-    _exit(1)
+    session.leave("refused", what, rank)
+    _exit(code)
 
 
 def _exit(code: int) -> NoReturn:

@@ -16,8 +16,9 @@ from shardviz.live.claims import deepspeed, megatron, registry
 from shardviz.live.compat.pipelines import stages_of
 from shardviz.live.run.hooks.arming import arm, disarm
 from shardviz.live.run.hooks.observing import nested, quietly
-from shardviz.live.run.meeting import end_stamped, watch_steps
+from shardviz.live.run.meeting import refuse_save, watch_steps
 from shardviz.live.run.options import Note, Options, leave
+from shardviz.live.run.references.stamped import has_stamped
 from shardviz.live.run.references.values import contains, num_modules
 from shardviz.live.run.references.writing import is_first_here, rank_here
 from shardviz.live.run.session import Session
@@ -128,44 +129,22 @@ class Observer:
         """Compare a loaded model with its local folder, and look at it: it may be sharded."""
         if isinstance(model, nn.Module):
             self.session.loaded_pretrained(model, place, load)
-            self._look_again()
-
-    # What hooks call under --stamp
-
-    def redirected(self, place: Any) -> Any:
-        """Return the path to open in place of a checkpoint, and look at all models again."""
-        assert self.session.stamped is not None
-        instead = self.session.stamped.redirected(place)
-        self._look_again()
-        return instead
-
-    def stamping(self, loaded: Any, place: Any) -> None:
-        """Stamp what torch.load returned."""
-        assert self.session.stamped is not None
-        self.session.stamped.stamped(loaded, place)
-        self._look_again()
+            if distributed.is_initialized():
+                self._settled.clear()
+                arm(self.visit)
 
     def saving(self, what: str) -> None:
         """End a job with stamped values before it saves, after capturing what is left."""
-        if self.session.stamped is None or not self.session.stamped.is_used_by_any:
+        if not has_stamped(self.session.options.session):
             return
         if distributed.is_initialized():
             quietly("a save", self._take_all)
-        end_stamped(self.session, f"before {what}")
+        refuse_save(self.session, what)
 
     def _take_all(self) -> None:
         for module in sorted(self._pending(), key=num_modules, reverse=True):
             if module not in self._captured and not _is_on_meta(module):
                 self._take(module)
-
-    def _look_again(self) -> None:
-        if distributed.is_initialized():
-            self._settled.clear()
-            arm(self.visit)
-
-    def _end_if_done(self) -> None:
-        if self.session.stamped and self._num_taken and not any(True for _ in self._pending()):
-            end_stamped(self.session, "when its models were captured")
 
     # Steps of schedules and optimizers
 
@@ -188,7 +167,6 @@ class Observer:
         for number, (module, group) in enumerate(stages):
             if module not in self._captured and not _is_on_meta(module):
                 self._take(module, Stage(number, group))
-        self._end_if_done()
 
     def stepping(self, optimizer: Any) -> None:
         """Capture sharded models that were never called: those it changes, and weight averages."""
@@ -210,7 +188,6 @@ class Observer:
         with nested() as is_outermost:
             if is_outermost:
                 self._look(module)
-        self._end_if_done()
 
     def _look(self, module: nn.Module) -> None:
         if not any(self._is_new(part) for part in module.modules()):
@@ -227,10 +204,6 @@ class Observer:
             note = note or Note("not-captured", rank_here(), failed)
         else:
             note = Note("not-captured", rank_here(), f"the job has more than {MAX_DUMPS} sharded models")
-        if note.kind == "not-loaded":
-            leave(self.session.options.session, note)
-            self._settled.update(root.modules())
-            return
         if self._num_taken <= MAX_DUMPS:
             leave(self.session.options.session, note)
         self._num_taken += 1

@@ -38,7 +38,7 @@ class Options:
         force: Replace dumps that are there.
         patience: Seconds that a rank waits for the others.
         command: The job's command, for the record.
-        stamp: Let it load stamped copies, and end it before it saves or steps.
+        is_stamped: Whether the reference is a stamped copy: a job that has loaded it is ended before it saves.
         trace: What of a step is followed, as `Followed.parse` reads it.
         trace_step: Which optimizer step that is, counted from 1.
     """
@@ -51,7 +51,7 @@ class Options:
     force: bool = False
     patience: float = PATIENCE
     command: tuple[str, ...] = ()
-    stamp: bool = False
+    is_stamped: bool = False
     trace: str = "off"
     trace_step: int = 1
 
@@ -98,10 +98,10 @@ Kind = Literal[
     "source",
     "captured",
     "not-captured",
-    "not-loaded",
     "not-watched",
     "problem",
     "ended",
+    "refused",
     "finished",
     "died",
 ]
@@ -113,10 +113,9 @@ class Note:
 
     Attributes:
         kind: `joined` that it is a rank, `sharded` that something was sharded, `source` what values are compared with,
-            `captured` a dump, `not-captured` and `problem` why not, `not-loaded` that a model was called before
-            anything was loaded, `not-watched` that its Python has no shardviz, `ended` that shardviz ended it as
-            asked, `finished` that its script came to its end without an error, `died` how it ended if its launcher
-            saw it fail.
+            `captured` a dump, `not-captured` and `problem` why not, `not-watched` that its Python has no shardviz,
+            `ended` that shardviz ended it as asked, `refused` that it did so before a save, `finished` that its script
+            came to its end without an error, `died` how it ended if its launcher saw it fail.
         rank: Its rank; -1 if it has none.
         text: The dump's folder, or a sentence.
     """

@@ -24,8 +24,8 @@ import torch
 
 from shardviz.live.capture.locals import Local, local_tensors, unwrapped
 from shardviz.live.compat.modules import clean_name, name_in
-from shardviz.live.randomness import random_states
 from shardviz.live.run.step_files import sampled
+from shardviz.live.world.group import random_states
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping

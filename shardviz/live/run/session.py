@@ -19,14 +19,15 @@ from shardviz.live.run.references.sources import (
     of_pretrained,
     of_state_dict,
 )
+from shardviz.live.run.references.stamped import looks_stamped, note_stamped
 from shardviz.live.run.references.values import Unwritten, Values
 from shardviz.reference.names import bare_name
+from shardviz.stamping.target import is_stamped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from shardviz.live.run.references.sources import Source
-    from shardviz.live.run.stamp_mode.loads import Loads
 
 MOST_LOOKED_AT = 4 * MOST
 """Files that are looked at when the job opens them."""
@@ -42,7 +43,6 @@ class Session:
         options: What is asked for.
         values: The values that modules had before they were sharded.
         sources: What values may be compared with, the newest last.
-        stamped: What was loaded as a stamped copy; None if loads are left as they are.
         unwritten: What `to_empty` allocated.
         skipped: Parameters that a load with strict=False left as they were, with the key under which it was given their
             values: the same name with or without a prefix, or a wrapper's words.
@@ -53,7 +53,6 @@ class Session:
         self.options = options
         self.values = Values(options)
         self.sources: list[Source] = [self.values]
-        self.stamped = _loads(options)
         self.unwritten = Unwritten()
         self.skipped: dict[str, str] = {}
         self.dumps: list[Path] = []
@@ -63,7 +62,7 @@ class Session:
     @property
     def is_looking(self) -> bool:
         """Whether values are compared with those the job loads, not with a given reference."""
-        return not self.options.reference and not self.stamped
+        return not self.options.reference
 
     def leave(self, kind: Kind, text: str = "", rank: int | None = None) -> None:
         """Leave a note for the command; by default by the rank that this process has by now."""
@@ -78,12 +77,12 @@ class Session:
 
     def sharding(self, module: object) -> None:
         """Remember the values of a module that is about to be sharded."""
-        if isinstance(module, nn.Module) and not self.stamped:
+        if isinstance(module, nn.Module):
             self.values.remember(module)
 
     def sharding_tensor(self, tensor: Any) -> None:
         """Remember the values of a tensor's module, but not of a whole checkpoint's tensors."""
-        if self._searches and not self.stamped and not self.values.knows(tensor):
+        if self._searches and not self.values.knows(tensor):
             owner = self.values.owner_of(tensor)
             if owner is None:
                 self._searches -= 1
@@ -92,12 +91,12 @@ class Session:
 
     def allocating(self, module: object) -> None:
         """Note a module's ties before it is allocated, when each of its parts gets its own memory."""
-        if isinstance(module, nn.Module) and not self.stamped:
+        if isinstance(module, nn.Module):
             self.values.remember_ties(module)
 
     def allocated(self, module: object) -> None:
         """Look at the memory that a module was given: it may never be written to."""
-        if isinstance(module, nn.Module) and not self.stamped:
+        if isinstance(module, nn.Module):
             self.unwritten.remember(module)
 
     def loaded_state_dict(self, model: nn.Module, state_dict: Mapping[str, Any]) -> None:
@@ -120,7 +119,8 @@ class Session:
 
     def loaded_dcp(self, state_dict: object, folder: str) -> None:
         """Note a DCP folder as the source of loaded tensors, and of those copied from them."""
-        if isinstance(state_dict, dict) and not self.stamped:
+        self._note_stamped(folder)
+        if isinstance(state_dict, dict):
             self._add_source(of_dcp(state_dict, folder))
             if has_shards(state_dict):  # whole tensors are seen when they are given to torch
                 self._add_opened(Opened(Path(folder)))
@@ -131,13 +131,19 @@ class Session:
             self._add_source(loaded_whole(model, folder, load, self.options))
             self._add_source(folder)
 
-    def opened_file(self, file: str) -> None:
+    def opened_file(self, file: str, content: object = None) -> None:
         """Remember a checkpoint when the job opens one of its files: it may be the next model's."""
+        self._note_stamped(file, content)
         # A job whose data is in such files opens them at every step: looking at each of them would slow it down.
         if not self.is_looking or file in self._files or len(self._files) == MOST_LOOKED_AT:
             return
         self._files.add(file)
         self._add_opened(Opened(checkpoint_of(file)[0]))
+
+    def _note_stamped(self, place: str, content: object = None) -> None:
+        """Note that the job has loaded a stamped copy, or a pickle of its values."""
+        if self.options.is_stamped and (is_stamped(Path(place)) or looks_stamped(content)):
+            note_stamped(self.options.session)
 
     def _add_source(self, source: Source | None) -> None:
         if source is not None:
@@ -150,11 +156,3 @@ class Session:
             self.sources.append(file)
             if len(opened) == MOST:
                 self.sources.remove(opened[0])
-
-
-def _loads(options: Options) -> Loads | None:
-    if not options.stamp:
-        return None
-    from shardviz.live.run.stamp_mode.loads import Loads
-
-    return Loads(options)

@@ -23,10 +23,10 @@ from shardviz.live.compat.modules import clean_name, is_compiled
 from shardviz.live.compat.worlds import default_store, groups_here
 from shardviz.live.run.hooks.observing import quietly
 from shardviz.live.run.references.writing import is_first_here, rank_here
+from shardviz.live.step.module_recorder import MAX_ELEMENTS, add_points
 from shardviz.live.step.observe import optimizer_states
-from shardviz.live.step.optimizer_settings import Options as Settings
-from shardviz.live.step.optimizer_settings import options_records
-from shardviz.live.step.trace.recorder import MAX_ELEMENTS, add_points
+from shardviz.live.step.steppers import Options as Settings
+from shardviz.live.step.steppers import options_records
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence

@@ -83,8 +83,6 @@ def _take(session: Session, root: nn.Module, name: str, folder: Path, stage: Sta
     rank = distributed.get_rank()
     try:
         with torch.no_grad(), together():
-            if session.stamped and not any(of_all_ranks(session.stamped.is_used)):
-                return Note("not-loaded", rank, name)
             source = _capture(session, root, folder, stage)
     except ShardvizError as error:
         return Note("not-captured", rank, f"{name}: {error.message}\n{error.hint}")
@@ -117,10 +115,8 @@ def _capture(session: Session, root: nn.Module, folder: Path, stage: Stage | Non
 
 
 def _reference_of_job(session: Session, model: nn.Module, locals_: list[Local]) -> ComparedWith:
-    """Return the job's reference: its stamped copy, the one asked for, or the values seen."""
+    """Return the job's reference: the one asked for, or the values seen."""
     names, tied = session.options.names, tuple(session.values.tied(model))
-    if session.stamped:
-        return ComparedWith(session.stamped.reference(locals_), names)
     if session.options.reference:
         return ComparedWith(opened(session.options.reference), names, tied=tied)
     kept_values = session.values.kept(model)

@@ -30,7 +30,6 @@ from shardviz.live.compat.modules import is_making_states
 from shardviz.live.compat.pipelines import asks_for_shapes
 from shardviz.live.compat.tensors import at_end_of_backward, in_backward
 from shardviz.live.lines.job_lines import JobLines
-from shardviz.live.randomness import random_states
 from shardviz.live.run.hooks.arming import arm, disarm
 from shardviz.live.run.hooks.observing import nested, quietly, report
 from shardviz.live.run.later_steps import LaterSteps, weights_after, with_gradients
@@ -40,12 +39,12 @@ from shardviz.live.run.read_buffers import ReadBuffers
 from shardviz.live.run.references.values import contains, outermost
 from shardviz.live.run.step_files import WHAT, Step, most_of, sampled, weights_of
 from shardviz.live.run.stepped_copies import find_copies, gradients_with_copies
-from shardviz.live.step.optimizer_settings import Options as Settings
-from shardviz.live.step.optimizer_settings import options_of, states_of
+from shardviz.live.step.module_recorder import Seen, Source, Trace
 from shardviz.live.step.running import tensors_in
-from shardviz.live.step.steppers import identities, parameters_of, stepped_by, steps
-from shardviz.live.step.trace.recorder import Seen, Source, Trace
+from shardviz.live.step.steppers import Options as Settings
+from shardviz.live.step.steppers import identities, options_of, parameters_of, states_of, stepped_by, steps
 from shardviz.live.trace_modules import Followed
+from shardviz.live.world.group import random_states
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

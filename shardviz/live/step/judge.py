@@ -33,8 +33,8 @@ from shardviz.live.capture.capture import Capture
 from shardviz.live.capture.locals import Local, local_tensors
 from shardviz.live.capture.stamp import dtype_name
 from shardviz.live.run.step_files import groups_of
+from shardviz.live.step.module_recorder import add_points
 from shardviz.live.step.step import gradients
-from shardviz.live.step.trace.recorder import add_points
 from shardviz.versions import package_version
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 
     from shardviz.check.step.trace.step_judge import StepJudge
     from shardviz.live.probe import ProbeOnRank
+    from shardviz.live.step.module_recorder import Trace
     from shardviz.live.step.step import StepResult
-    from shardviz.live.step.trace.recorder import Trace
     from shardviz.live.step.unsharded.step import UnshardedStep
 
 JUDGE = "shardviz.check.step.trace.step_judge:judge"

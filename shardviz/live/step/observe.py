@@ -1,4 +1,4 @@
-"""Record one step of a model: every module's output, the collectives, the runs of a pipeline's stages."""
+"""Record one step of a model: every module's output, the collectives, a pipeline's runs, the masks that it drew."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from shardviz.dump.records.step import StageRecord
+from shardviz.dump.records.step import MaskRecord, StageRecord
+from shardviz.live.capture.describe import digest
 from shardviz.live.capture.locals import Local, of_tensor, unwrapped
 from shardviz.live.compat.ddp import running_ddp
 from shardviz.live.compat.fsdp import flat_params
@@ -17,9 +19,9 @@ from shardviz.live.compat.meshes import quiet_redistribution
 from shardviz.live.compat.modules import clean_name, unit_of
 from shardviz.live.compat.pipelines import asks_for_shapes
 from shardviz.live.step.comms import Comms
+from shardviz.live.step.module_recorder import Trace
 from shardviz.live.step.return_values import Returned, is_array
 from shardviz.live.step.running import tensors_in
-from shardviz.live.step.trace.recorder import Trace
 from shardviz.live.trace_modules import NONE, Followed
 
 if TYPE_CHECKING:
@@ -188,3 +190,82 @@ def _of_state(
         yield replace(by_name[name], name=f"{name}.{kind}", role="optim", values=flattened, grad=None)
     else:
         yield of_tensor(f"{name}.{kind}", "optim", state)
+
+
+DRAWN = frozenset({"bernoulli", "bernoulli_"})
+KEPT = frozenset({"div", "div_", "mul", "mul_", "where", "masked_fill", "masked_fill_"})
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """A mask that was drawn.
+
+    Attributes:
+        kept: Which elements it keeps.
+        given: What it was laid on.
+    """
+
+    kept: torch.Tensor
+    given: torch.Tensor
+
+
+class Masks(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Collects the masks that are drawn inside this context, in order, as dropout does.
+
+    Only plain tensors are looked at: DTensors have a random state of their own.
+
+    Attributes:
+        masks: The masks.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.masks: list[Mask] = []
+        self._drawn: dict[int, torch.Tensor] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        if name == "native_dropout":
+            self._add(output[1], args[0])
+        elif name in DRAWN and type(output) is torch.Tensor:
+            self._drawn[id(output)] = output
+        elif name in KEPT and self._drawn:
+            self._follow(name, [arg for arg in args if type(arg) in (torch.Tensor, torch.nn.Parameter)], output)
+        return output
+
+    def _follow(self, name: str, tensors: Sequence[torch.Tensor], output: Any) -> None:
+        masks = [one for one in tensors if id(one) in self._drawn]
+        others = [one for one in tensors if one.numel() > 1 and id(one) not in self._drawn]
+        if masks and others:
+            self._add(self._drawn.pop(id(masks[0])), others[0])
+        elif masks and name.startswith(("div", "mul")):
+            self._drawn[id(output)] = output
+
+    def _add(self, mask: torch.Tensor, tensor: torch.Tensor) -> None:
+        if type(tensor) is not torch.Tensor or mask.shape != tensor.shape or not mask.numel():
+            return
+        self.masks.append(Mask((mask != 0).detach(), tensor.detach().clone()))
+
+
+def mask_records(alike: Sequence[Mask], again: Sequence[Mask], whole: Sequence[Mask]) -> list[MaskRecord]:
+    """Return what a dump keeps of this rank's masks.
+
+    Args:
+        alike: Those of a step in which all ranks were seeded alike.
+        again: Those of one in which each rank was seeded differently.
+        whole: Those of the unsharded model.
+    """
+    if not len(alike) == len(again) == len(whole):
+        return []
+    return [
+        MaskRecord(
+            digest(mask.kept),
+            digest(repeated.kept),
+            digest(mask.given),
+            mask.kept.numel(),
+            int(mask.kept.sum()),
+            unsharded.kept.numel(),
+        )
+        for mask, repeated, unsharded in zip(alike, again, whole, strict=True)
+    ]

@@ -20,17 +20,16 @@ from shardviz.live.compat.worlds import mesh_of_one_rank, one_process
 from shardviz.live.lines.rerun import Again, Side, differ
 from shardviz.live.step.batch import Setting, axes_of_one_batch, batch_axes, num_parts, own_batch, row_axes, whole_batch
 from shardviz.live.step.judge import judging, weight_sketches
-from shardviz.live.step.masks import Mask, Masks, mask_records
+from shardviz.live.step.observe import Mask, Masks, mask_records
 from shardviz.live.step.output_parts import merged_dims
 from shardviz.live.step.outputs import add_outputs, outputs_again
 from shardviz.live.step.read_buffers import read_buffers
 from shardviz.live.step.step import calls, gradients, has_last_stage, loss_of, results, sharded_step, stages_of
-from shardviz.live.step.trace.noise import noise_of
-from shardviz.live.step.trace.replay import add_replayed
 from shardviz.live.step.unsharded.by_parts import gradients_of_loss_terms, gradients_of_micro_batches, micro_batches
 from shardviz.live.step.unsharded.late_weights import drawn_after_sharding, load
 from shardviz.live.step.unsharded.probe_loss import with_own_loss
-from shardviz.live.step.unsharded.step import reference_of, stepped
+from shardviz.live.step.unsharded.replay import add_replayed
+from shardviz.live.step.unsharded.step import noise_of, reference_of, stepped
 from shardviz.live.step.update import copied_gradients, updated_reference, updated_shards
 from shardviz.live.trace_modules import NONE, Followed
 from shardviz.relate.tolerance import ROUNDINGS_OF_STEP, SINGLE

@@ -17,7 +17,7 @@ from shardviz.live.compat.fsdp import flat_params, writes_to_gathered
 from shardviz.live.compat.modules import clean_name, unit_of
 from shardviz.live.compat.worlds import mesh_of_one_rank, one_process
 from shardviz.live.step.observe import adam_states, optimizer_states
-from shardviz.live.step.optimizer_settings import differing, kept_by, options_of, other_options
+from shardviz.live.step.steppers import differing, kept_by, options_of, other_options
 from shardviz.relate.tolerance import SINGLE
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from shardviz.live.capture.locals import Local
     from shardviz.live.probe import ProbeOnRank
     from shardviz.live.step.observe import Observed
-    from shardviz.live.step.optimizer_settings import Kept, Options
     from shardviz.live.step.step import StepResult
+    from shardviz.live.step.steppers import Kept, Options
     from shardviz.live.step.unsharded.step import UnshardedStep
 
 

@@ -1,4 +1,4 @@
-"""A rank's process group: its backend, how ranks meet, their first random state.
+"""A rank's process group: its backend, how ranks meet; and random states, set, kept and copied.
 
 Imports torch, so only ranks import it.
 """
@@ -22,6 +22,7 @@ from shardviz.live.world.protocol import Job, World
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
 
 BUILDS = {
@@ -135,3 +136,18 @@ def _check_backend(backend: str, num_local: int) -> None:
 def _loopback() -> str | None:
     names = [name for _, name in socket.if_nameindex()]
     return next((name for name in ("lo", "lo0") if name in names), None)
+
+
+def kept_random_states() -> AbstractContextManager[None]:
+    """Restore torch's random states afterwards: the CPU's, and this rank's GPU's if used.
+
+    torch's `fork_rng` by itself takes every GPU of the machine, seven of them other ranks', and warns about it.
+    """
+    is_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return torch.random.fork_rng([torch.cuda.current_device()] if is_used else [])
+
+
+def random_states() -> list[torch.Tensor]:
+    """Copy the states of the generators that modules draw from: the CPU's, and this rank's GPU's if used."""
+    is_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if is_used else [])]

@@ -29,7 +29,7 @@ PATIENCE = 1.5
 """Seconds that a rank has to write its stacks."""
 _RUNNERS = (
     str(Path(__file__).parent / "rank.py"),
-    str(Path(__file__).parents[2] / "testing" / "plugin" / "on_ranks" / "ranks.py"),
+    str(Path(__file__).parents[2] / "testing" / "plugin" / "ranks.py"),
 )
 """Files with a function `call` that calls the user's code."""
 _COLLECTIVES = ("distributed_c10d.py", "_functional_collectives.py")

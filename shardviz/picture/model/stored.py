@@ -89,18 +89,13 @@ def checkpoint_subject(tensor: StoredTensor, numbers: Mapping[str, int]) -> Chec
     if len(tensor.chunks) > MOST_DRAWN:
         what = f"{printable(tensor.name)}: {len(tensor.chunks):,} chunks, more than {MOST_DRAWN:,} are not drawn"
         raise DumpError(what, "`shardviz show CHECKPOINT TENSOR --all` lists them")
-    outside = next((chunk for chunk in tensor.chunks if not _is_inside(chunk, tensor)), None)
+    outside = next((chunk for chunk in tensor.chunks if not chunk.is_within(tensor.shape)), None)
     if outside is not None:
         what = f"{printable(tensor.name)}: its chunk {outside.region} reaches out of {list(tensor.shape)}"
         raise DumpError(what, "`shardviz check CHECKPOINT` says which chunks do")
     parts = tuple(_part(chunk, numbers) for chunk in tensor.chunks)
     files = {numbers[name]: name for name in tensor.files}
     return CheckpointSubject(tensor, parts, dict(sorted(files.items())), _sides(tensor, parts, len(numbers)))
-
-
-def _is_inside(chunk: Chunk, tensor: StoredTensor) -> bool:
-    ends = zip(chunk.offsets, chunk.sizes, tensor.shape, strict=True)
-    return all(start + size <= whole for start, size, whole in ends)
 
 
 def _part(chunk: Chunk, numbers: Mapping[str, int]) -> StoredPart:

@@ -244,9 +244,9 @@ def assert_reduced(model: nn.Module, axis: str | None = None, *, mesh: DeviceMes
             0.weight: the gradient differs along dp: rank 0 and rank 1 are up to 0.21 apart
     """
     __tracebackhide__ = True
-    from shardviz.testing.assertions import gradients
+    from shardviz.testing.assertions import copies
 
-    raise_for(*gradients.check_reduced(model, axis, mesh))
+    raise_for(*copies.check_reduced(model, axis, mesh))
 
 
 def assert_tied(model: nn.Module | AnyDump, first: str, *others: str, mesh: DeviceMesh | None = None) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardviz.check.report import grouped, ranks_by_name, ungrouped
 from shardviz.errors import ShardvizError
 from shardviz.explain.finding import MOST_NAMES
-from shardviz.testing.assertions import current_test
 from shardviz.text import counted, folded_names, printable
 
 if TYPE_CHECKING:
@@ -29,6 +29,10 @@ MAX_UNCHECKED = 12
 WIDTH = 100
 INDENT = 2
 COLUMN = 10
+
+
+is_reported_once: ContextVar[bool] = ContextVar("is_reported_once", default=False)
+"""Whether pytest reports the failure of all ranks once. In a user's own job, rank 0 has the full report."""
 
 
 class ShardAssertionError(AssertionError):
@@ -81,8 +85,8 @@ def refuse_unordered(report: Report) -> None:
         lines = "\n".join(_unchecked_lines(replace(report, not_checked=unchecked)))
         raise ShardAssertionError(
             f"the order of {printable(names)} cannot be checked:\n{lines}\n"
-            "  fix       cast the model before stamp(model), not afterwards; or let shardviz.capture_sharding write "
-            "the ids one digit per pass"
+            "  fix       cast the model before stamp(model), not afterwards; or let shardviz.capture_sharding fill "
+            "it with values that outlast the cast"
         )
 
 
@@ -96,7 +100,7 @@ def _unchecked_lines(report: Report) -> list[str]:
 def _rank_in_job() -> int:
     """Return this rank in a user's own job; 0 in pytest's process or if pytest runs the ranks."""
     distributed = sys.modules.get("torch.distributed")
-    if current_test.is_reported_once.get() or distributed is None or not distributed.is_initialized():
+    if is_reported_once.get() or distributed is None or not distributed.is_initialized():
         return 0
     return int(distributed.get_rank())
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.order.infer.splits import right_label
 from shardviz.check.order.rules.intent import intended_text
-from shardviz.dump.find import hint_at_name, matches_pattern
+from shardviz.dump.dump import hint_at_name, matches_pattern
 from shardviz.dump.validate import mesh_of
 from shardviz.errors import MeshError, ShardvizError
 from shardviz.explain.finding import MOST_NAMES

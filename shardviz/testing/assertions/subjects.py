@@ -7,6 +7,7 @@ reading a dump would give.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -34,7 +35,6 @@ from shardviz.live.capture.stamp import Stamped, under_names
 from shardviz.live.compat.meshes import root_mesh
 from shardviz.live.step.step import gradients
 from shardviz.live.step.steppers import parameters_of
-from shardviz.testing.assertions import current_test
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -49,6 +49,9 @@ if TYPE_CHECKING:
 Subject = nn.Module | torch.Tensor | Optimizer | Mapping[str, torch.Tensor]
 UNNAMED = "tensor"
 """The name of a tensor that was passed without one."""
+
+current_mesh: ContextVar[DeviceMesh | None] = ContextVar("current_mesh", default=None)
+"""The mesh of the test that runs on this rank."""
 
 
 def locals_of(subject: Subject, mesh: DeviceMesh | None, of: Collection[Role] = ("param", "buffer")) -> list[Local]:
@@ -86,7 +89,7 @@ def check_values(locals_: Iterable[Local]) -> None:
 
 def device_mesh_of(subject: Subject, device_mesh: DeviceMesh | None) -> DeviceMesh | None:
     """Return the job's mesh: the given one, the test's, or a DTensor's; None without any."""
-    job_mesh = device_mesh if device_mesh is not None else current_test.device_mesh.get()
+    job_mesh = device_mesh if device_mesh is not None else current_mesh.get()
     if job_mesh is not None:
         return job_mesh
     return next((root_mesh(tensor.device_mesh) for _, tensor in _named(subject) if isinstance(tensor, DTensor)), None)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shardviz.layout.mesh import Mesh
-    from shardviz.testing.plugin.preloading import Preload
+    from shardviz.testing.plugin.launching import Preload
 
 _FAILED = pytest.StashKey[bool]()
 _PRELOAD: pytest.StashKey[Preload] = pytest.StashKey()
@@ -39,7 +39,7 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
         return
     text = module_path.read_bytes()
     if b"spmd" in text or b"mark.mesh" in text:
-        from shardviz.testing.plugin.preloading import Preload
+        from shardviz.testing.plugin.launching import Preload
 
         config.stash[_PRELOAD] = Preload(config)
 
@@ -50,7 +50,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if preload is None and "shardviz.testing.plugin.marks" not in sys.modules:
         return
     from shardviz.testing.plugin import launching
-    from shardviz.testing.plugin.on_ranks.parcel import collected
+    from shardviz.testing.plugin.parcel import collected
 
     items = [item for item in session.items if item.get_closest_marker("mesh")]
     session.config.stash[launching.COLLECTED] = collected(items)

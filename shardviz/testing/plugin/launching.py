@@ -1,12 +1,18 @@
 """A marked test in pytest's process: sent to ranks, or run here if pytest is a rank.
 
 Under torchrun pytest itself runs on every rank, and the test's body runs on the ranks that are there.
+
+The fork server is started while pytest still collects. It imports torch first, then waits for the list of modules,
+which is known when collection has ended. Ranks then find everything imported, and a test starts in the time of a fork.
 """
 
 from __future__ import annotations
 
+import os
 import pickle
+import shutil
 import sys
+import tempfile
 import warnings
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -20,21 +26,21 @@ from shardviz.errors import RankError, ShardvizError
 from shardviz.layout.mesh import ranks_by
 from shardviz.live import world
 from shardviz.testing.plugin import compat, debugging, outcome
-from shardviz.testing.plugin.on_ranks.modules import source_of
-from shardviz.testing.plugin.on_ranks.parcel import (
+from shardviz.testing.plugin.options import launch_method, ranks_seed, ranks_timeout, timeout_of
+from shardviz.testing.plugin.outcome import STORY, find_root, plain_story, story_of
+from shardviz.testing.plugin.parcel import (
     CollectedNames,
     FailureStyle,
     Parcel,
     pack_arguments,
     pack_bound,
     pack_instance,
+    source_of,
 )
-from shardviz.testing.plugin.options import launch_method, ranks_seed, ranks_timeout, timeout_of
-from shardviz.testing.plugin.outcome import STORY, find_root, plain_story, story_of
 from shardviz.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from shardviz.layout.mesh import Mesh
     from shardviz.live.world import World
@@ -42,7 +48,7 @@ if TYPE_CHECKING:
     from shardviz.testing.plugin.outcome import Outcome, Warned
 
 
-TASK = "shardviz.testing.plugin.on_ranks.ranks:run_test"
+TASK = "shardviz.testing.plugin.ranks:run_test"
 MESH: pytest.StashKey[Mesh] = pytest.StashKey()
 """The mesh that a test got from the fixture `mesh`."""
 COLLECTED: pytest.StashKey[CollectedNames] = pytest.StashKey()
@@ -157,7 +163,7 @@ def run_here(item: pytest.Function, spmd: SpmdMark) -> None:
     if joined.num_ranks != spmd.mesh.size:
         pytest.skip(f"mesh {spmd.mesh} has {counted(spmd.mesh.size, 'rank')}, this job has {joined.num_ranks}")
     from shardviz.live.world import group
-    from shardviz.testing.plugin.on_ranks import ranks
+    from shardviz.testing.plugin import ranks
 
     _join(item.config, joined)
     group.seed(ranks_seed(item.config))
@@ -188,3 +194,35 @@ def _arguments(item: pytest.Function) -> dict[str, Any]:
         distributed.broadcast_object_list(shared)
         values["shard_dump"] = shared[0]
     return values
+
+
+SERVER = "shardviz.testing.plugin.server"
+VARIABLE = "SHARDVIZ_TEST_MODULES"
+
+
+class Preload:
+    """Starts the fork server at the first sign of a test on ranks; ends with collection."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._folder: Path | None = None
+        if launch_method(config) == "spawn":
+            return
+        self._folder = Path(tempfile.mkdtemp(prefix="shardviz-modules-"))
+        os.environ[VARIABLE] = str(self._folder / "modules")
+        world.prepare(launch_method(config), (SERVER,))
+        del os.environ[VARIABLE]
+
+    def finish(self, items: Sequence[pytest.Item]) -> None:
+        """Tell which modules tests for ranks are in. Only the first call counts."""
+        if self._folder is None or (self._folder / "modules").exists():
+            return
+        sources = {source_of(item): None for item in items if isinstance(item, pytest.Function)}
+        unfinished = self._folder / "modules.tmp"
+        unfinished.write_bytes(pickle.dumps((tuple(sys.path), list(sources))))
+        unfinished.rename(self._folder / "modules")
+
+    def end(self) -> None:
+        """Leave nothing behind."""
+        self.finish([])
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)

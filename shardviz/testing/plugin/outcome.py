@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shardviz.testing.plugin.compat import ExceptionChainRepr
-    from shardviz.testing.plugin.on_ranks.parcel import FailureStyle
+    from shardviz.testing.plugin.parcel import FailureStyle
 
 
 Kind = Literal["failed", "skipped", "xfailed"]

@@ -22,8 +22,8 @@ from shardviz.errors import ShardvizError
 from shardviz.live.capture.agreement import agreed_run_id, of_all_ranks, refuse_without_group, together
 from shardviz.live.capture.lookup.by_reference import stored_slice
 from shardviz.live.capture.meshes import plain_mesh
-from shardviz.testing.assertions import current_test
 from shardviz.testing.assertions.message import ShardAssertionError
+from shardviz.testing.assertions.subjects import current_mesh
 from shardviz.testing.trips.contents import (
     OLD_FACTOR,
     OLD_NUMBER,
@@ -384,7 +384,7 @@ def assert_checkpoint_roundtrip(
 
 def _hops(meshes: Sequence[AnyMesh], model: Any) -> list[tuple[AnyMesh, AnyMesh]]:
     hops = list(meshes)
-    if not hops and (test_mesh := current_test.device_mesh.get()) is not None:
+    if not hops and (test_mesh := current_mesh.get()) is not None:
         hops = [test_mesh]
     if not hops:
         hops = [f"rank={distributed.get_world_size()}"]

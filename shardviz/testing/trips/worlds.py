@@ -14,7 +14,7 @@ from shardviz.layout.mesh import Mesh, parse_mesh
 from shardviz.live.capture.agreement import of_all_ranks, together
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.compat.worlds import count_groups, world_of
-from shardviz.testing.assertions import current_test
+from shardviz.testing.assertions.subjects import current_mesh
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,8 +77,8 @@ def _device_mesh(mesh: Mesh) -> DeviceMesh:
 @contextmanager
 def _as_current(mesh: DeviceMesh) -> Iterator[DeviceMesh]:
     """Let assertions take this mesh for the test's."""
-    token = current_test.device_mesh.set(mesh)
+    token = current_mesh.set(mesh)
     try:
         yield mesh
     finally:
-        current_test.device_mesh.reset(token)
+        current_mesh.reset(token)

@@ -76,8 +76,7 @@ def diff_html(*folders: Path) -> None:
 def view(*folders: Path) -> None:
     """Open a dump or a checkpoint in the viewer, and wait until what was read and checked is painted."""
     from shardviz.checkpoint.open import is_checkpoint, open_checkpoint
-    from shardviz.tui.app import ShardvizApp
-    from shardviz.tui.checkpoint_app import CheckpointApp
+    from shardviz.tui.app import CheckpointApp, ShardvizApp
 
     async def run() -> None:
         app = CheckpointApp(open_checkpoint(folders[0])) if is_checkpoint(folders[0]) else ShardvizApp(folders[0])

@@ -10,7 +10,6 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from shardviz.cli import main
 from shardviz.errors import DumpError
-from shardviz.live.randomness import kept_random_states
 from shardviz.live.run.hooks import observing
 from shardviz.live.run.hooks.arming import arm, disarm
 from shardviz.live.run.meeting import watch_steps
@@ -18,6 +17,7 @@ from shardviz.live.run.observer import Observer
 from shardviz.live.run.options import Options, session_beside
 from shardviz.live.run.references import sources
 from shardviz.live.run.watching import Watch
+from shardviz.live.world.group import kept_random_states
 
 
 def test_a_visit_that_raises_leaves_the_call_as_it_was(capsys):

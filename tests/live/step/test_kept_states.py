@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from shardviz.errors import ProbeError
-from shardviz.live.step.optimizer_settings import differing, kept_by
 from shardviz.live.step.step import logged_by
+from shardviz.live.step.steppers import differing, kept_by
 from tests.lanes import at_night
 from tests.live.probing import checked
 

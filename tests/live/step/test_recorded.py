@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from shardviz.live.step.trace.recorder import MAX_ELEMENTS, MAX_TENSORS, Trace
+from shardviz.live.step.module_recorder import MAX_ELEMENTS, MAX_TENSORS, Trace
 from shardviz.live.trace_modules import ALL, NONE, Followed
 from tests.lanes import nightly
 
@@ -197,9 +197,9 @@ def test_only_modules_that_are_asked_for_are_followed_beside_the_model_itself():
 
 
 def test_what_is_beyond_the_bound_is_counted_and_said(monkeypatch):
-    from shardviz.live.step.trace import recorder
+    from shardviz.live.step import module_recorder
 
-    monkeypatch.setattr(recorder, "MAX_ELEMENTS", 30)
+    monkeypatch.setattr(module_recorder, "MAX_ELEMENTS", 30)
     trace = traced(nn.Sequential(*(nn.Linear(4, 4) for _ in range(6))), ROWS)
     assert trace.num_elements <= 30 + 12
     assert trace.num_left_out > 5

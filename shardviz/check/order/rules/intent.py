@@ -20,7 +20,7 @@ from shardviz.check.order.case import Case, Fit
 from shardviz.check.order.infer.explain import explain
 from shardviz.check.order.infer.layout import same_region
 from shardviz.check.report import NotChecked
-from shardviz.dump.find import matches_pattern
+from shardviz.dump.dump import matches_pattern
 from shardviz.errors import ShardvizError
 from shardviz.explain.checkpoints.states import StateOfAnotherLayout
 from shardviz.explain.placement.labels import (

@@ -33,8 +33,15 @@ from shardviz.explain.checkpoints.conversion import (
 from shardviz.explain.checkpoints.quantization import FactorsOfBlocks, OffsetsOfBlocks
 from shardviz.layout.dtypes import HALVES
 from shardviz.layout.region import box_of, index_of
-from shardviz.relate.casts import cast, is_cut_off, line_between, numbers_of, rounding_between, values_of
-from shardviz.relate.functions import function_between
+from shardviz.relate.casts import (
+    cast,
+    function_between,
+    is_cut_off,
+    line_between,
+    numbers_of,
+    rounding_between,
+    values_of,
+)
 from shardviz.relate.relations import Scaled
 from shardviz.relate.tolerance import EPSILON, FLOATS, ROUNDINGS_OF_SCALE, WHOLE_FACTOR
 from shardviz.relate.values import blocks, is_alike, part_of

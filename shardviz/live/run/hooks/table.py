@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from shardviz.live.run.hooks import wrapping
 from shardviz.live.run.hooks.observing import quietly
-from shardviz.live.run.hooks.wrapping import Around, Call, Hook, argument
+from shardviz.live.run.hooks.wrapping import Call, Hook, argument
 from shardviz.live.run.options import Options
-from shardviz.live.run.stamp_mode.table import STAMPED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -92,7 +91,7 @@ def _torch_loads(observer: Observer, call: Call, loaded: Any) -> None:
     file = argument(call, 0, "f")
     place = file if isinstance(file, os.PathLike) else getattr(file, "name", file)  # the job may have opened it itself
     if isinstance(place, str | os.PathLike):
-        observer.session.opened_file(os.fspath(place))
+        observer.session.opened_file(os.fspath(place), loaded)
 
 
 PARALLEL = frozenset({"tp_plan", "tp_size", "device_mesh", "distributed_config", "device_map"})
@@ -230,15 +229,48 @@ TRACED = ("torch.optim.optimizer", "torch.nn.utils.clip_grad")
 """The modules that are hooked under `--trace` only: an optimizer says which model is trained."""
 
 
+def _saves(name: str, what: str, index: int = 0, called: str = "", *, is_optional: bool = False) -> Hook:
+    """Hook a function that saves; `called` is the argument that says where to."""
+
+    def before(seen: Observer, call: Call) -> None:
+        target = argument(call, index, called) if called else None
+        seen.saving(what if target is None else f"{what} to {target}")
+
+    return Hook(name, before, None, _always, is_optional)
+
+
+def _torch_saves(seen: Observer, call: Call) -> None:
+    from shardviz.live.run.references.stamped import has_tensors
+
+    file = argument(call, 1, "f")
+    place = file if isinstance(file, str | os.PathLike) else getattr(file, "name", None)
+    if isinstance(place, str | os.PathLike) and has_tensors(argument(call, 0, "obj")):  # torch sends tensors as streams
+        seen.saving(f"torch.save to {place}")
+
+
+SAVES: dict[str, tuple[Hook, ...]] = {
+    "safetensors": (
+        _saves("serialize_file", "a save of safetensors", 1, "filename"),
+        _saves("serialize", "a save of safetensors"),
+    ),
+    "torch.distributed.checkpoint.state_dict_saver": (
+        _saves("save", "torch.distributed.checkpoint.save"),
+        _saves("async_save", "torch.distributed.checkpoint.async_save", is_optional=True),
+        _saves("save_state_dict", "torch.distributed.checkpoint.save_state_dict", is_optional=True),
+    ),
+    "torch.serialization": (Hook("save", _torch_saves, None, _always),),
+    "transformers.modeling_utils": (_saves("PreTrainedModel.save_pretrained", "save_pretrained"),),
+}
+"""The functions that end a job which has loaded a stamped copy; what `safetensors.torch` has calls these."""
+
+
 @cache
-def hooked() -> dict[str, tuple[Around, ...]]:
-    """Return the hooks of this process, by module; those of `--stamp` are outermost."""
+def hooked() -> dict[str, tuple[Hook, ...]]:
+    """Return the hooks of this process, by module."""
     options = Options.of_environment()
-    hooks: dict[str, tuple[Around, ...]] = dict(HOOKS)
-    if options.trace == "off":
-        hooks = {name: hook for name, hook in hooks.items() if name not in TRACED}
-    for name, changed in STAMPED.items() if options.stamp else ():
-        hooks[name] = (*hooks.get(name, ()), *changed)
+    hooks = {name: hook for name, hook in HOOKS.items() if options.trace != "off" or name not in TRACED}
+    for name, saves in SAVES.items() if options.is_stamped else ():
+        hooks[name] = (*(replace(hook, wakes=hook.wakes and _always) for hook in hooks.get(name, ())), *saves)
     return hooks
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from shardviz.groups import in_groups
 from shardviz.live.run.hooks.observing import nested, quietly, report
@@ -19,10 +19,6 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from shardviz.live.run.observer import Observer
-    from shardviz.live.run.stamp_mode.table import Change
-
-Around: TypeAlias = "Hook | Change"
-"""What is put around a function."""
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -81,7 +77,7 @@ class Hook:
             return returned
 
         if not isinstance(function, type):
-            call.__dict__.update(vars(function))
+            call.__dict__.update(getattr(function, "__dict__", {}))  # a built-in function has none
         return call
 
 
@@ -91,7 +87,7 @@ def argument(call: Call, index: int, name: str) -> Any:
     return args[index] if len(args) > index else kwargs.get(name)
 
 
-def wrap(module: ModuleType, hooks: Iterable[Around]) -> None:
+def wrap(module: ModuleType, hooks: Iterable[Hook]) -> None:
     """Wrap the hooked functions of a newly imported module; the last hook is outermost."""
     for full, same in in_groups((hook.name, hook) for hook in hooks).items():
         *path, last = full.split(".")
@@ -105,7 +101,7 @@ def wrap(module: ModuleType, hooks: Iterable[Around]) -> None:
             report(f"{module.__name__} has no {full}: what it does is not seen")
 
 
-def _wrapped_in(owner: Any, name: str, hooks: Iterable[Around]) -> Any:
+def _wrapped_in(owner: Any, name: str, hooks: Iterable[Hook]) -> Any:
     """Return a wrapped function in its original form: a class method or a class stays one."""
     raw = vars(owner).get(name, getattr(owner, name))
     function: Any = raw.__func__ if isinstance(raw, classmethod) else raw

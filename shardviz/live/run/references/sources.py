@@ -21,10 +21,10 @@ from shardviz.live.capture.stamp import named_tensors
 from shardviz.live.claims.hooks import read_by
 from shardviz.live.compat.meshes import local_of
 from shardviz.live.compat.modules import clean_name
-from shardviz.live.randomness import kept_random_states
 from shardviz.live.run.hooks.observing import report
 from shardviz.live.run.references.values import contains
 from shardviz.live.run.references.writing import is_first_here, is_plain, may_write, rank_here, write
+from shardviz.live.world.group import kept_random_states
 from shardviz.reference.files import Entry, Reference, open_reference
 from shardviz.reference.names import matched, wrapped_alone
 from shardviz.stamping.target import SAFETENSORS, json_object

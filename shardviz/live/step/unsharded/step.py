@@ -6,6 +6,9 @@ the whole batch in the unsharded model and only a part on each rank. Data parall
 parts, so the unsharded model computes that mean too. A note reports either case. If the ranks correct for it, for
 example by dividing the loss by the number of all ranks' tokens, the mean of their losses equals the whole batch's, and
 the sharded step is compared with the whole batch instead.
+
+How far rounding alone takes a step in narrow numbers is seen in a second one, from all that it starts from moved a
+little. Sums in another order, and terms that are rounded before they are summed, take a right step about as far.
 """
 
 from __future__ import annotations
@@ -16,31 +19,34 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from shardviz.dump.records.step import NoiseRecord
 from shardviz.dump.records.trace import COMPARED_OVER_PARTS
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.locals import local_tensors
 from shardviz.live.compat.meshes import whole_of
 from shardviz.live.compat.worlds import one_process
-from shardviz.live.randomness import random_states
 from shardviz.live.step.batch import each, part_of
 from shardviz.live.step.clipping import agreed_clips
 from shardviz.live.step.observe import observed
+from shardviz.live.step.output_parts import wanted_outputs
 from shardviz.live.step.return_values import are_parts_of
 from shardviz.live.step.step import StepResult, logged_by, loss_of, sizes_of
-from shardviz.live.step.trace.noise import moved, moved_tensor
 from shardviz.live.step.unsharded.probe_loss import is_weighted_mean, why_apart
 from shardviz.live.trace_modules import NONE, Followed
+from shardviz.live.world.group import random_states
 from shardviz.relate.tolerance import CANCELED, LOSS_IN_FLOAT64, ROUNDINGS_OF_STEP
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from types import ModuleType
 
     from torch import nn
 
+    from shardviz.dump.records.base import Role
     from shardviz.dump.records.trace import StepAnswer
     from shardviz.live.capture.locals import Local
     from shardviz.live.step.batch import Batch
+
 
 DRAWS = "the step in training: it draws random numbers, as dropout does, and a sharded model draws different ones"
 DRAWS_IN_EVAL = "the step: it draws random numbers even in eval(), and a sharded model draws different ones"
@@ -336,3 +342,55 @@ def _largest(tensors: Iterable[torch.Tensor | None]) -> float:
 def precision_of(dtypes: Iterable[torch.dtype]) -> float:
     """Return the relative precision of the narrowest dtype; 0 without any, as in float64 throughout."""
     return max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0)
+
+
+SEED = 3
+
+
+def moved(build: Callable[[], nn.Module], precision: float) -> Callable[[], nn.Module]:
+    """Return a function that builds a model with weights moved by a random relative error."""
+
+    def built() -> nn.Module:
+        model = build()
+        generator = torch.Generator().manual_seed(SEED)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.copy_(moved_tensor(parameter, precision, generator))
+        return model
+
+    return built
+
+
+def moved_tensor(tensor: torch.Tensor, precision: float, generator: torch.Generator | None = None) -> torch.Tensor:
+    """Return a tensor of floating point with every element moved by a random part of a relative precision."""
+    if not tensor.is_floating_point():
+        return tensor
+    generator = torch.Generator().manual_seed(SEED) if generator is None else generator
+    direction = torch.rand(tensor.shape, generator=generator, dtype=torch.float32) * 2 - 1
+    return (tensor.detach().double() * (1 + precision * direction.to(tensor.device).double())).to(tensor.dtype)
+
+
+def noise_of(reference: UnshardedStep, moved_step: UnshardedStep) -> Iterator[NoiseRecord]:
+    """Yield how far the results of two steps of the unsharded model are apart."""
+    others = {local.name: local.grad for local in local_tensors(moved_step.model) if local.role == "param"}
+    for local in local_tensors(reference.model):
+        grad = others.get(local.name)
+        if local.role == "param" and local.grad is not None and grad is not None:
+            yield _between("grad", local.name, local.grad, grad)
+    yield _between("scalar", "loss", reference.step.loss, moved_step.step.loss)
+    outputs = reference.step.output, moved_step.step.output
+    if outputs[0] is not None and outputs[1] is not None and outputs[0].shape == outputs[1].shape:
+        yield _between("output", "output", outputs[0], outputs[1])
+    moved_outputs = wanted_outputs(moved_step)
+    for name, output in wanted_outputs(reference).items():
+        if name in moved_outputs and moved_outputs[name].whole.shape == output.whole.shape:
+            yield _between("output", name, output.whole, moved_outputs[name].whole)
+
+
+def _between(role: Role, name: str, first: torch.Tensor, second: torch.Tensor) -> NoiseRecord:
+    first, second = first.detach().double(), second.detach().double()
+    if not first.numel():
+        return NoiseRecord(role, name, 0.0, 0.0)
+    apart = (first - second).abs()
+    sizes = float(apart.max()), float(apart.square().mean().sqrt())
+    return NoiseRecord(role, name, *(number if number < float("inf") else 0.0 for number in sizes))

@@ -3,6 +3,7 @@
 A gradient is that of the tensor: if several modules read one, it is the sum of what they send back. Values are
 copied, so that a later in-place operation does not change them. Hooks only read; they do not wrap tensors, which would
 make in-place operations raise. Inside of what `torch.compile` compiled nothing is followed: a region is one module.
+Nothing is judged here: `judge` asks.
 """
 
 from __future__ import annotations

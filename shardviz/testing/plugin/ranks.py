@@ -21,9 +21,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from shardviz.live.compat.pipelines import let_stages_meet
 from shardviz.live.world.failures import pickled
 from shardviz.live.world.group import seed
-from shardviz.testing.assertions import current_test
-from shardviz.testing.plugin import compat, debugging, outcome
-from shardviz.testing.plugin.on_ranks import modules, parcel
+from shardviz.testing.assertions.message import is_reported_once
+from shardviz.testing.assertions.subjects import current_mesh
+from shardviz.testing.plugin import compat, debugging, outcome, parcel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     from shardviz.layout.mesh import Mesh
     from shardviz.live.world import World
-    from shardviz.testing.plugin.on_ranks.parcel import Parcel
     from shardviz.testing.plugin.outcome import Warned
+    from shardviz.testing.plugin.parcel import Parcel
 
 
 def run_test(world: World, sent: Parcel) -> list[Warned]:
@@ -44,15 +44,15 @@ def run_test(world: World, sent: Parcel) -> list[Warned]:
     """
     function: Callable[..., Any] = run_test
     try:
-        module = modules.load(sent.source)
-        modules.explain_assertions(sent.source, sent.style.verbosity)
+        module = parcel.load(sent.source)
+        parcel.explain_assertions(sent.source, sent.style.verbosity)
         parcel.bind(sent, module)
         function = _function(sent, module)
         values = parcel.unpack_arguments(sent, module)
         values.update(dict.fromkeys(sent.arguments.meshes, device_mesh(sent.mesh, world.device_type)))
         seed(sent.seed)
         debugging.give_terminal(sent.terminal, world.rank)
-        config = modules.config(sent.source.root)
+        config = parcel.config(sent.source.root)
         with _warnings(sent) as caught, _own_fixtures(sent.arguments.made, config, sent.log_level) as fixtures:
             call(partial(function, **values, **fixtures), sent.function)
     except SystemExit:
@@ -78,8 +78,8 @@ def call(function: Callable[[], Any], name: str) -> None:
 def device_mesh(mesh: Mesh, device_type: str) -> DeviceMesh:
     """Make torch's mesh, the one that assertions go by. Every rank calls this."""
     torch_mesh = init_device_mesh(device_type, mesh.shape, mesh_dim_names=mesh.axes)
-    current_test.device_mesh.set(torch_mesh)
-    current_test.is_reported_once.set(True)
+    current_mesh.set(torch_mesh)
+    is_reported_once.set(True)
     return torch_mesh
 
 

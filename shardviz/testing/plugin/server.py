@@ -12,11 +12,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from shardviz.live.world.preload import ending_with, is_fork_server
-from shardviz.testing.plugin.on_ranks import modules
-from shardviz.testing.plugin.preloading import VARIABLE
+from shardviz.testing.plugin import parcel
+from shardviz.testing.plugin.launching import VARIABLE
 
 NEEDED = (
-    "shardviz.testing.plugin.on_ranks.ranks",
+    "shardviz.testing.plugin.ranks",
     "shardviz.testing.assertions.calls",
     "shardviz.testing.assertions.copies",
     "shardviz.testing.assertions.rules",
@@ -41,7 +41,7 @@ def main(file: Path) -> None:
         return  # a module that touches a GPU while it is imported would spoil it for every rank
     for source in sources:
         with suppress(BaseException):
-            modules.load(source)
+            parcel.load(source)
     gc.freeze()
 
 
