@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.bugs.case import Bug
-from tests.bugs.models import BY_HAND
+from tests.bugs.case import Bug, Healthy
+from tests.bugs.models import BY_HAND, ENTER
 
 BLOCK = (
     BY_HAND
@@ -202,6 +202,55 @@ def optimizer(model, mesh):
 
 """
 
+QUANTIZED = (
+    ENTER
+    + """
+class Quantized(nn.Module):
+    def __init__(self):
+        super().__init__()
+        weight = torch.randn(12, 8)
+        scale = weight.abs().amax(1, keepdim=True) / 127
+        self.register_buffer("weight", (weight / scale).round().to(torch.int8))
+        self.register_buffer("scale", scale)
+        self.bias = nn.Parameter(torch.randn(12))
+
+    def forward(self, x):
+        return functional.linear(x, self.weight.to(x.dtype) * self.scale, self.bias)
+
+
+class Net(nn.Module):
+    group = None
+
+    def __init__(self):
+        super().__init__()
+        self.into, self.up, self.down = nn.Linear(5, 8), Quantized(), nn.Linear(12, 3, bias=False)
+
+    def forward(self, x):
+        h = self.into(x)
+        if self.group is not None:
+            h = Enter.apply(h, self.group)
+        y = self.down(self.up(h).tanh())
+        return y if self.group is None else Leave.apply(y, self.group)
+
+
+def build():
+    return Net()
+
+
+def parallelize(model, mesh):
+    up, rank, size = model.up, mesh["tp"].get_local_rank(), mesh["tp"].size()
+    model.group = mesh.get_group("tp")
+    up.weight, up.scale = up.weight.chunk(size)[rank].clone(), up.scale.chunk(size)[rank].clone()
+    up.bias = nn.Parameter(up.bias.detach().chunk(size)[rank].clone())
+    model.down.weight = nn.Parameter(model.down.weight.detach().chunk(size, 1)[rank].clone())
+
+
+def batch():
+    return torch.randn(12, 5)
+"""
+)
+"""Weights of eight bits, which hold no ids, beside others, all cut by hand."""
+
 CASES = (
     Bug(
         "heads of two ranks that alternate feature by feature",
@@ -282,4 +331,13 @@ CASES = (
         ("0.weight is cut over dp", "1 of its 2 parts"),
         with_lines=True,
     ),
+    Bug(
+        "scales of a quantized weight's first rows on every rank",
+        "tp=2",
+        QUANTIZED,
+        (("up.scale.chunk(size)[rank]", "up.scale.chunk(size)[0]"),),
+        ("duplicated", "missing", "misordered"),
+        ("up.scale",),
+    ),
+    Healthy("weights of eight bits and their scales", "tp=4", QUANTIZED),
 )

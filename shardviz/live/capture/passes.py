@@ -189,7 +189,7 @@ FILLED_LATER = (
 )
 """Why a tensor that `initialize` fills has no ids."""
 
-NO_IDS = "full_tensor: sharding casts to a dtype that cannot hold ids, so weights were filled with other values"
+NO_IDS = "full_tensor: a dtype of the sharded model cannot hold ids, so weights were filled with other values"
 """Why torch's own reassembly is not run."""
 
 MAX_ELEMENTS = 1 << 26

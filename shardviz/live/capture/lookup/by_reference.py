@@ -268,6 +268,7 @@ def add_by_reference(capture: Capture, locals_: Sequence[Local], sources: Known,
         sift: Says which tensors it does not cover after all.
     """
     capture.not_checked += sources.not_checked
+    locals_ = [_as_known(local, sources) for local in locals_]
     places: dict[str, tuple[NDArray[np.int64] | None, Region | None]] = {}
     for local in locals_:
         if local.name in sources.entries and not local.values.is_meta:
@@ -288,6 +289,12 @@ def add_by_reference(capture: Capture, locals_: Sequence[Local], sources: Known,
             capture.add_region(local, claimed)
         elif local.name in places:
             capture.not_checked.append((local.name, ALIKE))
+
+
+def _as_known(local: Local, sources: Known) -> Local:
+    """Return a plain tensor with the shape of the whole that it may be a part of."""
+    stamp = sources.stamps.get(local.name)
+    return local if stamp is None or local.claim or local.flat else replace(local, shape=stamp.shape)
 
 
 def is_as_claimed(local: Local, whole: Entry) -> bool:
