@@ -38,6 +38,8 @@ ROUNDINGS, LEAST_STALE = 2.0, 0.1
 """A copy has other values if so large a part of it is farther off than so many roundings of the parameter's."""
 OF_DATA = "dp", "data", "zero", "fsdp"
 """What groups are called along which optimizers are divided."""
+HEAD = 8
+"""So many elements are compared before all are."""
 MAX_WALKS = 8
 """So many ways to take a row as parameters one behind the other are looked at."""
 MAX_STARTS = 64
@@ -255,8 +257,11 @@ class _Search:
         size = min(len(row) - begin, len(self.rows[at]) - start)
         if size <= 0:
             return 0
-        held = self.rows[at][start : start + size]
-        return size if torch.equal(row[begin : begin + size].to(held.device, held.dtype), held) else 0
+        for count in (min(size, HEAD), size):  # most that differ do so at once
+            held = self.rows[at][start : start + count]
+            if not torch.equal(row[begin : begin + count].to(held.device, held.dtype), held):
+                return 0
+        return size
 
     def _is_part(self, row: torch.Tensor, at: int, start: int, count: int) -> bool:
         """Whether a row is a part of a parameter that is cut into so many, filled up with zeros."""
