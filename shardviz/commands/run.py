@@ -448,8 +448,8 @@ def keep_trace(session: Path, output: Path, *, is_captured: bool, force: bool) -
     files = sorted(source.iterdir()) if source.is_dir() else []
     if not files:
         talk(
-            "shardviz: no step was traced: no optimizer of the job stepped parameters of a model that it had called; "
-            "one that steps copies of them, such as float32 masters, isn't followed\n"
+            "shardviz: no step was traced: no optimizer of the job stepped parameters of a model that it had called, "
+            "or copies of them that have their values or shapes\n"
             "  Hint: if the optimizer was made before sharding, it steps the old parameters: make it after fully_shard"
         )
         return False

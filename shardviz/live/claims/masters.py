@@ -36,6 +36,10 @@ LEAST_PART = 0.5
 """So large a part of what optimizers step must be copies: else it's something else."""
 ROUNDINGS, LEAST_STALE = 2.0, 0.1
 """A copy has other values if so large a part of it is farther off than so many roundings of the parameter's."""
+OF_DATA = "dp", "data", "zero", "fsdp"
+"""What groups are called along which optimizers are divided."""
+HEAD = 8
+"""So many elements are compared before all are."""
 MAX_WALKS = 8
 """So many ways to take a row as parameters one behind the other are looked at."""
 MAX_STARTS = 64
@@ -51,14 +55,15 @@ class Copied:
         at: The first element of the stretch.
         start: The first element of the flattened parameter.
         size: The number of elements.
-        ranks: The ranks that the parameter's elements are divided among, in the group's order; none if it isn't known.
+        ranks: The ranks that the parameter's elements are divided among, in the group's order; empty if several groups
+            may divide them, None if it was not looked for.
     """
 
     stepped: ref[torch.Tensor]
     at: int
     start: int
     size: int
-    ranks: tuple[int, ...] = ()
+    ranks: tuple[int, ...] | None = None
 
     @property
     def memory(self) -> int:
@@ -141,13 +146,13 @@ def _placed(
         if stepped is None or not torch.is_tensor(values) or values.numel() != stepped.numel():
             continue
         stretch = local_of(values.detach()).flatten()[copied.at : copied.at + copied.size]
-        is_own = copied.size == stepped.numel() or not copied.ranks
+        ranks = copied.ranks or ()
+        is_own = copied.size == stepped.numel() or len(ranks) == 1 or not distributed.is_initialized()
         if copied.size == local_of(parameter).numel() and is_own:
             yield replace(weight, role=role, values=stretch.view(weight.values.shape), grad=None)
             return
-        if not copied.ranks:
-            continue
-        ranks = copied.ranks
+        if len(ranks) < distributed.get_world_size() or weight.claim is not None:
+            continue  # it would be a part of a part
         offset = _place_in(ranks) * stepped.numel() + copied.at - copied.start
         shape = tuple(parameter.shape)
         param = FlatParam.in_buffers(weight.name, shape, ranks, values.detach().flatten(), stepped.numel(), offset)
@@ -179,7 +184,9 @@ def link(parameters: Sequence[torch.Tensor], stepped: Sequence[torch.Tensor]) ->
     ranks = search.sharing()
     for parameter, copies in zip(parameters, search.copies, strict=True):
         if copies:
-            _COPIES[parameter] = tuple(replace(copied, ranks=ranks) for copied in copies)
+            _COPIES[parameter] = tuple(
+                replace(copied, ranks=ranks) if copied.ranks is None else copied for copied in copies
+            )
     return any(search.copies)
 
 
@@ -206,13 +213,15 @@ class _Search:
                 self._keep([(at, 0, 0, len(row))], tensor)
                 return True
         for at in order if len(shape) == 1 else ():
-            start = self._start_of_part(row, at)
-            if start is not None:
-                self._keep([(at, start, 0, max(min(len(row), len(self.rows[at]) - start), 0))], tensor)
+            groups = [ranks for ranks in _groups() if self._is_part(row, at, _place_in(ranks) * len(row), len(ranks))]
+            if groups:
+                start = _place_in(groups[0]) * len(row)
+                size = max(min(len(row), len(self.rows[at]) - start), 0)
+                self._keep([(at, start, 0, size)], tensor, _likeliest(groups))
                 return True
-        stretches = self._dealt(row) or self._walk(row) if len(shape) == 1 else None
-        if stretches:
-            self._keep(stretches, tensor)
+        stretches, groups = self._dealt(row) if len(shape) == 1 else ([], [])
+        stretches = stretches or (self._walk(row) if len(shape) == 1 else None) or []
+        self._keep(stretches, tensor, _likeliest(groups))
         return bool(stretches)
 
     def add_by_shape(self, left: Sequence[torch.Tensor]) -> bool:
@@ -232,10 +241,10 @@ class _Search:
             return True
         return False
 
-    def _keep(self, stretches: Sequence[Stretch], tensor: torch.Tensor) -> None:
+    def _keep(self, stretches: Sequence[Stretch], tensor: torch.Tensor, ranks: tuple[int, ...] | None = None) -> None:
         for at, start, begin, size in stretches:
             if size > 0:
-                self.copies[at].append(Copied(ref(tensor), begin, start, size))
+                self.copies[at].append(Copied(ref(tensor), begin, start, size, ranks))
             self._last = at
 
     def _in_order(self) -> list[int]:
@@ -248,19 +257,18 @@ class _Search:
         size = min(len(row) - begin, len(self.rows[at]) - start)
         if size <= 0:
             return 0
-        held = self.rows[at][start : start + size]
-        return size if torch.equal(row[begin : begin + size].to(held.device, held.dtype), held) else 0
+        for count in (min(size, HEAD), size):  # most that differ do so at once
+            held = self.rows[at][start : start + count]
+            if not torch.equal(row[begin : begin + count].to(held.device, held.dtype), held):
+                return 0
+        return size
 
-    def _start_of_part(self, row: torch.Tensor, at: int) -> int | None:
-        """Return where a row begins that is this rank's part of a parameter, filled up with zeros; None if it isn't."""
+    def _is_part(self, row: torch.Tensor, at: int, start: int, count: int) -> bool:
+        """Whether a row is a part of a parameter that is cut into so many, filled up with zeros."""
         whole = len(self.rows[at])
-        for ranks in _groups() if 0 < len(row) < whole else ():
-            start = _place_in(ranks) * len(row)
-            size = max(min(len(row), whole - start), 0)
-            is_part = -(-whole // len(ranks)) == len(row) and not row[size:].any()
-            if is_part and (not size or self._agree(row, 0, at, start) == size):
-                return start
-        return None
+        size = max(min(len(row), whole - start), 0)
+        is_as_long = 0 < len(row) < whole and -(-whole // count) == len(row)
+        return is_as_long and not row[size:].any() and (not size or self._agree(row, 0, at, start) == size)
 
     def sharing(self) -> tuple[int, ...]:
         """Return the ranks that parts are dealt out to: those to whose parts all elements go, with the least left."""
@@ -286,19 +294,24 @@ class _Search:
         best = in_order if len(found) > 1 else found
         return best[0] if len(best) == 1 else None
 
-    def _dealt(self, row: torch.Tensor) -> list[Stretch] | None:
-        """Return the stretches of this rank's part of a row of all parameters, of all matrices, or of the others."""
+    def _dealt(self, row: torch.Tensor) -> tuple[list[Stretch], list[tuple[int, ...]]]:
+        """Return the stretches of this rank's part of a row of all parameters, of all matrices, or of the others.
+
+        Returns:
+            The stretches, and the groups of ranks that may have the other parts; empty if it is no such part.
+        """
         every = range(len(self.rows))
         matrices = [at for at in every if len(self.shapes[at]) > 1]
         for members in (list(every), matrices, [at for at in every if at not in matrices]):
             total = sum(len(self.rows[at]) for at in members)
-            for ranks in _groups() or [(0,)]:
-                begin = _place_in(ranks) * len(row)
-                if total and 0 <= len(row) * len(ranks) - total <= MAX_PADDING:
-                    stretches = self._cut(members, begin, len(row))
-                    if self._holds(row, stretches):
-                        return stretches
-        return None
+            fitting = [ranks for ranks in _groups() or [(0,)] if 0 <= len(row) * len(ranks) - total <= MAX_PADDING]
+            cuts = [(ranks, self._cut(members, _place_in(ranks) * len(row), len(row))) for ranks in fitting if total]
+            cuts = [(ranks, stretches) for ranks, stretches in cuts if self._holds(row, stretches)]
+            if cuts:  # of those with the least padding
+                size = min(len(ranks) for ranks, _ in cuts)
+                likely = [cut for cut in cuts if len(cut[0]) == size]
+                return likely[0][1], [ranks for ranks, _ in likely]
+        return [], []
 
     def _cut(self, members: Sequence[int], begin: int, size: int) -> list[Stretch]:
         """Return the stretches between two places of a row of parameters."""
@@ -343,10 +356,20 @@ class _Search:
 
 
 def _groups() -> list[tuple[int, ...]]:
-    """Return the groups of ranks that this rank is in, first that of all."""
+    """Return the groups of ranks that this rank is in, first itself and all."""
     if not distributed.is_initialized():
         return []
-    return [tuple(range(distributed.get_world_size())), *(ranks for _, ranks in groups_here())]
+    alone, every = (distributed.get_rank(),), tuple(range(distributed.get_world_size()))
+    return list(dict.fromkeys([alone, every, *(ranks for _, ranks in groups_here())]))
+
+
+def _likeliest(groups: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
+    """Return the only group of some, or that which is called one of data; empty if several may be it."""
+    if len(groups) <= 1:
+        return groups[0] if groups else None
+    called = {ranks: name for name, ranks in groups_here()}
+    of_data = [ranks for ranks in groups if any(word in called.get(ranks, "") for word in OF_DATA)]
+    return of_data[0] if len(of_data) == 1 else ()
 
 
 def _place_in(ranks: Sequence[int]) -> int:

@@ -20,8 +20,11 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 LISTS = nn.ParameterList, nn.ParameterDict
-NOT_RECOGNIZED = "its gradient: if the optimizer steps a copy of it, that isn't recognized by its values or its shape"
-WITHOUT_GRADIENT = "its gradient: the copy of it that is stepped has none as the first optimizer steps"
+NOT_RECOGNIZED = "the gradient: if a copy of the weight is stepped, its values and its shape don't say so"
+WITHOUT_GRADIENT = (
+    "the gradient: the copy of the weight that is stepped has none as the first optimizer steps, or lies in a row that "
+    "only some of the ranks divide among them"
+)
 
 
 def find_copies(root: nn.Module, optimizers: Iterable[Optimizer]) -> bool:

@@ -237,8 +237,9 @@ def _scaled_on_all(name: str, reference: WholeJob, job: WholeJob) -> Finding | N
     if weights is None or ratio is None or ratio == 1 or not size_in_words(job.mesh, ratio):
         return None
     fitted = np.stack(columns, axis=1) @ weights
-    _, num_agreeing = later_outputs_of(reference, job)
-    if farthest(fitted, first.ravel()) > UPDATE_OF_JOB * magnitude(first) or num_agreeing:
+    of_outputs, num_agreeing = later_outputs_of(reference, job)
+    is_without_effect = bool(num_agreeing) and of_outputs is None
+    if farthest(fitted, first.ravel()) > UPDATE_OF_JOB * magnitude(first) or is_without_effect:
         return None
     line = _written(job)[name]
     sentence = (

@@ -46,8 +46,8 @@ def rounded_input(evidence: Evidence, judging: Judging, job: WholeJob) -> Findin
     for place in judging.judgments:
         finding = _of_input(judging, job, place) if place.what == "input" else None
         if finding is not None:
-            is_later = first is None or first.direction == "backward" or is_within(first.module, place.module)
-            return finding if is_later else None
+            is_in_it = first is not None and (first.module == place.module or is_within(first.module, place.module))
+            return finding if first is None or first.direction == "backward" or is_in_it else None
     return None
 
 
@@ -69,7 +69,8 @@ def _of_input(judging: Judging, job: WholeJob, place: Place) -> Finding | None:
     cast = {rank: np.array_equal(held, rounded(wanted, narrow)) for rank, (wanted, held) in pairs.items()}
     if not pairs or not all(cast.values()) or all(np.array_equal(*pair) for pair in pairs.values()):
         return None
-    own = [each for each in judging.judgments if not each.is_gradient and is_within(each.module, place.module)]
+    inside = {each.module for each in judging.judgments if is_within(each.module, place.module)} | {place.module}
+    own = [each for each in judging.judgments if not each.is_gradient and each.module in inside]
     results = (each for each in own if each.call == place.call and (each.module, each.what) != (place.module, "input"))
     first = min(results, key=lambda each: judging.whole[each].order, default=None)
     if first is None or not set(judging.judgments[first].state.values()) & set(BAD):

@@ -90,7 +90,7 @@ from torch.nn.parallel import DistributedDataParallel
 class Loss(nn.Module):
     def __init__(self):
         super().__init__()
-        self.register_buffer("center", torch.zeros(4))
+        self.register_buffer("center", torch.zeros(16))
 
     def forward(self, y):
         loss = (y - self.center).tanh().square().mean()
@@ -101,7 +101,7 @@ class Loss(nn.Module):
         return loss
 
 
-model, criterion = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4)), Loss()
+model, criterion = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 16)), Loss()
 called = DistributedDataParallel(model) if WORLD > 1 else model
 optimizer = torch.optim.SGD(model.parameters(), 0.5)
 for x in torch.randn(4, 8, 6, generator=torch.Generator().manual_seed(1)):
