@@ -34,6 +34,7 @@ from shardviz.live.capture.passes import Sharding, add_ids, capture_passes
 from shardviz.live.capture.pipeline_parts import PipelinePart, agree
 from shardviz.live.capture.stamp import Stamped, plan, tied_names, under_names
 from shardviz.live.claims import registry
+from shardviz.live.claims.local import as_part
 from shardviz.live.compat.modules import computed_buffers
 from shardviz.live.dumping import dump_of_job
 from shardviz.live.world.group import kept_random_states
@@ -264,7 +265,7 @@ def capture_sharding(
         with dump_of_job(Path(path), mesh, pipeline_part, intended, force=force) as rank_capture:
             add_model(rank_capture, unwrapped(model), mesh, None, pipeline_part)
             del model
-            capture_passes(rank_capture, Sharding(build, sharded, plain_mesh(mesh)), pipeline_part, {})
+            capture_passes(rank_capture, Sharding(build, sharded, plain_mesh(mesh)), pipeline_part)
     return Path(path)
 
 
@@ -292,15 +293,15 @@ def add_model(
     pipeline_part = pipeline_part or PipelinePart()
     rank_capture.add_ties(model, pipeline_part.prefix)
     rank_capture.add_meshes(model)
-    locals_ = pipeline_part.of_stage(local_tensors(model, plain_mesh(mesh) if mesh is not None else None))
+    own_mesh = plain_mesh(mesh) if mesh is not None else None
+    locals_ = pipeline_part.of_stage(local_tensors(model, own_mesh))
+    shapes = {name: stamp.shape for name, stamp in rank_capture.stamps.items()}
+    shapes |= stamps.shapes if stamps is not None else {}
     for local in locals_:
         if local.name not in placed and (stamps is None or local.unknown or local.name not in rank_capture.stamps):
-            rank_capture.add_values(local, "initial")
-    return (
-        add_ids(rank_capture, [local for local in locals_ if not local.unknown], stamps, pipeline_part)
-        if stamps is not None
-        else 0
-    )
+            rank_capture.add_values(as_part(local, shapes), "initial")
+    known = [local for local in locals_ if not local.unknown]
+    return 0 if stamps is None else add_ids(rank_capture, known, stamps, pipeline_part, own_mesh)
 
 
 KEYS = ("loss", "output", "log")

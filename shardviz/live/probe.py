@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,11 +20,10 @@ from shardviz.live.capture.capture import Capture, run_record
 from shardviz.live.capture.describe import rounded_copies
 from shardviz.live.capture.idle_axes import idle_axes, notes_on
 from shardviz.live.capture.locals import Local, local_tensors, unwrapped
-from shardviz.live.capture.own_buffers import OwnBuffer, buffers_of, own_buffers
 from shardviz.live.capture.passes import Sharding, capture_passes
 from shardviz.live.capture.pipeline_parts import PipelinePart
+from shardviz.live.claims.local import as_part
 from shardviz.live.claims.wrappers import reducing
-from shardviz.live.compat.modules import computed_buffers
 from shardviz.live.compat.pipelines import let_stages_meet
 from shardviz.live.dumping import check_axes, check_intended, made_folder
 from shardviz.live.lines.frames import user_line
@@ -157,7 +156,6 @@ class ProbeOnRank:
         device_mesh: The mesh, as torch's object.
         capture: Collects the tensors of this rank.
         again: Runs the step again, if it went wrong in a module on any rank.
-        own: The buffers that this rank made for its own part of the model.
     """
 
     probe: ModuleType
@@ -165,7 +163,6 @@ class ProbeOnRank:
     device_mesh: DeviceMesh
     capture: Capture
     again: Again | None = None
-    own: dict[str, OwnBuffer] = field(default_factory=dict)
 
     @property
     def part(self) -> PipelinePart:
@@ -180,7 +177,7 @@ class ProbeOnRank:
     def capture_initial(self) -> None:
         """Capture the model's values after sharding: some bugs show in values but not in ids."""
         built = self.built()
-        shapes, buffers = {local.name: local.shape for local in local_tensors(built)}, buffers_of(local_tensors(built))
+        shapes = {local.name: local.shape for local in local_tensors(built)}
         wholes = repeating(built, self.job.mesh)
         varied = {one.name for one in local_tensors(built) if one.role == "param" and one.values.numel() > 1}
         varied -= {one.name for one in local_tensors(built) if one.values.is_meta or one.is_constant}
@@ -189,10 +186,8 @@ class ProbeOnRank:
         self.capture.as_built += as_built(model, wholes, self.job.mesh, self.capture.rank)
         self.capture.wrappers = reducing(model, self.part.prefix)
         locals_ = self.part.of_stage(local_tensors(unwrapped(model), self.job.mesh))
-        self.own = own_buffers(buffers, locals_, self.job.mesh, self.capture.rank, computed_buffers(unwrapped(model)))
         for local in locals_:
-            whole = replace(local, shape=shapes[local.name]) if local.name in self.own else local
-            self.capture.add_values(whole, "initial")
+            self.capture.add_values(as_part(local, shapes), "initial")
         self.capture.filled += [local.name for local in locals_ if local.is_constant and local.name in varied]
         self.capture.rounded += rounded_copies(locals_)
         self.capture.sent += sends.records(locals_)
@@ -203,7 +198,7 @@ class ProbeOnRank:
 
     def capture_stamped(self) -> Stamped:
         """Capture every element's place by its id, and the tensors that torch gathers."""
-        return capture_passes(self.capture, Sharding(self.built, self.parallelized, self.job.mesh), self.part, self.own)
+        return capture_passes(self.capture, Sharding(self.built, self.parallelized, self.job.mesh), self.part)
 
     def built(self) -> nn.Module:
         """Build the probe's model, with the same values every time."""

@@ -17,6 +17,7 @@ from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.locals import Local, local_tensors, unwrapped
 from shardviz.live.capture.lookup.by_reference import Known, add_by_reference
 from shardviz.live.capture.meshes import plain_mesh
+from shardviz.live.capture.own_buffers import own_buffers
 from shardviz.live.capture.stamp import Stamped, exact_bits, inexact, named_tensors, stamp
 from shardviz.live.compat.meshes import placement_of, whole_of
 from shardviz.live.compat.modules import clean_name
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
     from shardviz.layout.mesh import Mesh
     from shardviz.live.capture.capture import Capture
-    from shardviz.live.capture.own_buffers import OwnBuffer
     from shardviz.live.capture.pipeline_parts import PipelinePart
 
 
@@ -53,16 +53,13 @@ class Sharding:
         return self.parallelize(model), stamped
 
 
-def capture_passes(
-    capture: Capture, sharding: Sharding, pipeline_part: PipelinePart, own: Mapping[str, OwnBuffer]
-) -> Stamped:
+def capture_passes(capture: Capture, sharding: Sharding, pipeline_part: PipelinePart) -> Stamped:
     """Capture where every element went, and torch's own reassembly. Every rank calls this.
 
     Args:
         capture: The capture of this rank, to which the ids are added.
         sharding: How to build and shard the model.
         pipeline_part: This rank's part of the model; without stamps, the whole model is built on all ranks.
-        own: The buffers that this rank makes for its own part of the model.
 
     Returns:
         The result of stamping.
@@ -70,9 +67,6 @@ def capture_passes(
     model, stamped = sharding.stamped()
     capture.stamps = {stamp.name: stamp for stamp in pipeline_part.stamps or stamped.stamps}
     locals_ = _with_values(capture, pipeline_part.of_stage(local_tensors(unwrapped(model), sharding.mesh)))
-    made = {local.name for local in locals_ if local.name in own and own[local.name].is_in(local)}
-    _add_own(capture, [local for local in locals_ if local.name in made], own)
-    locals_ = [local for local in locals_ if local.name not in made]
     exact_bits_here = min((exact_bits(local.values.dtype) or 64 for local in locals_), default=64)
     of_all = of_all_ranks((exact_bits_here, stamped.last))  # every rank shards in every pass, whatever its stage needs
     bits, last = min(bits for bits, _ in of_all), max(last for _, last in of_all)
@@ -80,24 +74,12 @@ def capture_passes(
         del model, locals_
         model, stamped = sharding.stamped(bits)
         locals_ = _with_values(capture, pipeline_part.of_stage(local_tensors(unwrapped(model), sharding.mesh)))
-        locals_ = [local for local in locals_ if local.name not in made]
-    add_ids(capture, locals_, stamped, pipeline_part)
+    add_ids(capture, locals_, stamped, pipeline_part, sharding.mesh)
     if last >= 2**bits:
         capture.not_checked.append(("", NO_IDS))
     else:
         _gather(capture, model, last, pipeline_part)
     return stamped
-
-
-def _add_own(capture: Capture, locals_: Iterable[Local], own: Mapping[str, OwnBuffer]) -> None:
-    """Record by its values which part a rank has of the buffers that it made again."""
-    for local in locals_:
-        region, why = own[local.name].region, own[local.name].why_unplaced
-        if region is not None and local.name in capture.stamps:
-            capture.add_region(local, region)
-        if why:
-            capture.not_checked.append((local.name, why))
-            capture.without_ids.append(local.name)
 
 
 def _with_values(capture: Capture, locals_: Iterable[Local]) -> list[Local]:
@@ -109,18 +91,22 @@ def _with_values(capture: Capture, locals_: Iterable[Local]) -> list[Local]:
     return [local for local in locals_ if not local.values.is_meta]
 
 
-def add_ids(capture: Capture, locals_: Sequence[Local], stamped: Stamped, pipeline_part: PipelinePart) -> int:
-    """Record the ids of a stamped and sharded model, or the reason why a cast lost them.
+def add_ids(
+    capture: Capture, locals_: Sequence[Local], stamped: Stamped, pipeline_part: PipelinePart, mesh: Mesh | None
+) -> int:
+    """Record the ids of a stamped and sharded model, or the reason why a cast lost them. Every rank calls this.
 
     Args:
         capture: The capture of this rank, to which the ids are added.
         locals_: This rank's tensors, with the dump's names.
         stamped: The result of stamping.
         pipeline_part: This rank's part of the model.
+        mesh: The mesh of the job, if there is one.
 
     Returns:
         How many tensors lost their ids.
     """
+    locals_ = _without_own(capture, locals_, stamped, pipeline_part, mesh) if mesh is not None else locals_
     fills = {pipeline_part.prefix + name: fill for name, fill in stamped.fills.items()}
     add_by_reference(
         capture, [local for local in locals_ if local.name in fills], Known(capture.stamps, fills, is_stamped=True)
@@ -138,6 +124,24 @@ def add_ids(capture: Capture, locals_: Sequence[Local], stamped: Stamped, pipeli
     _add_without_ids(capture, locals_, stamped, pipeline_part)
     capture.not_checked += rounded.items()
     return len(rounded)
+
+
+def _without_own(
+    capture: Capture, locals_: Sequence[Local], stamped: Stamped, pipeline_part: PipelinePart, mesh: Mesh
+) -> list[Local]:
+    """Return the tensors but the buffers that ranks made again, whose places are recorded by their values."""
+    exact = (stamp for stamp in stamped.stamps if stamp.name not in stamped.fills)
+    stamps = {pipeline_part.prefix + stamp.name: stamp for stamp in exact}
+    before = {pipeline_part.prefix + name: buffer for name, buffer in stamped.buffers.items()}
+    own = own_buffers(before, locals_, stamps, mesh, capture.rank)
+    for local in locals_:
+        region, why = own.get(local.name, (None, ""))
+        if region is not None and local.name in capture.stamps:
+            capture.add_region(local, region)
+        if why:
+            capture.not_checked.append((local.name, why))
+            capture.without_ids.append(local.name)
+    return [local for local in locals_ if local.name not in own]
 
 
 def _add_without_ids(capture: Capture, locals_: Sequence[Local], stamped: Stamped, pipeline_part: PipelinePart) -> None:

@@ -8,7 +8,7 @@ gets a fill of its own (`shardviz.stamping.fill`), which shows the same in any d
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from shardviz.dump.records.tensors import Stamp
 from shardviz.errors import ShardvizError
 from shardviz.live.claims.wrappers import adapted_layers, without_adapter
-from shardviz.live.compat.modules import clean_name
+from shardviz.live.compat.modules import clean_name, computed_buffers
 from shardviz.live.compat.tensors import has_storage, id_without_memory
 from shardviz.reference.lookup import bits_of
 from shardviz.reference.names import matched
@@ -54,6 +54,22 @@ EXACT_BITS = {
 _INTS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
+MAX_BUFFER = 1 << 24
+"""Elements of a buffer of which a copy is kept."""
+
+
+class Before(NamedTuple):
+    """A buffer before the model was filled.
+
+    Attributes:
+        values: A copy of its values.
+        is_saved: Whether checkpoints have it.
+    """
+
+    values: torch.Tensor
+    is_saved: bool
+
+
 @dataclass(frozen=True)
 class Stamped:
     """The result of stamping a model.
@@ -64,6 +80,7 @@ class Stamped:
         not_stamped: Tensors that cannot hold ids: `(name, reason)`.
         shapes: The unsharded shapes of `not_stamped`, by name.
         fills: The fills of the tensors whose dtypes cannot hold their ids, by name.
+        buffers: Buffers before they were filled, by name, without large ones.
     """
 
     stamps: tuple[Stamp, ...]
@@ -71,6 +88,7 @@ class Stamped:
     not_stamped: tuple[tuple[str, str], ...] = ()
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     fills: Mapping[str, Fill] = field(default_factory=dict)
+    buffers: Mapping[str, Before] = field(default_factory=dict)
 
     @property
     def last(self) -> int:
@@ -114,7 +132,7 @@ def stamp(model: nn.Module, bits: int = 64) -> Stamped:
     """
     last = Stamped(plan(model)).last
     stamps, not_applied, not_stamped = [], [], []
-    shapes, fills = {}, {}
+    shapes, fills, buffers = {}, {}, _before_filling(model)
     for tensor_stamp, tensor in _stamped_tensors(model):
         if not _can_stamp(tensor.dtype):
             not_stamped.append((tensor_stamp.name, f"{tensor.dtype} cannot hold ids"))
@@ -129,9 +147,24 @@ def stamp(model: nn.Module, bits: int = 64) -> Stamped:
             not_applied.append(
                 (tensor_stamp.name, f"{wrong:,} of {tensor.numel():,} elements did not read back as written")
             )
-    done = Stamped(tuple(stamps), tuple(not_applied), tuple(not_stamped), shapes, fills)
+    done = Stamped(tuple(stamps), tuple(not_applied), tuple(not_stamped), shapes, fills, buffers)
     _stamped[model] = done
     return done
+
+
+def _before_filling(model: nn.Module) -> dict[str, Before]:
+    """Return copies of a model's buffers, without large ones, and those of formats of eight bits or fewer."""
+    not_saved = computed_buffers(model)
+    buffers = ((clean_name(name), tensor) for role, name, tensor in named_tensors(model) if role == "buffer")
+    readable = ((name, tensor) for name, tensor in buffers if is_readable(tensor))
+    small = ((name, tensor) for name, tensor in readable if 0 < tensor.numel() <= MAX_BUFFER)
+    return {name: Before(tensor.detach().cpu().clone(), name not in not_saved) for name, tensor in small}
+
+
+def is_readable(values: torch.Tensor) -> bool:
+    """Whether torch compares and copies values of this kind in all of its versions."""
+    is_narrow = values.is_floating_point() and values.dtype.itemsize == 1
+    return values.layout == torch.strided and not (values.is_meta or values.is_quantized or is_narrow)
 
 
 def plan(model: nn.Module) -> tuple[Stamp, ...]:
@@ -198,6 +231,7 @@ def under_names(stamped: Stamped, names: Sequence[str]) -> Stamped:
         renamed(stamped.not_stamped),
         {now.get(name, name): shape for name, shape in stamped.shapes.items()},
         {now.get(name, name): fill for name, fill in stamped.fills.items()},
+        {now.get(name, name): before for name, before in stamped.buffers.items()},
     )
 
 

@@ -13,6 +13,8 @@ import torch
 from torch import distributed
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from shardviz.dump.records.base import Role
     from shardviz.dump.records.tensors import FlatRecord
     from shardviz.live.capture.meshes import Claim
@@ -63,6 +65,18 @@ class Local:
     def is_constant(self) -> bool:
         """Whether it has elements, and all are one number."""
         return bool(self.values.numel() and (self.values == self.values.flatten()[0]).all())
+
+
+def as_part(local: Local, shapes: Mapping[str, tuple[int, ...]]) -> Local:
+    """Return a plain buffer that has fewer elements than before sharding as some part of the whole.
+
+    Args:
+        local: The tensor.
+        shapes: Shapes before sharding by name.
+    """
+    shape = shapes.get(local.name, local.shape)
+    is_plain = local.role == "buffer" and local.claim is None and local.flat is None
+    return replace(local, shape=shape) if is_plain and len(shape) == len(local.shape) else local
 
 
 MAX_DENSE = 1 << 26
