@@ -64,6 +64,7 @@ MOST_ZERO = 4
 """Parameters that are named whose gradient is zero throughout."""
 
 NONE_ANYWHERE = "its gradient: .grad is None on every rank after the step"
+HELD_NOWHERE = "its gradient: no rank has a tensor of this name"
 
 
 def check_raised(dump: Dump) -> Iterator[Finding]:
@@ -282,7 +283,8 @@ def check_no_gradient(evidence: Evidence) -> Iterator[Finding | NotChecked]:
         first, *others = (CutGraph().finding(name, _holders(dump, name), text) for name in cut)
         yield replace(first, others=tuple(others))
         remaining = [name for name in remaining if name not in cut]
-    yield from (NotChecked(name, NONE_ANYWHERE, "step") for name in remaining)
+    for name in remaining:
+        yield NotChecked(name, NONE_ANYWHERE if _holders(dump, name) else HELD_NOWHERE, "step")
 
 
 def check_absent_gradients(dump: Dump) -> Iterator[Finding]:

@@ -104,6 +104,9 @@ def _groups_by_digest(group: list[Shard], index: int) -> Groups:
     return sorted(by_digest.values(), key=lambda shards: len(shards) < usual)
 
 
+NEW_BUFFER = "the unsharded model has no buffer of this name, so ranks may have made each its own"
+
+
 def check_copies(dump: Dump) -> Iterator[Finding | NotChecked]:
     """Yield parameters and buffers of the model before stamping whose copies differ."""
     unchecked = {name for record in dump.files.ranks.values() for name, _ in record.not_checked}
@@ -111,6 +114,9 @@ def check_copies(dump: Dump) -> Iterator[Finding | NotChecked]:
     for tensor in dump.at("initial"):
         if tensor.claimed is None and made.issuperset(tensor.names):
             continue  # an unknown part of what the program puts together
+        if tensor.claimed is None and _is_new_buffer(dump, tensor):
+            yield from (NotChecked(name, NEW_BUFFER, "values") for name in tensor.names if name not in unchecked)
+            continue
         for ids, numbers in _stamped_tensors(tensor, dump.stamped):
             groups = copies_of(tensor, ids)
             if any(len({shard.digests for shard in group}) > 1 for group in groups):
@@ -121,6 +127,12 @@ def check_copies(dump: Dump) -> Iterator[Finding | NotChecked]:
                 why = "its copies have no digests to compare"
                 names = [tensor.names[number] for number in numbers]
                 yield from (NotChecked(name, why, "values") for name in names if name not in unchecked)
+
+
+def _is_new_buffer(dump: Dump, tensor: Tensor) -> bool:
+    """Whether the unsharded model, of which there is a step, has no such buffers: sharding code made them."""
+    is_known = any(name in dump.stamps or dump.find("reference", "buffer", name) for name in tensor.names)
+    return tensor.role == "buffer" and bool(dump.at("reference")) and not is_known
 
 
 def _stamped_tensors(tensor: Tensor, stamped: Mapping[str, Tensor]) -> Iterator[tuple[Tensor | None, list[int]]]:
