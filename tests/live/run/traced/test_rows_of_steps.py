@@ -65,7 +65,7 @@ OWN = "(x[RANK::WORLD] for x in (rows if RANK == 0 else rows[torch.randperm(64)]
         (HALVES, 1, True, "other-step-length", "give each rank 2 times as many rows"),
         (LONGER, 1, True, "other-step-length", "divide the batch size by 2"),
         (OF_RANK, 2, False, "other-step-length", "steps after 16 rows"),
-        (TWICE_BY_RANK, 1, True, "rows-split-twice", "no step of the second run has rows 1-2, 5-6"),
+        (TWICE_BY_RANK, 1, True, "rows-split-twice", "no step of the second run that was followed has rows 1-2"),
         (OF_RANK, 1, True, "", ""),
         (AHEAD, 1, True, "different-batch", "rank 0 rows 8"),
         (SHUFFLED, 1, True, "different-batch", ""),
