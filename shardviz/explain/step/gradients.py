@@ -373,7 +373,7 @@ class MicroBatchesReducedAgain(Cause):
 
 
 class ReducedAtEachUse(Cause):
-    """A hook reduces a gradient each time that a shared module is used, and earlier uses are reduced again.
+    """A hook reduces a shared module's gradient after each use, and earlier uses again.
 
     Under reentrant activation checkpointing each use of a module has a backward of its own, in which its weights'
     gradients are accumulated and their hooks fire. An all_reduce of `.grad` there sums what the uses before added, and

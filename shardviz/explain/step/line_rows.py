@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardviz.explain.cause import AtLine, AtPlace, Cause
+from shardviz.explain.cause import AtLine, AtPlace
 
 
 class CausalMaskOfPart(AtLine, kind="wrong-value"):
@@ -208,105 +208,6 @@ class OtherLabels(AtLine):
         "itself, from its own rows, an order or a seed"
     )
     how = "make the labels from what all ranks share: number the classes of all data, in one order"
-
-
-class OffsetOfUnequalParts(AtPlace, kind="wrong-value"):
-    """A line begins a rank's part at its coordinate times one length, and the parts are unequal.
-
-    `start = rank * weight.shape[0]` is right as long as the axis divides the dim. If it doesn't, the last ranks have
-    shorter parts, and the parts before theirs are longer than their own; `rank * (size // ranks)` is wrong from the
-    second rank on.
-
-    Attributes:
-        length: The length that it takes all parts to have, in words.
-    """
-
-    axis: str
-    size: int
-    parts: str
-    length: str
-    why = (
-        "{place} begins a rank's part at its coordinate along {axis} times {length}. {axis} doesn't divide {size}: the "
-        "parts are {parts}"
-    )
-    how = (
-        "begin at the sum of the lengths of the parts before the rank's own in {place}: its coordinate times the "
-        "length of the first part, at most {size}; or pad the dim to a multiple of {axis}"
-    )
-
-
-class IndexOfOwnPart(AtLine, kind="wrong-value"):
-    """The index of the largest or nearest in a rank's own part is read as an index into the whole.
-
-    `max`, `argmin` or `topk` over a dim that an axis splits count from the part's first element. Ranks exchange the
-    values and the indices, and the value that wins is right. Its index names an element of the first rank's part.
-
-    Attributes:
-        taker: The line that has the indices of all ranks' best, as `book.py:41`.
-        size: How many elements there are.
-        begin: Where a rank's part of them begins.
-        added: What was added to indices into that part.
-    """
-
-    taker: str
-    size: int
-    begin: int
-    added: int
-    why = (
-        "{function} in {place} returns indices within the rank's own part, and {taker} passes them on as indices into "
-        "all {size}{added:?, after {added} was added where the part begins at {begin}|}"
-    )
-    how = (
-        "add to the indices of {function} the number of elements before the rank's part, such as {begin}, before ranks "
-        "exchange them{added:?, instead of {added}|}"
-    )
-
-
-class SameSlices(AtLine, kind="wrong-value"):
-    """Every rank takes the same slices of a tensor, although each has its own part of another.
-
-    With fewer key heads than ranks, a rank has all key heads and chooses those of its query heads. A choice by
-    `arange(local_heads)` counts the rank's query heads from 0, so every rank chooses alike. Shapes are right.
-
-    Attributes:
-        place: The line that counts or chooses, as `attention.py:40`.
-        reader: The line that combines the slices with the rank's own part.
-    """
-
-    reader: str
-    why = (
-        "{function} in {place} gives every rank the same, so all ranks take the same slices of what {reader} combines "
-        "with each rank's own part: heads or rows are counted from the rank's first, and not from the whole's"
-    )
-    how = (
-        "count in {place} from the first of the whole: add the rank's first number, its coordinate times the size of "
-        "its part, and choose the slices for {reader} with the sizes of the whole"
-    )
-
-
-class CutByAnotherAxis(Cause):
-    """Weights are cut by a rank's coordinate along another axis of the mesh.
-
-    `rank % tp_size` is the coordinate along tp only if tp is the innermost axis. Otherwise ranks of a tensor-parallel
-    group have the same part of a weight, or lack some parts, and ranks that are given different rows of the batch have
-    different parts. All parts are there, and shapes are right.
-
-    Attributes:
-        axis: The axis that has as many ranks as there are parts, and along which ranks lack some.
-        rows: The axis along which the parts differ, which splits the batch.
-        number: How many parts ranks along the axis have together.
-    """
-
-    weight: str
-    axis: str
-    rows: str
-    number: int
-    count: int
-    why = (
-        "{weight} is cut over {rows}, which splits the batch, instead of by the coordinate along {axis}: ranks along "
-        "{axis} together have {number} of its {count} parts, and ranks along {rows} have different ones"
-    )
-    how = "take part mesh.get_local_rank({axis!r}) of mesh[{axis!r}].size(), and don't count by the rank in the world"
 
 
 class LoopFromZero(AtLine, kind="wrong-value"):

@@ -393,9 +393,8 @@ class WrongLines(Cause):
     buffers: str = ""
     kinds = WRONG
     why = (
-        "{buffers:?Ranks have other numbers in {buffers} than any part of the unsharded model's, and {last} returns a "
-        "wrong result|The tensors that {first} gets are right, whole or each rank's own part, and {last} returns a "
-        "wrong result}"
+        "{buffers:?Ranks have other numbers in {buffers} than any part of the unsharded model's|The tensors that "
+        "{first} gets are right, whole or each rank's own part}, and {last} returns a wrong result"
     )
     how = (
         "{buffers:?make {buffers} as the unsharded model does, and take each rank's part. If that is as it should be, "

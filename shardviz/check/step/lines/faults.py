@@ -38,7 +38,6 @@ from shardviz.check.step.lines.operands import operand_fault, operator_fault, wi
 from shardviz.check.step.lines.parallel import parallel_fault
 from shardviz.check.step.lines.parts import merged_fault, neighbor_fault
 from shardviz.check.step.lines.search import ForwardSearch
-from shardviz.explain.step.forward import ShiftedPart
 from shardviz.explain.step.line_rows import PartOfAnotherDim
 from shardviz.explain.step.lines import (
     CarriedLine,
@@ -52,6 +51,7 @@ from shardviz.explain.step.lines import (
     WrongLines,
 )
 from shardviz.explain.step.losses import TermsAveraged, UnsummedValue
+from shardviz.explain.step.parts import ShiftedPart
 from shardviz.layout.layout import placements_of
 from shardviz.relate.values import part_of
 

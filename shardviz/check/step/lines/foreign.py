@@ -24,10 +24,10 @@ from shardviz.check.step.lines.fault import Fault, at, fault_at, reached
 from shardviz.check.step.lines.masks import ATTENTION, mask_fault, ring_mask_fault, same_block_fault, unweighted_fault
 from shardviz.check.step.lines.offsets import is_same_part, is_stretch, spoils
 from shardviz.explain.step.buffers import BufferOfOwnSizes
-from shardviz.explain.step.forward import CutAsOneWeight
 from shardviz.explain.step.line_rows import CausalMaskOfPart, ForeignNumbersSummed, LoopFromZero
 from shardviz.explain.step.lines import ELEMENTWISE, UnlikeOperands, UnwrittenMemory
 from shardviz.explain.step.losses import PaddingSummed
+from shardviz.explain.step.parts import CutAsOneWeight
 from shardviz.groups import the_only
 from shardviz.layout.splits import axes_in
 from shardviz.relate.tolerance import STEP

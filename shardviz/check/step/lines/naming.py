@@ -23,7 +23,7 @@ from shardviz.dump.records.trace import NO_MEAN, STEP
 from shardviz.explain.checkpoints.states import UnexplainedState
 from shardviz.explain.finding import Finding, Kind
 from shardviz.explain.step.factors import SequenceOfWhole
-from shardviz.explain.step.forward import JoinedOutOfOrder, MisplacedOperand, ShiftedPart, UngatheredKeys
+from shardviz.explain.step.forward import JoinedOutOfOrder, UngatheredKeys
 from shardviz.explain.step.gradients import UnsummedInputGradient, WrongOutside
 from shardviz.explain.step.graphs import RanWithoutGraph, ReadElsewhere
 from shardviz.explain.step.joins import JoinedFromAfar, WrongDenominator
@@ -43,13 +43,11 @@ from shardviz.explain.step.line_reductions import (
 )
 from shardviz.explain.step.line_rows import (
     CausalMaskOfPart,
-    CutByAnotherAxis,
     DimsMerged,
     LabelsOfOtherRows,
     MisplacedMask,
     NeighborLeftOut,
     OtherLabels,
-    SameSlices,
 )
 from shardviz.explain.step.lines import (
     DRAWS,
@@ -87,6 +85,7 @@ from shardviz.explain.step.modules import (
     UnsummedModule,
     WrongArgument,
 )
+from shardviz.explain.step.parts import CutByAnotherAxis, MisplacedOperand, SameSlices, ShiftedPart
 from shardviz.explain.step.scales import ClippedByParts, NormOverWrongAxes
 from shardviz.explain.step.sums import (
     GradientNotReduced,

@@ -18,8 +18,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.lines.fault import Fault, at, fault_at, given_fault, reached
-from shardviz.explain.step.forward import DealtToOthers, MisplacedOperand, MisplacedWeight, ShiftedPart
-from shardviz.explain.step.line_rows import CutByAnotherAxis, IndexOfOwnPart, OffsetOfUnequalParts, SameSlices
+from shardviz.explain.step.parts import (
+    CutByAnotherAxis,
+    DealtToOthers,
+    IndexOfOwnPart,
+    MisplacedOperand,
+    MisplacedWeight,
+    OffsetOfUnequalParts,
+    SameSlices,
+    ShiftedPart,
+)
 from shardviz.groups import walk
 from shardviz.layout.layout import Layout
 from shardviz.layout.splits import axes_in

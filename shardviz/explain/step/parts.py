@@ -1,0 +1,244 @@
+"""Causes of a rank's part that is another rank's, or begins or is counted at a wrong place."""
+
+from __future__ import annotations
+
+from shardviz.explain.cause import AtLine, AtPlace, Cause
+
+
+class MisplacedOperand(AtLine, kind="wrong-value"):
+    """A line takes another rank's part, and a later one combines it with the rank's own.
+
+    A head of keys, or a slope or a position, that is chosen by the wrong arithmetic with the rank's number has the
+    right shape. Its numbers are the unsharded model's, for other heads or tokens.
+
+    Attributes:
+        place: The line that takes the part, as `moe.py:83`.
+        reader: The line that combines it with the rank's own part.
+        ranks: The ranks that have another rank's part.
+    """
+
+    reader: str
+    ranks: tuple[int, ...]
+    why = (
+        "{function} in {place} takes the part of a different rank on {ranks:ranks}: the arithmetic with the rank's "
+        "number is wrong"
+    )
+    how = (
+        "compute the part's number in {place} from the rank's coordinate; ranks that share a part are neighbors: "
+        "use coordinate // (ranks per part), not the remainder"
+    )
+
+
+class DealtToOthers(AtLine, kind="wrong-value"):
+    """Slices are copied or ordered so that an exchange gives ranks those of other ranks.
+
+    With fewer key-value heads than ranks, each is repeated before an all-to-all deals them out. The ranks that share a
+    head are neighbors, so copies of it must lie side by side: `repeat_interleave`, not `repeat`. Shapes are alike. The
+    exchange itself is right, as another tensor shows that goes through the same lines.
+
+    Attributes:
+        place: The line that copies or orders them, as `attention.py:40`.
+        exchange: The line that gives ranks their slices.
+        reader: The line that combines them with the rank's own part.
+        ranks: The ranks that have another rank's part.
+    """
+
+    exchange: str
+    reader: str
+    ranks: tuple[int, ...]
+    why = (
+        "{function} in {place} orders slices so that the exchange in {exchange} gives {ranks:ranks} those of other "
+        "ranks. The exchange is right: another tensor that goes through it is"
+    )
+    how = (
+        "order the slices in {place} by the ranks that need them: copies of one slice side by side if neighbors share "
+        "it (repeat_interleave), and not one whole after another (repeat)"
+    )
+
+
+class CutAsOneWeight(AtPlace, kind="wrong-value"):
+    """Several weights are put into one, and that is cut as a whole instead of one by one.
+
+    The queries, keys and values of all heads, cut in two, leave the first rank with all queries and half of the keys.
+    The shape is that of the right parts, and the code takes a third of the rows for each.
+
+    Attributes:
+        place: The line that reads it, as `attention.py:54`.
+        weight: The weight that has them.
+        few: What the first rank has of them.
+        all_of_them: All that it is made of.
+    """
+
+    weight: str
+    few: tuple[str, ...]
+    all_of_them: tuple[str, ...]
+    why = (
+        "{weight} is made of {all_of_them:4} and cut as a whole: the first rank has elements of {few:4} alone, and "
+        "{place} reads its part of each"
+    )
+    how = "cut {all_of_them:4} one by one, and put each rank's parts into {weight}"
+
+
+class MisplacedWeight(Cause):
+    """Some ranks hold a different rank's part of a weight, which a line combines with their own.
+
+    If there are fewer key-value heads than ranks, neighbors share a head. A head that is chosen by the remainder has
+    the right shape, and the queries of other heads attend to its keys.
+
+    Attributes:
+        reader: The line that combines it with the rank's own part.
+        ranks: The ranks that have another rank's part.
+    """
+
+    weight: str
+    reader: str
+    ranks: tuple[int, ...]
+    why = (
+        "The code that cuts {weight} gives {ranks:ranks} a different rank's part: {reader} combines it with the rank's "
+        "own part of other weights"
+    )
+    how = (
+        "cut {weight} by the rank's coordinate along the axis; ranks that share a part are neighbors: take the part "
+        "with number coordinate // (ranks per part), not the remainder"
+    )
+
+
+class ShiftedPart(AtLine, kind="wrong-value"):
+    """A line takes a stretch of a dim at another offset than the rank's part.
+
+    Labels, positions and slices of a rank's part begin at the rank's coordinate times the part's size. If the offset
+    is the coordinate alone, or that of another group, shapes are right, and a later line combines the stretch with the
+    rank's own part.
+
+    Attributes:
+        place: The line that takes the stretch, as `loss.py:68`.
+        reader: The line that combines it with the rank's own part.
+        rank: A rank that has another stretch than its part's.
+        first: The first index of the stretch.
+        due: The first index of the rank's part.
+        length: How many indices both have.
+    """
+
+    reader: str
+    rank: int
+    dim: int
+    first: int
+    due: int
+    length: int
+    why = (
+        "{function} in {place} gives rank {rank} elements {first} to {last} of dim {dim}, and {reader} combines them "
+        "with the rank's own part, elements {due} to {last_due}: the offset is wrong"
+    )
+    how = (
+        "begin at the rank's own offset in {place}: its coordinate along the axis that splits the dim times {length}, "
+        "the size of its part"
+    )
+
+    @property
+    def last(self) -> int:
+        """The last index of the stretch."""
+        return self.first + self.length - 1
+
+    @property
+    def last_due(self) -> int:
+        """The last index of the rank's part."""
+        return self.due + self.length - 1
+
+
+class OffsetOfUnequalParts(AtPlace, kind="wrong-value"):
+    """A line begins a rank's part at its coordinate times one length, and the parts are unequal.
+
+    `start = rank * weight.shape[0]` is right as long as the axis divides the dim. If it doesn't, the last ranks have
+    shorter parts, and the parts before theirs are longer than their own; `rank * (size // ranks)` is wrong from the
+    second rank on.
+
+    Attributes:
+        length: The length that it takes all parts to have, in words.
+    """
+
+    axis: str
+    size: int
+    parts: str
+    length: str
+    why = (
+        "{place} begins a rank's part at its coordinate along {axis} times {length}. {axis} doesn't divide {size}: the "
+        "parts are {parts}"
+    )
+    how = (
+        "begin at the sum of the lengths of the parts before the rank's own in {place}: its coordinate times the "
+        "length of the first part, at most {size}; or pad the dim to a multiple of {axis}"
+    )
+
+
+class IndexOfOwnPart(AtLine, kind="wrong-value"):
+    """The index of the best in a rank's own part is read as an index into the whole.
+
+    `max`, `argmin` or `topk` over a dim that an axis splits count from the part's first element. Ranks exchange the
+    values and the indices, and the value that wins is right. Its index names an element of the first rank's part.
+
+    Attributes:
+        taker: The line that has the indices of all ranks' best, as `book.py:41`.
+        size: How many elements there are.
+        begin: Where a rank's part of them begins.
+        added: What was added to indices into that part.
+    """
+
+    taker: str
+    size: int
+    begin: int
+    added: int
+    why = (
+        "{function} in {place} returns indices within the rank's own part, and {taker} passes them on as indices into "
+        "all {size}{added:?, after {added} was added where the part begins at {begin}|}"
+    )
+    how = (
+        "add to the indices of {function} the number of elements before the rank's part, such as {begin}, before ranks "
+        "exchange them{added:?, instead of {added}|}"
+    )
+
+
+class SameSlices(AtLine, kind="wrong-value"):
+    """Every rank takes the same slices of a tensor, although each has its own part of another.
+
+    With fewer key heads than ranks, a rank has all key heads and chooses those of its query heads. A choice by
+    `arange(local_heads)` counts the rank's query heads from 0, so every rank chooses alike. Shapes are right.
+
+    Attributes:
+        place: The line that counts or chooses, as `attention.py:40`.
+        reader: The line that combines the slices with the rank's own part.
+    """
+
+    reader: str
+    why = (
+        "{function} in {place} gives every rank the same, so all ranks take the same slices of what {reader} combines "
+        "with each rank's own part: heads or rows are counted from the rank's first, and not from the whole's"
+    )
+    how = (
+        "count in {place} from the first of the whole: add the rank's first number, its coordinate times the size of "
+        "its part, and choose the slices for {reader} with the sizes of the whole"
+    )
+
+
+class CutByAnotherAxis(Cause):
+    """Weights are cut by a rank's coordinate along another axis of the mesh.
+
+    `rank % tp_size` is the coordinate along tp only if tp is the innermost axis. Otherwise ranks of a tensor-parallel
+    group have the same part of a weight, or lack some parts, and ranks that are given different rows of the batch have
+    different parts. All parts are there, and shapes are right.
+
+    Attributes:
+        axis: The axis that has as many ranks as there are parts, and along which ranks lack some.
+        rows: The axis along which the parts differ, which splits the batch.
+        number: How many parts ranks along the axis have together.
+    """
+
+    weight: str
+    axis: str
+    rows: str
+    number: int
+    count: int
+    why = (
+        "{weight} is cut over {rows}, which splits the batch, instead of by the coordinate along {axis}: ranks along "
+        "{axis} together have {number} of its {count} parts, and ranks along {rows} have different ones"
+    )
+    how = "take part mesh.get_local_rank({axis!r}) of mesh[{axis!r}].size(), and don't count by the rank in the world"
