@@ -115,7 +115,7 @@ def _absent_tensors(dump: Dump) -> Iterator[Finding | NotChecked]:
     starts = {run[0] for rank in dump.files.ranks.values() for body in rank.bodies for run in body.runs or ()}
     elsewhere = {stamp.name for stamp in unseen.values() if stamp.first in starts}
     numbered = _numbered(dump)
-    made = {source: name for record in dump.files.ranks.values() for name, of in record.made_of for source in of}
+    made = dump.sources_of_made
     for name, stamp in unseen.items():
         if name in made:
             yield NotChecked(name, IN_ANOTHER.format(made[name]), "order")

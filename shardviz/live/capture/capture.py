@@ -10,6 +10,8 @@ import socket
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
 from torch import distributed, nn
 from torch.distributed.tensor import DTensor
 
@@ -28,8 +30,6 @@ from shardviz.versions import package_version
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import numpy as np
-    import torch
     from numpy.typing import NDArray
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -191,6 +191,8 @@ class Capture:
             has = f"; it has elements of {listed(sources, MAX_LISTED)}" if sources else ""
             why = f"it was not stamped: the unsharded model has no tensor of this name{has}"
             self.not_checked.append((local.name, why))
+            for source in sources:
+                self._add_part(local, ids, source)
             return
         held = describe.as_ranges(ids, stamp, (math.prod(stamp.shape),) if local.flat else stamp.shape)
         runs = None if held is not None else describe.as_runs(ids)
@@ -199,6 +201,19 @@ class Capture:
         if body.dense:
             self.dense[f"stamped/{local.role}/{local.name}"] = ids
         self._add(local.name, body, "")
+
+    def _add_part(self, local: Local, ids: NDArray[np.int64], source: str) -> None:
+        """Record what a tensor of several has of one of them, if that is whole slices of one dim."""
+        stamp = self.stamps[source]
+        is_of = (ids >= stamp.first) & (ids <= stamp.last)
+        for dim in range(ids.ndim if ids.ndim == len(stamp.shape) else 0):
+            others = tuple(other for other in range(ids.ndim) if other != dim)
+            slices = np.flatnonzero(is_of.all(others))
+            if np.array_equal(slices, np.flatnonzero(is_of.any(others))):
+                values = local.values.index_select(dim, torch.from_numpy(slices).to(local.values.device))
+                part = replace(local, name=source, shape=stamp.shape, values=values)
+                self.add_ids(part, ids.take(slices, dim))
+                return
 
     def add_region(self, local: Local, region: Region) -> None:
         """Record a tensor's region of its own elements, in order, without writing ids out."""

@@ -32,7 +32,7 @@ from shardviz.groups import the_only
 from shardviz.layout.splits import axes_in
 from shardviz.relate.tolerance import STEP
 from shardviz.relate.values import error_of, magnitude, part_of, slices_of
-from shardviz.text import join_numbers, listed, named_ranks
+from shardviz.text import join_numbers, listed, named_ranks, starred
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -90,15 +90,15 @@ def buffer_fault(states: States) -> Fault | None:
 def fused_fault(states: States) -> Fault | None:
     """Return the line that reads a weight of several, of which ranks have different ones: it was cut as a whole.
 
-    One of them is on two ranks, in parts. Ranks that have experts of their own share none.
+    Ranks that have experts of their own have tensors of the same names, but for numbers.
     """
     made = [dict(record.made_of) for record in states.dump.files.ranks.values()]
     for call in states.lines.calls if states.wrong_results and all(made) else ():
         for name in filter(None, map(states.lines.weight_name, call.inputs)):
             of_ranks = [of_rank.get(name, ()) for of_rank in made]
             sources = tuple(dict.fromkeys(source for of_rank in of_ranks for source in of_rank))
-            is_cut = len({*of_ranks}) > 1 and len(sources) < sum(map(len, dict.fromkeys(of_ranks)))
-            if is_cut and all(of_ranks):
+            kinds = {frozenset(starred(source) for source in of_rank) for of_rank in of_ranks}
+            if len(kinds) > 1 and all(of_ranks):
                 has = f"{reached(call)} reads {name}, of which rank 0 has elements of {listed(of_ranks[0])}"
                 cause = CutAsOneWeight(call.inner_line.place, name, of_ranks[0], sources)
                 return fault_at(call, f"{has}, and other ranks of others", cause)
