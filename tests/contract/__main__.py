@@ -58,6 +58,8 @@ ROOMS = {
             "tests/live/run/traced/test_by_hand.py",
         ),
         *("tests/live/run/traced/test_module_settings.py", "tests/live/run/traced/test_steps_in_backward.py"),
+        *("tests/live/run/traced/test_stepped_copies.py", "tests/live/run/traced/test_inputs_and_buffers.py"),
+        *("tests/live/run/traced/test_rows_and_stages.py", "tests/live/run/traced/test_micro_batches.py"),
     ),
 }
 """Each room with the tests that its cases come from."""

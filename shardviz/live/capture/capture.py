@@ -28,7 +28,7 @@ from shardviz.text import fold, listed
 from shardviz.versions import package_version
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
     from torch.distributed.device_mesh import DeviceMesh
@@ -60,6 +60,30 @@ GATHER = "full_tensor"
 
 MAX_LISTED = 4
 """Tensors of which another one has elements that are listed at most."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The slices of a tensor that are elements of one stamped tensor.
+
+    Attributes:
+        source: The stamped tensor.
+        dim: The dim of the slices.
+        slices: Their numbers.
+        shape: The stamped tensor's shape.
+    """
+
+    source: str
+    dim: int
+    slices: torch.Tensor
+    shape: tuple[int, ...]
+
+    def of(self, local: Local) -> Local:
+        """Return the slices as a tensor of the stamped one's name."""
+        at = self.slices.to(local.values.device)
+        grad = None if local.grad is None else local.grad.index_select(self.dim, at)
+        values = local.values.index_select(self.dim, at)
+        return replace(local, name=self.source, shape=self.shape, values=values, grad=grad, claim=None, grad_claim=None)
 
 
 @dataclass
@@ -142,6 +166,7 @@ class Capture:
     _tensors: list[tuple[str, int, str]] = field(default_factory=list)
     _tied: set[tuple[str, ...]] = field(default_factory=set)
     _gathered: list[GatherRecord] = field(default_factory=list)
+    _parts: dict[str, list[_Part]] = field(default_factory=dict)
     _body_list: list[Body] = field(default_factory=list)
 
     @property
@@ -186,13 +211,15 @@ class Capture:
         """Record a stamped tensor's ids."""
         stamp = self.stamps.get(local.name)
         if stamp is None:
-            sources = describe.sources_of(ids, self.stamps.values())
+            is_number = local.values.is_floating_point()  # a count is no id
+            sources = describe.sources_of(ids, self.stamps.values()) if is_number else ()
             self.made_of += [(local.name, sources)] if sources else []
-            has = f"; it has elements of {listed(sources, MAX_LISTED)}" if sources else ""
-            why = f"it was not stamped: the unsharded model has no tensor of this name{has}"
-            self.not_checked.append((local.name, why))
             for source in sources:
                 self._add_part(local, ids, source)
+            if len(self._parts.get(local.name, ())) < max(len(sources), 1):
+                has = f"; it has elements of {listed(sources, MAX_LISTED)}" if sources else ""
+                why = f"it was not stamped: the unsharded model has no tensor of this name{has}"
+                self.not_checked.append((local.name, why))
             return
         held = describe.as_ranges(ids, stamp, (math.prod(stamp.shape),) if local.flat else stamp.shape)
         runs = None if held is not None else describe.as_runs(ids)
@@ -210,10 +237,18 @@ class Capture:
             others = tuple(other for other in range(ids.ndim) if other != dim)
             slices = np.flatnonzero(is_of.all(others))
             if np.array_equal(slices, np.flatnonzero(is_of.any(others))):
-                values = local.values.index_select(dim, torch.from_numpy(slices).to(local.values.device))
-                part = replace(local, name=source, shape=stamp.shape, values=values)
-                self.add_ids(part, ids.take(slices, dim))
+                part = _Part(source, dim, torch.from_numpy(slices), stamp.shape)
+                self._parts.setdefault(local.name, []).append(part)
+                self.add_ids(part.of(local), ids.take(slices, dim))
                 return
+
+    def in_parts(self, locals_: Iterable[Local]) -> Iterator[Local]:
+        """Yield tensors, and in place of one that has elements of several its parts, under the names of these."""
+        sources = dict(self.made_of)
+        for local in locals_:
+            parts = self._parts.get(local.name, [])
+            is_whole = bool(parts) and len(parts) == len(sources[local.name])
+            yield from (part.of(local) for part in parts) if is_whole else (local,)
 
     def add_region(self, local: Local, region: Region) -> None:
         """Record a tensor's region of its own elements, in order, without writing ids out."""

@@ -141,12 +141,12 @@ def _narrow(values: torch.Tensor) -> torch.dtype | None:
 
 
 def sources_of(ids: NDArray[np.int64], stamps: Iterable[Stamp]) -> tuple[str, ...]:
-    """Return the stamped tensors that ids are of, in the model's order; none if some are no ids.
+    """Return the stamped tensors that ids are of, in the model's order; none if some are no ids, or there twice.
 
     Example:
         sources_of(np.array([1, 9]), [Stamp("q", "param", (8,), "float32", first=1), ...])  # ("q", "k")
     """
-    if not ids.size or ids.min() <= 0:
+    if not ids.size or ids.min() <= 0 or len(np.unique(ids)) < ids.size:
         return ()
     first = sorted((stamp.first, stamp.name) for stamp in stamps if not stamp.tied_to)
     of = np.unique(np.searchsorted([at for at, _ in first], ids.ravel(), side="right") - 1)

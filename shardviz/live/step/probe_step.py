@@ -419,7 +419,7 @@ class ProbeStep:
                 step = replace(step, output=None)
         buffers = [local for local in tensors if local.role == "buffer"]
         capture.not_saved += sorted(computed_buffers(unwrapped(model)))
-        of_step = [*gradients(locals_), *self.on.part.of_stage(of_optimizer), *buffers]
+        of_step = [*gradients(list(capture.in_parts(locals_))), *self.on.part.of_stage(of_optimizer), *buffers]
         for local in [*of_step, *results(step, mesh, axes, reference.output)]:
             capture.add_values(local, "step")
         capture.collectives += comms.records(mesh, capture.rank)

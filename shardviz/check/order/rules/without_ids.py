@@ -158,13 +158,16 @@ COMPLEX = (
 
 
 def check_unplaced(dump: Dump, explained: AbstractSet[str]) -> Iterator[NotChecked]:
-    """Yield weights without ids, except those of one element and those already reported."""
+    """Yield weights without ids, except those of one element, those already reported, and those made of others."""
+    made = {name for record in dump.files.ranks.values() for name, _ in record.made_of}
     weights = [tensor for tensor in dump.at("stamped") if tensor.role in WEIGHTS]
     stamped = {name for tensor in weights for name in tensor.names}
     for tensor in dump.at("initial"):
         if tensor.role in WEIGHTS and math.prod(tensor.shape) > 1 and not (stamped and _is_whole(tensor)):
             why = COMPLEX if tensor.dtype.startswith("complex") else WHY
-            yield from (NotChecked(name, why, "order") for name in tensor.names if name not in stamped | explained)
+            yield from (
+                NotChecked(name, why, "order") for name in tensor.names if name not in stamped | explained | made
+            )
 
 
 def _is_whole(tensor: Tensor) -> bool:
