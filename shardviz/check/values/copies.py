@@ -119,6 +119,7 @@ def check_copies(dump: Dump) -> Iterator[Finding | NotChecked]:
             continue
         for ids, numbers in _stamped_tensors(tensor, dump.stamped):
             groups = copies_of(tensor, ids)
+            groups = groups if ids is not None or not dump.stamped else [*_within_own_axes(groups)]
             if any(len({shard.digests for shard in group}) > 1 for group in groups):
                 for number in numbers:
                     if differing := _differing_groups(groups, number):
@@ -127,6 +128,24 @@ def check_copies(dump: Dump) -> Iterator[Finding | NotChecked]:
                 why = "its copies have no digests to compare"
                 names = [tensor.names[number] for number in numbers]
                 yield from (NotChecked(name, why, "values") for name in names if name not in unchecked)
+
+
+def _within_own_axes(groups: Groups) -> Iterator[list[Shard]]:
+    """Yield groups of a tensor that the model before sharding doesn't have, apart along axes that its mesh lacks.
+
+    Nothing says what it is along those: code may have cut it by hand, and wrapped its part.
+    """
+    for group in groups:
+        yield from in_groups((_outside(shard), shard) for shard in group).values()
+
+
+def _outside(shard: Shard) -> Coord:
+    """Return a rank's place along the axes of the run's mesh that a shard's own mesh lacks."""
+    layout = shard.layout
+    if layout is None or not layout.own_axes or shard.rank not in layout.mesh:
+        return ()
+    coord = zip(layout.mesh.axes, layout.mesh.coord_of(shard.rank), strict=True)
+    return tuple(at for axis, at in coord if axis not in layout.own_axes)
 
 
 def _is_new_buffer(dump: Dump, tensor: Tensor) -> bool:
