@@ -50,7 +50,7 @@ NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 """A module's number in a name."""
 
 
-def check_completeness(dump: Dump) -> Iterator[Finding | NotChecked]:
+def check_completeness(dump: Dump) -> Iterator[Finding]:
     """Yield what a dump lacks."""
     files = dump.files
     for rank, why in sorted(files.damaged.items()):
@@ -71,9 +71,6 @@ def check_completeness(dump: Dump) -> Iterator[Finding | NotChecked]:
         yield from _absent_shards(files, tensor, explained)
     if not files.missing_ranks:
         yield from _absent_tensors(dump)
-
-
-IN_ANOTHER = "the order of its elements: they are in {}, which the unsharded model doesn't have"
 
 
 def check_missing_ranks(dump: Dump, explained: Collection[str]) -> Iterator[NotChecked]:
@@ -104,8 +101,8 @@ def _absent_shards(files: DumpFiles, tensor: Tensor, explained: Collection[str])
         yield ModuleAbsentOnRanks().finding(name, absent, what, severity="warning")
 
 
-def _absent_tensors(dump: Dump) -> Iterator[Finding | NotChecked]:
-    """Yield stamped tensors that no rank has under any name, or only in a tensor of the program's own."""
+def _absent_tensors(dump: Dump) -> Iterator[Finding]:
+    """Yield stamped tensors that no rank has under any name."""
     stamped = dump.stamped
     unseen = {stamp.name: stamp for stamp in dump.files.run.stamps if stamp.name not in stamped}
     if not stamped or not unseen:
@@ -115,11 +112,7 @@ def _absent_tensors(dump: Dump) -> Iterator[Finding | NotChecked]:
     starts = {run[0] for rank in dump.files.ranks.values() for body in rank.bodies for run in body.runs or ()}
     elsewhere = {stamp.name for stamp in unseen.values() if stamp.first in starts}
     numbered = _numbered(dump)
-    made = dump.sources_of_made
     for name, stamp in unseen.items():
-        if name in made:
-            yield NotChecked(name, IN_ANOTHER.format(made[name]), "order")
-            continue
         if name not in unchecked and name not in elsewhere and stamp.first not in present and 0 not in stamp.shape:
             what = f"no rank has it; the unsharded model has {list(stamp.shape)}"
             cause = _same_modules(dump, numbered, name) or TensorAbsentEverywhere()

@@ -200,12 +200,6 @@ class Dump:
         return {name: group for record, _ in self.files.alike() for group in record.tied for name in group}
 
     @cached_property
-    def sources_of_made(self) -> Mapping[str, str]:
-        """The stamped tensors whose elements a tensor of another name has, each with that name."""
-        records = (record for record, _ in self.files.alike())
-        return {source: name for record in records for name, sources in record.made_of for source in sources}
-
-    @cached_property
     def first_captured(self) -> Mapping[str, Tensor]:
         """Every tensor by name, as it was captured first."""
         tensors: dict[str, Tensor] = {}

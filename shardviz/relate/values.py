@@ -120,7 +120,7 @@ def is_near_but_for_kinks(off: NDArray[np.float64], near: float, expected: NDArr
 
 def slices_of(array: NDArray[Any], dim: int) -> NDArray[Any]:
     """Return the slices along a dim as rows."""
-    return np.moveaxis(array, dim, 0).reshape(array.shape[dim], -1)
+    return np.moveaxis(array, dim, 0).reshape(array.shape[dim], array.size // max(array.shape[dim], 1))
 
 
 def farthest(actual: NDArray[Any], expected: NDArray[Any]) -> float:

@@ -216,7 +216,7 @@ CASES = (
         STRETCHED,
         (("x.shape[1] * size)", "x.shape[1])"),),
         ("wrong-value",),
-        ("made of `length`", "pass the `length` of the whole"),
+        ("may be made of `length`", "pass the `length` of the whole"),
         never=("a flag, a setting",),
         with_lines=True,
     ),

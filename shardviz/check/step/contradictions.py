@@ -65,7 +65,6 @@ MOST_ZERO = 4
 
 NONE_ANYWHERE = "its gradient: .grad is None on every rank after the step"
 HELD_NOWHERE = "its gradient: no rank has a tensor of this name"
-IN_ANOTHER = "its gradient: it is in {}, which the unsharded model doesn't have"
 
 
 def check_raised(dump: Dump) -> Iterator[Finding]:
@@ -271,10 +270,7 @@ def check_no_gradient(evidence: Evidence) -> Iterator[Finding | NotChecked]:
     for finding in check_absent_gradients(dump):
         comparison = evidence.gradients.get(finding.tensor)
         yield finding.seen_in(comparison) if comparison is not None else finding
-    made = dump.sources_of_made
     absent = list(evidence.without_gradient)
-    yield from (NotChecked(name, IN_ANOTHER.format(made[name]), "step") for name in absent if name in made)
-    absent = [name for name in absent if name not in made]
     yield from _held_back(evidence, [name for name in absent if name in evidence.held_back])
     remaining = [name for name in absent if name not in evidence.held_back]
     cut = [name for name in remaining if is_due(dump, name) and _holders(dump, name)]

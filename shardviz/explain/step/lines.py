@@ -127,14 +127,14 @@ class OtherArgument(AtLine):
     size: str = ""
     differs: str = ""
     why = (
-        "{function} in {place} gets the argument {given}, and in the unsharded model {wanted}{size:?: most likely it "
-        "is made of `{size}`, which its module is given for the rank's part alone ({differs})|{is_of_axis:?: most "
-        "likely it is made of a size or a count of the rank's part|. Its tensors are right}}"
+        "{function} in {place} gets the argument {given}, and in the unsharded model {wanted}{size:?. It may be made "
+        "of `{size}`, which alone of its module's arguments differs ({differs})|{is_of_axis:?: most likely it is made "
+        "of a size or a count of the rank's part|. Its tensors are right}}"
     )
     how = (
-        "{size:?pass the `{size}` of the whole to the module of {place}, and not of the rank's part|{is_of_axis:?make "
-        "the number for {place} of the whole tensor's size: multiply by the number of parts, or all_reduce it|look at "
-        "what chooses {given} for {place}: a flag, a setting of the module, or a layer's number}}"
+        "{size:?if {given} is made of it, pass the `{size}` of the whole to the module of {place}; else |}"
+        "{is_of_axis:?make the number for {place} of the whole tensor's size: multiply by the number of parts, or "
+        "all_reduce it|look at what chooses {given} for {place}: a flag, a setting of the module, or a layer's number}"
     )
 
 

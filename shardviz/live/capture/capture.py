@@ -28,7 +28,7 @@ from shardviz.text import fold, listed
 from shardviz.versions import package_version
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
     from torch.distributed.device_mesh import DeviceMesh
@@ -59,11 +59,11 @@ GATHER = "full_tensor"
 """The function of torch by which a whole tensor is gathered."""
 
 MAX_LISTED = 4
-"""Tensors of which another one has elements that are listed at most."""
+"""At most so many tensors are listed of which another one has elements."""
 
 
 @dataclass(frozen=True)
-class _Part:
+class Part:
     """The slices of a tensor that are elements of one stamped tensor.
 
     Attributes:
@@ -77,6 +77,17 @@ class _Part:
     dim: int
     slices: torch.Tensor
     shape: tuple[int, ...]
+
+    @classmethod
+    def find(cls, ids: NDArray[np.int64], stamp: Stamp) -> Part | None:
+        """Return the slices that have a stamped tensor's ids; None if these aren't whole slices of one dim."""
+        is_of = (ids >= stamp.first) & (ids <= stamp.last)
+        for dim in range(ids.ndim if ids.ndim == len(stamp.shape) else 0):
+            others = tuple(other for other in range(ids.ndim) if other != dim)
+            slices = np.flatnonzero(is_of.all(others))
+            if np.array_equal(slices, np.flatnonzero(is_of.any(others))):
+                return cls(stamp.name, dim, torch.from_numpy(slices), stamp.shape)
+        return None
 
     def of(self, local: Local) -> Local:
         """Return the slices as a tensor of the stamped one's name."""
@@ -166,7 +177,7 @@ class Capture:
     _tensors: list[tuple[str, int, str]] = field(default_factory=list)
     _tied: set[tuple[str, ...]] = field(default_factory=set)
     _gathered: list[GatherRecord] = field(default_factory=list)
-    _parts: dict[str, list[_Part]] = field(default_factory=dict)
+    _parts: dict[str, Sequence[Part]] = field(default_factory=dict)
     _body_list: list[Body] = field(default_factory=list)
 
     @property
@@ -211,15 +222,10 @@ class Capture:
         """Record a stamped tensor's ids."""
         stamp = self.stamps.get(local.name)
         if stamp is None:
-            is_number = local.values.is_floating_point()  # a count is no id
-            sources = describe.sources_of(ids, self.stamps.values()) if is_number else ()
-            self.made_of += [(local.name, sources)] if sources else []
-            for source in sources:
-                self._add_part(local, ids, source)
-            if len(self._parts.get(local.name, ())) < max(len(sources), 1):
-                has = f"; it has elements of {listed(sources, MAX_LISTED)}" if sources else ""
-                why = f"it was not stamped: the unsharded model has no tensor of this name{has}"
-                self.not_checked.append((local.name, why))
+            sources = dict(self.made_of).get(local.name, ())
+            has = f"; it has elements of {listed(sources, MAX_LISTED)}" if sources else ""
+            why = f"it was not stamped: the unsharded model has no tensor of this name{has}"
+            self.not_checked.append((local.name, why))
             return
         held = describe.as_ranges(ids, stamp, (math.prod(stamp.shape),) if local.flat else stamp.shape)
         runs = None if held is not None else describe.as_runs(ids)
@@ -229,26 +235,17 @@ class Capture:
             self.dense[f"stamped/{local.role}/{local.name}"] = ids
         self._add(local.name, body, "")
 
-    def _add_part(self, local: Local, ids: NDArray[np.int64], source: str) -> None:
-        """Record what a tensor of several has of one of them, if that is whole slices of one dim."""
-        stamp = self.stamps[source]
-        is_of = (ids >= stamp.first) & (ids <= stamp.last)
-        for dim in range(ids.ndim if ids.ndim == len(stamp.shape) else 0):
-            others = tuple(other for other in range(ids.ndim) if other != dim)
-            slices = np.flatnonzero(is_of.all(others))
-            if np.array_equal(slices, np.flatnonzero(is_of.any(others))):
-                part = _Part(source, dim, torch.from_numpy(slices), stamp.shape)
-                self._parts.setdefault(local.name, []).append(part)
-                self.add_ids(part.of(local), ids.take(slices, dim))
-                return
+    def add_parts(self, local: Local, parts: Sequence[Part], ids: NDArray[np.int64]) -> None:
+        """Record what a tensor has of several, under the names of these."""
+        self._parts[local.name] = parts
+        for part in parts:
+            self.add_ids(part.of(local), ids.take(part.slices.numpy(), part.dim))
 
     def in_parts(self, locals_: Iterable[Local]) -> Iterator[Local]:
         """Yield tensors, and in place of one that has elements of several its parts, under the names of these."""
-        sources = dict(self.made_of)
         for local in locals_:
-            parts = self._parts.get(local.name, [])
-            is_whole = bool(parts) and len(parts) == len(sources[local.name])
-            yield from (part.of(local) for part in parts) if is_whole else (local,)
+            parts = self._parts.get(local.name, ())
+            yield from [part.of(local) for part in parts] or [local]
 
     def add_region(self, local: Local, region: Region) -> None:
         """Record a tensor's region of its own elements, in order, without writing ids out."""

@@ -87,18 +87,24 @@ def _is_plain_buffer(local: Local, before: Mapping[str, Before]) -> bool:
 def _fitting(whole: torch.Tensor, values: torch.Tensor, mesh: Mesh, rank: int) -> dict[tuple[str, ...], Region]:
     """Return the parts of a whole that a tensor has the values of, by the placements that give them to a rank."""
     shape = tuple(whole.shape)
-    parts = placements_of(shape, tuple(values.shape), mesh, rank)
-    at = {placements: torch.from_numpy(region.flat_ids(shape)) for placements, region in parts}
-    return {
-        tuple(map(str, placements)): region
-        for placements, region in parts
-        if _is_equal(whole.flatten()[at[placements]].reshape(values.shape), values)
-    }
+    is_part: dict[Region, bool] = {}  # axes of one rank give the same part by several placements
+    fitting = {}
+    for placements, region in placements_of(shape, tuple(values.shape), mesh, rank):
+        if region not in is_part:
+            of_whole = whole
+            for dim, ranges in enumerate(region.dims if values.shape != whole.shape else ()):
+                of_whole = torch.cat([of_whole.narrow(dim, start, stop - start) for start, stop in ranges], dim)
+            is_part[region] = _is_equal(of_whole, values)
+        if is_part[region]:
+            fitting[tuple(map(str, placements))] = region
+    return fitting
 
 
 def _is_equal(first: torch.Tensor, second: torch.Tensor) -> bool:
-    if not (first.is_floating_point() and second.is_floating_point()):
-        return torch.equal(first, second.to(first.dtype))
+    if first.is_floating_point() != second.is_floating_point() or first.is_complex() != second.is_complex():
+        return False
+    if not first.is_floating_point():
+        return torch.equal(first.long(), second.long()) if not first.is_complex() else torch.equal(first, second)
     return torch.allclose(first.double(), second.double(), rtol=SINGLE, atol=0, equal_nan=True)
 
 

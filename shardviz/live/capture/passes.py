@@ -8,12 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 from torch import distributed, nn
 from torch.distributed.tensor import DTensor
 
 from shardviz.layout.layout import Layout
 from shardviz.live.capture import describe
 from shardviz.live.capture.agreement import of_all_ranks
+from shardviz.live.capture.capture import Part
 from shardviz.live.capture.locals import Local, local_tensors, unwrapped
 from shardviz.live.capture.lookup.by_reference import Known, add_by_reference
 from shardviz.live.capture.meshes import plain_mesh
@@ -24,6 +26,8 @@ from shardviz.live.compat.modules import clean_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from shardviz.layout.mesh import Mesh
     from shardviz.live.capture.capture import Capture
@@ -112,7 +116,8 @@ def add_ids(
         capture, [local for local in locals_ if local.name in fills], Known(capture.stamps, fills, is_stamped=True)
     )
     rounded = {}
-    for local in locals_:
+    in_parts = _add_made(capture, locals_, stamped, pipeline_part)
+    for local in (local for local in locals_ if local.name not in in_parts):
         bits = exact_bits(local.values.dtype)
         if local.name in fills or not bits:
             continue
@@ -126,17 +131,43 @@ def add_ids(
     return len(rounded)
 
 
+def _add_made(
+    capture: Capture, locals_: Sequence[Local], stamped: Stamped, pipeline_part: PipelinePart
+) -> frozenset[str]:
+    """Record of which stamped parameters new ones have elements, and return those recorded as their parts.
+
+    A rank has none of these under its own name: numbers of a new parameter may be ids by chance. All ranks record the
+    parts, or none does. Every rank calls this.
+    """
+    names = {local.name for local in locals_}
+    found: dict[str, tuple[Local, NDArray[np.int64], list[Part | None]]] = {}
+    for local in locals_:
+        is_new = local.role == "param" and local.name not in capture.stamps and local.values.is_floating_point()
+        ids = pipeline_part.shifted(describe.ids_of(local.values, stamped.last)) if is_new else np.zeros(0, np.int64)
+        sources = describe.sources_of(ids, capture.stamps.values())
+        if sources and names.isdisjoint(sources):
+            capture.made_of.append((local.name, sources))
+            found[local.name] = local, ids, [Part.find(ids, capture.stamps[source]) for source in sources]
+    of_all = of_all_ranks({name: all(parts) for name, (_, _, parts) in found.items()})
+    whole = [name for name in found if all(of_rank.get(name, True) for of_rank in of_all)]
+    for name in whole:
+        local, ids, parts = found[name]
+        capture.add_parts(local, [part for part in parts if part is not None], ids)
+    return frozenset(whole)
+
+
 def _without_own(
     capture: Capture, locals_: Sequence[Local], stamped: Stamped, pipeline_part: PipelinePart, mesh: Mesh
 ) -> list[Local]:
     """Return the tensors but the buffers that ranks made again, whose places are recorded by their values."""
     exact = (stamp for stamp in stamped.stamps if stamp.name not in stamped.fills)
     stamps = {pipeline_part.prefix + stamp.name: stamp for stamp in exact}
-    before = {pipeline_part.prefix + name: buffer for name, buffer in stamped.buffers.items()}
+    filled = {stamp.name for stamp in stamped.stamps}
+    before = {pipeline_part.prefix + name: buffer for name, buffer in stamped.buffers.items() if name in filled}
     own = own_buffers(before, locals_, stamps, mesh, capture.rank)
     for local in locals_:
         region, why = own.get(local.name, (None, ""))
-        if region is not None and local.name in capture.stamps:
+        if region is not None:
             capture.add_region(local, region)
         if why:
             capture.not_checked.append((local.name, why))

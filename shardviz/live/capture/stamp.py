@@ -114,7 +114,8 @@ def stamp(model: nn.Module, bits: int = 64) -> Stamped:
 
     Args:
         model: A model that is not sharded yet: a fill through placements would only repeat their claims.
-        bits: Of an integer, how many a cast that follows leaves exact; if ids need more, all tensors are filled.
+        bits: Integers up to 2**bits survive a cast that follows. If an id is larger, every tensor is filled with other
+            values instead.
 
     Returns:
         The ids of every tensor, for `shardviz.capture` and `assert_ordered`.

@@ -43,6 +43,7 @@ from shardviz.explain.step.lines import (
     CarriedLine,
     MisplacedLine,
     OtherArgument,
+    OtherOperand,
     ReorderedPart,
     SegmentsOfPart,
     UnlikeOperands,
@@ -80,7 +81,8 @@ def fault_in(states: States) -> Fault | None:
     fault = fault or misplaced_fault(states)
     if fault is None or isinstance(fault.cause, WrongLine | WrongLines | CarriedLine):
         fault = own_rows_fault(states) or fault
-    fault = fused_fault(states) or fault
+    if fault is None or isinstance(fault.cause, WrongLine | WrongLines | OtherOperand):
+        fault = fused_fault(states) or fault
     if fault is None or isinstance(fault.cause, WrongLines | CarriedLine):
         fault = operand_fault(states) or parallel_fault(states) or fault
     if fault is None or type(fault.cause) in MAY_LACK_NEIGHBOR:

@@ -14,6 +14,7 @@ A rank's part may be taken for the first of the whole: queries of a causal mask,
 from __future__ import annotations
 
 import math
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -88,7 +89,7 @@ def buffer_fault(states: States) -> Fault | None:
 
 
 def fused_fault(states: States) -> Fault | None:
-    """Return the line that reads a weight of several, of which ranks have different ones: it was cut as a whole.
+    """Return the line that reads a weight of several of which ranks have stretches: it was cut as a whole.
 
     Ranks that have experts of their own have tensors of the same names, but for numbers.
     """
@@ -96,11 +97,11 @@ def fused_fault(states: States) -> Fault | None:
     for call in states.lines.calls if states.wrong_results and all(made) else ():
         for name in filter(None, map(states.lines.weight_name, call.inputs)):
             of_ranks = [of_rank.get(name, ()) for of_rank in made]
-            sources = tuple(dict.fromkeys(source for of_rank in of_ranks for source in of_rank))
-            kinds = {frozenset(starred(source) for source in of_rank) for of_rank in of_ranks}
-            if len(kinds) > 1 and all(of_ranks):
+            row = [source for source, _ in groupby(source for of_rank in of_ranks for source in of_rank)]
+            kinds = {frozenset(map(starred, of_rank)) for of_rank in of_ranks}
+            if len(kinds) > 1 and all(of_ranks) and len({*row}) == len(row) > len(of_ranks[0]):
                 has = f"{reached(call)} reads {name}, of which rank 0 has elements of {listed(of_ranks[0])}"
-                cause = CutAsOneWeight(call.inner_line.place, name, of_ranks[0], sources)
+                cause = CutAsOneWeight(call.inner_line.place, name, of_ranks[0], tuple(row))
                 return fault_at(call, f"{has}, and other ranks of others", cause)
     return None
 

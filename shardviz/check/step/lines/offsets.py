@@ -160,7 +160,8 @@ def _due(states: States, layout: Layout, length: int) -> dict[int, int] | None:
     if len(chains) != 1:
         return None
     split = Layout(states.mesh, (length,), (chains.pop(),))
-    return {rank: region.dims[0][0][0] for rank, region in split.regions()}
+    due = {rank: region.dims[0][0][0] for rank, region in split.regions() if region.size}
+    return due if len(due) == states.mesh.size else None
 
 
 def _fault_of_stretch(
