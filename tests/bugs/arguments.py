@@ -217,7 +217,6 @@ CASES = (
         (("x.shape[1] * size)", "x.shape[1])"),),
         ("wrong-value",),
         ("may be made of `length`", "pass the `length` of the whole"),
-        never=("a flag, a setting",),
         with_lines=True,
     ),
     Bug(
