@@ -43,6 +43,37 @@ for x in torch.randn(3, 8, 6, generator=generator):
     optimizer.step()
     optimizer.zero_grad()
 """
+FLATTENED = """
+from torch.nn.parallel import DistributedDataParallel
+
+
+class Waves(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.frequency = nn.Parameter(torch.ones(1))
+
+    def forward(self, t):
+        return (t.float().reshape(-1) * self.frequency).sin()
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.waves, self.up = Waves(), nn.Linear(4, 4)
+
+    def forward(self, t):
+        return self.up(self.waves(t)[:, None].expand(-1, 4))
+
+
+model = Model()
+called = DistributedDataParallel(model) if WORLD > 1 else model
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(2):
+    t = (torch.arange(24.0).view(4, 6) * 31.7).chunk(WORLD, 1)[RANK]
+    called(t.bfloat16() if WORLD > 1 else t).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
 SLOPES = """
 class Sum(torch.autograd.Function):
     @staticmethod
@@ -147,6 +178,12 @@ def test_timesteps_that_mixed_precision_rounds_are_named(tmp_path, cast, given, 
 def test_timesteps_that_are_given_as_integers_are_not_rounded(tmp_path):
     step = compared(tmp_path, TIMESTEPS, {"CAST": "True", "GIVEN": "torch.int64"})
     assert step["departures"] == [], step
+
+
+@nightly
+def test_a_module_that_flattens_what_ranks_split_along_a_later_dim_is_compared(tmp_path):
+    step = compared(tmp_path, FLATTENED, {})
+    assert [departure["module"] for departure in step["departures"]] == ["waves"], step
 
 
 @nightly
