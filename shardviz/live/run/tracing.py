@@ -312,7 +312,7 @@ class Follower:
             gradients = (
                 list(library_step.gradients.values())
                 if library_step
-                else gradients_with_copies(self._step, self._outermost())
+                else quietly(WHAT, gradients_with_copies, self._step, self._outermost())
             )
             apart = list(apart_from(self._step.root, [*self._optimizers, *self._taken]))
             optimizers = () if library_step else self._outermost()  # a library's have stepped by now
