@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from tests.lanes import nightly
-from tests.live.run.traced.test_by_hand import compared
+from tests.live.run.traced.test_by_hand import BEGIN, compared
+from tests.live.run.traced.test_traced import diff, run
 
 TIMESTEPS = """
 from torch.distributed.device_mesh import init_device_mesh
@@ -210,6 +213,18 @@ def test_the_buffer_of_a_loss_beside_the_model_is_compared(tmp_path, reduce, cau
     step = compared(tmp_path, summing + CENTER, {"REDUCE": reduce})
     assert [departure["cause_id"] for departure in step["departures"]] == [cause] * bool(cause), step
     assert not cause or step["departures"][0]["module"] == "Loss.center"
+
+
+@nightly
+def test_a_buffer_that_earlier_steps_wrote_differently_stands_beside_the_gradients(tmp_path):
+    program = CENTER.replace("REDUCE", "pass").replace("model.parameters(), 0.5", "model.parameters(), 1e-7")
+    script = tmp_path / "train.py"
+    script.write_text(BEGIN + program)
+    ranks = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script))
+    alone = run(tmp_path, "one", sys.executable, str(script), step=3)
+    step, _ = diff(alone, run(tmp_path, "many", *ranks, step=3))
+    causes = [departure["cause_id"] for departure in step["departures"]]
+    assert causes == ["unexplained-backward", "other-buffer-before"], step
 
 
 @nightly
