@@ -113,14 +113,16 @@ class BufferReducedWrongly(Cause, kind="wrong-scale"):
 
 
 class OtherBufferBefore(Cause, kind="wrong-value"):
-    """A buffer that the forward reads is another before the step than in one process.
+    """A buffer that the forward reads differs from one process's before the step.
 
-    The step's gradients are wrong for that. A center, a running scale or a bias that forwards write goes into the loss.
-    If an earlier step wrote other values into it, the step that is traced computes something else without an error of
-    its own.
+    A center, a running scale or a bias that forwards write goes into the loss. If an earlier step wrote other values
+    into it, the step that is traced computes other gradients without an error of its own. Gradients that nothing else
+    explains may be wrong for that.
     """
 
-    why = "An earlier step wrote other values into this buffer, and what is computed from it sends back other gradients"
+    why = (
+        "An earlier step wrote other values into this buffer. If the loss depends on it, it sends back other gradients"
+    )
     how = "trace the first step (--trace-step 1), which shows what is written into it, and by which ranks"
 
 

@@ -25,7 +25,7 @@ from shardviz.live.compat.meshes import local_of
 from shardviz.live.compat.worlds import groups_here
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 Stretch = tuple[int, int, int, int]
 """The number of a parameter, the first of its elements, where it is in a row, and how many elements are."""
@@ -33,7 +33,7 @@ Stretch = tuple[int, int, int, int]
 MAX_PADDING = 1 << 10
 """A row of parameters is made longer by no more elements, so that ranks' parts are equal."""
 LEAST_PART = 0.5
-"""So large a part of what optimizers step must be copies: else it's something else."""
+"""So large a part of what optimizers step must be copies of the parameters, or none of it counts as one."""
 ROUNDINGS, LEAST_STALE = 2.0, 0.1
 """A copy has other values if so large a part of it is farther off than so many roundings of the parameter's."""
 OF_DATA = "dp", "data", "zero", "fsdp"
@@ -116,6 +116,13 @@ def _state_of(kept: Mapping[Any, Mapping[str, torch.Tensor]], kind: str, tensor:
 def has_copies(parameters: Collection[torch.Tensor]) -> bool:
     """Whether copies of some parameters are stepped in their place."""
     return any(parameter in _COPIES for parameter in parameters)
+
+
+def forget(parameters: Iterable[torch.Tensor]) -> None:
+    """Take nothing for a copy of some parameters any more."""
+    for parameter in parameters:
+        _COPIES.pop(parameter, None)
+        _INCOMPLETE.pop(parameter, None)
 
 
 def is_stale(parameter: torch.Tensor) -> bool | None:

@@ -142,7 +142,7 @@ class Session:
 
     def _note_stamped(self, place: str, content: object = None) -> None:
         """Note that the job has loaded a stamped copy, or a pickle of its values."""
-        if self.options.is_stamped and (is_stamped(Path(place)) or looks_stamped(content)):
+        if self.options.is_stamped and (is_stamped(Path(place)) or looks_stamped(content, self.options.reference)):
             note_stamped(self.options.session)
 
     def _add_source(self, source: Source | None) -> None:

@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
     from shardviz.dump.records.step import ClipRecord, GivenRecord
     from shardviz.live.lines.job_lines import JobLines
+    from shardviz.live.run.job_trace import JobTrace
     from shardviz.live.run.outside import Averages, Outside
     from shardviz.live.run.read_buffers import ReadBuffers
-    from shardviz.live.run.tracing import JobTrace
 
     Written = Callable[[Iterable[Local], Iterable[Local], Iterable[GivenRecord]], None]
 

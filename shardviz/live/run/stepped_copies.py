@@ -62,6 +62,17 @@ def has_copies(root: nn.Module) -> bool:
     return masters.has_copies(list(root.parameters()))
 
 
+def has_copies_in(root: nn.Module, module: nn.Module) -> bool:
+    """Whether a module has what is stepped in place of a model's parameters, so that it's no copy if it is called."""
+    copies = {id(copy) for parameter in root.parameters() for copy in masters.stand_ins(parameter)}
+    return any(id(parameter) in copies for parameter in module.parameters())
+
+
+def forget_copies(root: nn.Module) -> None:
+    """Take nothing for a copy of a model's parameters any more."""
+    masters.forget(root.parameters())
+
+
 def gradients_with_copies(step: Step, optimizers: Iterable[Optimizer]) -> list[Local] | None:
     """Return copies of this rank's part of gradients; None if no copies are stepped.
 

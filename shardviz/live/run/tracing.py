@@ -1,7 +1,6 @@
 """One step of a running job, followed through its modules, for `shardviz run --trace`.
 
-A `Follower` waits for the step and ends it; the hooks of a `JobTrace` only read, and none of them may raise in
-somebody's job or be compiled into what runs. Ranks do not talk to each other here: each writes its own file, and
+A `Follower` waits for the step and ends it. Ranks do not talk to each other here: each writes its own file, and
 `shardviz diff` lays two jobs side by side.
 """
 
@@ -11,8 +10,7 @@ import atexit
 import math
 import os
 import sys
-from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -27,27 +25,30 @@ from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.claims import registry
 from shardviz.live.compat.meshes import parts_of_norm
 from shardviz.live.compat.modules import is_making_states
-from shardviz.live.compat.pipelines import asks_for_shapes
 from shardviz.live.compat.tensors import at_end_of_backward, in_backward
 from shardviz.live.lines.job_lines import JobLines
 from shardviz.live.run.hooks.arming import arm, disarm
 from shardviz.live.run.hooks.observing import nested, quietly, report
+from shardviz.live.run.job_trace import JobTrace, without_errors
 from shardviz.live.run.later_steps import LaterSteps, weights_after, with_gradients
 from shardviz.live.run.library_steps import LibraryStep
 from shardviz.live.run.outside import Averages, apart_from, buffers_alone, outside
 from shardviz.live.run.read_buffers import ReadBuffers
 from shardviz.live.run.references.values import contains, outermost
-from shardviz.live.run.step_files import WHAT, Step, most_of, sampled, weights_of
-from shardviz.live.run.stepped_copies import find_copies, gradients_with_copies
-from shardviz.live.step.module_recorder import Seen, Source, Trace
-from shardviz.live.step.running import tensors_in
+from shardviz.live.run.step_files import WHAT, Step, most_of, weights_of
+from shardviz.live.run.stepped_copies import (
+    find_copies,
+    forget_copies,
+    gradients_with_copies,
+    has_copies,
+    has_copies_in,
+)
 from shardviz.live.step.steppers import Options as Settings
 from shardviz.live.step.steppers import identities, options_of, parameters_of, states_of, stepped_by, steps
 from shardviz.live.trace_modules import Followed
-from shardviz.live.world.group import random_states
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from torch.optim import Optimizer
 
@@ -56,123 +57,7 @@ if TYPE_CHECKING:
     Shapes = tuple[tuple[int, ...], ...]
     from shardviz.live.run.step_files import Written
 
-SIDES = 4
-"""Inputs, outputs and the gradients of both; many are the same tensors."""
-
 NOT_STEPPED = "no optimizer stepped after it"
-MAX_GIVEN = 64
-"""Of whole numbers that the model is given, such as tokens, so many tensors are kept."""
-
-
-@dataclass
-class _Entered:
-    """A call of a module that has not returned.
-
-    Attributes:
-        forward: What runs as its forward.
-        num_batches: How many batches were kept before it.
-        is_around: Whether it ran something that calls the module, rather than the module's own forward.
-    """
-
-    forward: Callable[..., Any]
-    num_batches: int
-    is_around: bool = False
-
-
-class JobTrace(Trace):
-    """The trace of one step of a job."""
-
-    def __init__(self, num_modules: int) -> None:
-        super().__init__()
-        self.most = most_of(num_modules * SIDES)
-        self.copied = self._sampled
-        self.keeps_arguments = False
-        self.before_backward: Callable[[], None] | None = None  # called once
-        self.uncalled: set[nn.Module] = set()  # DistributedDataParallel, while its forward was not called
-        self._states: defaultdict[str, list[list[torch.Tensor]]] = defaultdict(list)
-        self._given_to: str | None = None  # whose batch is kept
-        self._entered: defaultdict[str, list[_Entered]] = defaultdict(list)
-
-    def _sampled(self, tensor: torch.Tensor) -> torch.Tensor:
-        return sampled(tensor, self.most)
-
-    def _begin(self, name: str) -> Callable[..., None]:
-        begin = super()._begin(name)
-
-        def begin_all(module: Any, inputs: Any, named: Any) -> None:
-            if asks_for_shapes(inputs):
-                return  # a pipeline's stage, run on values without a meaning
-            begin(module, inputs, named)
-            if not in_backward():
-                self._states[name].append(random_states())
-                self._enter(name, module)
-            self._keep_given(name, (inputs, named))
-
-        return _without_errors(begin_all)
-
-    def _end(self, name: str) -> Callable[..., None]:
-        end = super()._end(name)
-
-        def end_all(module: Any, inputs: Any, output: Any) -> None:
-            if not in_backward() and self._entered[name] and self._entered[name].pop().is_around:
-                self._open[name].pop()
-                self._states[name].pop()
-                return
-            end(module, inputs, output)
-            if self._states[name] and not in_backward():
-                before, after = self._states[name].pop(), random_states()
-                self.draws[name].append(not (len(before) == len(after) and all(map(torch.equal, before, after))))
-
-        return _without_errors(end_all)
-
-    def came_back(self, seen: Seen, source: Source, gradient: torch.Tensor | None) -> None:
-        """Keep the gradient of a tensor."""
-        if self.before_backward is not None:
-            begin, self.before_backward = self.before_backward, None
-            quietly(WHAT, begin)
-        quietly(WHAT, super().came_back, seen, source, gradient)
-
-    def _enter(self, name: str, module: nn.Module) -> None:
-        """Note a call; one around it that ran another function than this one is no call of the module's own forward.
-
-        Lightning runs `training_step` as the forward of the module that DistributedDataParallel wraps, and that calls
-        the module; in one process it runs `training_step` itself. A recursive module has one forward.
-        """
-        around = self._entered[name][-1:]
-        if around and around[0].forward != module.forward and not around[0].is_around:
-            around[0].is_around = True
-            if name == self._given_to:
-                del self.batches[around[0].num_batches :]
-        self._entered[name].append(_Entered(module.forward, len(self.batches)))
-
-    def _keep_given(self, name: str, inputs: Any) -> None:
-        """Keep the whole numbers that the model is given; those of the module called first while it is not called.
-
-        Lightning runs the methods of the trained module, which calls another one, rather than that itself.
-        """
-        if not name and self._given_to:
-            self.batches.clear()
-        if self._given_to is None or not name:
-            self._given_to = name
-        if name != self._given_to:
-            return
-        whole = [
-            tensor
-            for tensor in tensors_in(inputs)
-            if not tensor.is_floating_point() and not tensor.is_complex() and tensor.ndim
-        ]
-        if len(self.batches) < MAX_GIVEN:
-            self.batches.append([(tuple(tensor.shape), self._sampled(tensor.detach())) for tensor in whole])
-
-
-def _without_errors(hook: Callable[..., None]) -> Callable[..., None]:
-    """Return a hook that never raises, and that `torch.compile` leaves out of what it compiles."""
-
-    def call(*given: Any) -> None:
-        if not torch.compiler.is_compiling():
-            quietly(WHAT, hook, *given)
-
-    return call
 
 
 class Follower:
@@ -307,24 +192,31 @@ class Follower:
 
     def visit(self, module: nn.Module) -> None:
         """Begin if the called module is the trained model or part of it, and its step has come."""
-        if self._step is not None or self._is_over or os.getpid() != self._process:
+        if self._is_over or os.getpid() != self._process:
             return
         with nested() as is_outermost:
-            if is_outermost and torch.is_grad_enabled() and self._is_trained(module):
+            if not is_outermost or not torch.is_grad_enabled():
+                return
+            if self._step is not None and has_copies_in(self._step.root, module):
+                self._let_go(self._step)
+            if self._step is None and self._is_trained(module):
                 self._follow(outermost(module) if self.model is None else self.model, module)
 
     def _is_trained(self, module: nn.Module) -> bool:
-        trainable = identities(parameter for parameter in module.parameters() if parameter.requires_grad)
-        optimizers = [*self._optimizers, *self._taken]
-        own_optimizers = [optimizer for optimizer in optimizers if not trainable.isdisjoint(stepped_by(optimizer))]
+        own_optimizers = self._steppers_of(module)
         if not own_optimizers and self._find_copies(module):
-            return self._is_trained(module)
+            own_optimizers = self._steppers_of(module)
         is_due = (
             max((self._taken.get(optimizer, 0) for optimizer in own_optimizers), default=0)
             == self.options.trace_step - 1
         )
         is_model = bool(own_optimizers) if self.model is None else runs(module, self.model)
         return is_model and is_due and not any(parameter.is_meta for parameter in module.parameters())
+
+    def _steppers_of(self, module: nn.Module) -> list[Optimizer]:
+        trainable = identities(parameter for parameter in module.parameters() if parameter.requires_grad)
+        optimizers = [*self._optimizers, *self._taken]
+        return [optimizer for optimizer in optimizers if not trainable.isdisjoint(stepped_by(optimizer))]
 
     def _find_copies(self, module: nn.Module) -> bool:
         """Whether optimizers step copies of parameters of the model around a module, which are looked for once."""
@@ -335,33 +227,46 @@ class Follower:
         return find_copies(root, [*self._optimizers, *self._taken])
 
     def _follow(self, root: nn.Module, called: nn.Module) -> None:
-        disarm(self.visit)
         self._find_copies(root)
+        if not has_copies(root):
+            disarm(self.visit)
         self._is_of_many = distributed.is_initialized()
         model = unwrapped(root)
         trace = JobTrace(sum(self.followed.includes(name) for name, _ in model.named_modules()))
         outsiders = outside(root, [*self._optimizers, *self._taken])
         before = [*local_tensors(model), *outsiders.tensors()]
         most = most_of(len(before))
-        self._later = LaterSteps(called, _without_errors)
+        self._later = LaterSteps(called, without_errors)
         averages: Averages | None = quietly(WHAT, Averages.of, model, most)
         old = quietly(WHAT, list, averages.now()) if averages is not None else None
         weights = [*weights_of(before, most), *(old or ())]
         beside = quietly(WHAT, buffers_alone, root) or {}
         buffers = ReadBuffers(root, most, beside)
         self._step = Step(root, trace, self.options.trace_step, most, weights, outsiders, buffers, averages=averages)
-        note_written = _without_errors(lambda *_: buffers.note_written())
+        note_written = without_errors(lambda *_: buffers.note_written())
         self._handles = [each.register_forward_hook(note_written) for each in (called, *beside.values())]
         self._handles += trace.follow(model, self.followed)
-        trace.before_backward = partial(_note_kept, list(registry.named_parameters(model)), self._step.kept)
+        # Those before the forward: FSDP2 puts gathered ones in their place, without gradients.
+        parameters, kept = list(registry.named_parameters(model)), self._step.kept
+        trace.before_backward = lambda: kept.extend(with_gradients(parameters))
         if self._lines is not None:
             self._step = replace(self._step, lines=self._lines)
             self._lines.follow(root)
         copied = [ddp for ddp in root.modules() if isinstance(ddp, DistributedDataParallel)]
         if not any(contains(called, ddp) for ddp in copied):
             trace.uncalled = set(copied)
-            forget = _without_errors(lambda module, *_: trace.uncalled.clear())
+            forget = without_errors(lambda module, *_: trace.uncalled.clear())
             self._handles += [ddp.register_forward_pre_hook(forget) for ddp in copied]
+
+    def _let_go(self, step: Step) -> None:
+        """Leave a model for the one that it is a copy of: a teacher in bfloat16, called before its float32 student."""
+        forget_copies(step.root)
+        for handle in self._handles:
+            handle.remove()
+        self._step = self._later = None
+        if self._lines is not None:
+            self._lines.end()
+            self._lines = JobLines(self.followed.lines or "", report)
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         """End the step if its gradients are there; a closure makes them yet, so the step ends when that returns.
@@ -407,7 +312,7 @@ class Follower:
             gradients = (
                 list(library_step.gradients.values())
                 if library_step
-                else gradients_with_copies(self._step, self._outermost())
+                else quietly(WHAT, gradients_with_copies, self._step, self._outermost())
             )
             apart = list(apart_from(self._step.root, [*self._optimizers, *self._taken]))
             optimizers = () if library_step else self._outermost()  # a library's have stepped by now
@@ -465,6 +370,7 @@ class Follower:
         if step is None or os.getpid() != self._process:
             return
         self._is_over = True
+        disarm(self.visit)
         for handle in self._handles:
             handle.remove()
         if self._lines is not None:
@@ -485,13 +391,3 @@ def _shapes(optimizer: Optimizer) -> Shapes:
 def runs(module: nn.Module, model: nn.Module) -> bool:
     """Whether a call of a module is one of a model: of itself, of a wrapper or of a part."""
     return contains(module, model) or contains(model, module)
-
-
-def _note_kept(parameters: Sequence[tuple[str, nn.Parameter]], names: list[str]) -> None:
-    """Add the names of parameters that have a gradient already, which backward will add to.
-
-    Args:
-        parameters: Those of the model before its forward: FSDP2 puts gathered ones in their place, without gradients.
-        names: Where to.
-    """
-    names += with_gradients(parameters)

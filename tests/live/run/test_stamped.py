@@ -5,6 +5,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from shardviz.cli import main
+from shardviz.live.run.references.stamped import has_tensors, looks_stamped
 from tests.lanes import at_night, nightly
 from tests.live.run.jobs import ON_META, STEP, save_weights
 from tests.live.run.jobs import run as run_job
@@ -171,3 +172,33 @@ train(student)
     assert ran.code == 1, ran.err + ran.out
     assert ran.report(1).findings == ()
     assert [one.tensor for one in ran.report(2).findings] == ["0.weight"]
+
+
+def test_a_pickle_is_stamped_if_it_has_values_of_the_copy(tmp_path):
+    torch.manual_seed(0)
+    save_file({"up": torch.randn(40, 25), "down": torch.randn(25, 40)}, tmp_path / "weights.safetensors")
+    stamp(tmp_path / "weights.safetensors", tmp_path / "stamped.safetensors")
+    values = load_file(tmp_path / "stamped.safetensors")
+
+    def looks(tensor):
+        return looks_stamped({"model": [tensor]}, str(tmp_path / "stamped.safetensors"))
+
+    assert looks(values["up"])
+    assert looks(values["down"].bfloat16())
+    assert looks(values["up"].double())
+    assert not looks(torch.randn(40, 25).pow(2))  # exponents that occur as evenly as a fill's
+    assert not looks(torch.randn(1000).pow(2))
+
+
+class Refusing:
+    def __getattr__(self, name):
+        raise RuntimeError(name)
+
+
+def test_what_is_saved_may_have_itself_in_it_or_answer_nothing():
+    around = {"step": 3}
+    around["self"] = [around]
+    assert not has_tensors(around)
+    around["more"] = [torch.ones(1)]
+    assert has_tensors(around)
+    assert has_tensors([Refusing()])

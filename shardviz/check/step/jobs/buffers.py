@@ -158,7 +158,10 @@ def _of_no_part(whole: Weight, parts: Mapping[int, Weight], job: WholeJob) -> li
 
 
 def with_buffers_before(findings: Sequence[Finding], reference: WholeJob, job: WholeJob) -> Sequence[Finding]:
-    """Return the buffers that earlier steps wrote differently, in place of gradients that are wrong without a cause."""
+    """Return findings with the buffers that earlier steps wrote differently, if gradients are wrong without a cause.
+
+    The gradients' own findings stay: nothing shows that the loss depends on these buffers.
+    """
     is_unexplained = findings and all(isinstance(finding.explanation, UnexplainedBackward) for finding in findings)
     if not is_unexplained or not reference.is_of_one or not job.steps_before:
         return findings
@@ -179,7 +182,7 @@ def with_buffers_before(findings: Sequence[Finding], reference: WholeJob, job: W
                 f"{magnitude(expected):.5g}); {line}wrote them in an earlier step, and the forward reads them"
             )
             buffers.append(OtherBufferBefore().finding(name, tuple(sorted(odd)), sentence))
-    return buffers or findings
+    return [*findings, *buffers]
 
 
 def _written_buffers(reference: WholeJob, job: WholeJob) -> Updates:

@@ -6,6 +6,7 @@ position's angle, anywhere: a bfloat16 has no 275.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,9 +16,9 @@ from shardviz.check.step.trace.judging import BAD
 from shardviz.check.step.trace.traces import in_both
 from shardviz.explain.step.modules import RoundedInput
 from shardviz.layout.layout import Layout
-from shardviz.layout.placements import Partial
+from shardviz.layout.placements import Partial, Shard, StridedShard
 from shardviz.relate.casts import is_narrower, rounded
-from shardviz.relate.values import magnitude
+from shardviz.relate.values import farthest, magnitude
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -76,10 +77,8 @@ def _of_input(judging: Judging, job: WholeJob, place: Place) -> Finding | None:
     if first is None or not set(judging.judgments[first].state.values()) & set(BAD):
         return None
     near = judging.judgments[first].near
-    off = {
-        rank: float(np.max(np.abs(held - wanted))) for rank, (wanted, held) in _pairs(judging, first, layout).items()
-    }
-    ranks = tuple(rank for rank, far in off.items() if far > FAR * near)
+    off = {rank: farthest(held, wanted) for rank, (wanted, held) in _pairs(judging, first, layout).items()}
+    ranks = tuple(rank for rank, far in off.items() if FAR * near < far < math.inf)
     if not ranks or not near:
         return None
     wanted, held = max(pairs.values(), key=lambda pair: magnitude(pair[1] - pair[0]))
@@ -94,9 +93,14 @@ def _of_input(judging: Judging, job: WholeJob, place: Place) -> Finding | None:
 
 
 def _pairs(judging: Judging, place: Place, layout: tuple[Placement, ...]) -> Pairs:
-    """Return what one process has of each rank's part at a place that is split as an input is, and the part."""
+    """Return what one process has of each rank's part at a place that is split as an input is, and the part.
+
+    Nothing if it lacks a dim that the input is split along.
+    """
     whole = judging.whole[place].values
     if whole is None or len(whole.shape) == 0:
+        return {}
+    if any(isinstance(each, Shard | StridedShard) and each.dim >= len(whole.shape) for each in layout):
         return {}
     split = Layout.from_placements(judging.mesh, whole.shape, layout)
     pairs = {}

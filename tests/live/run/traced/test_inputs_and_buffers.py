@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from tests.lanes import nightly
-from tests.live.run.traced.test_by_hand import compared
+from tests.live.run.traced.test_by_hand import BEGIN, compared
+from tests.live.run.traced.test_traced import diff, run
 
 TIMESTEPS = """
 from torch.distributed.device_mesh import init_device_mesh
@@ -40,6 +43,37 @@ generator = torch.Generator().manual_seed(1)
 for x in torch.randn(3, 8, 6, generator=generator):
     t = torch.randint(257, 999, (8,), generator=generator) * 2.0 + 1
     model(x.chunk(WORLD)[RANK], t.chunk(WORLD)[RANK].to(GIVEN)).float().square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+FLATTENED = """
+from torch.nn.parallel import DistributedDataParallel
+
+
+class Waves(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.frequency = nn.Parameter(torch.ones(1))
+
+    def forward(self, t):
+        return (t.float().reshape(-1) * self.frequency).sin()
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.waves, self.up = Waves(), nn.Linear(4, 4)
+
+    def forward(self, t):
+        return self.up(self.waves(t)[:, None].expand(-1, 4))
+
+
+model = Model()
+called = DistributedDataParallel(model) if WORLD > 1 else model
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(2):
+    t = (torch.arange(24.0).view(4, 6) * 31.7).chunk(WORLD, 1)[RANK]
+    called(t.bfloat16() if WORLD > 1 else t).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
 """
@@ -150,6 +184,12 @@ def test_timesteps_that_are_given_as_integers_are_not_rounded(tmp_path):
 
 
 @nightly
+def test_a_module_that_flattens_what_ranks_split_along_a_later_dim_is_compared(tmp_path):
+    step = compared(tmp_path, FLATTENED, {})
+    assert [departure["module"] for departure in step["departures"]] == ["waves"], step
+
+
+@nightly
 @pytest.mark.parametrize(
     ("slopes", "cause"),
     [("slopes(4 // WORLD)", "buffer-of-own-sizes"), ("slopes(4).chunk(WORLD)[RANK].clone()", "")],
@@ -173,6 +213,18 @@ def test_the_buffer_of_a_loss_beside_the_model_is_compared(tmp_path, reduce, cau
     step = compared(tmp_path, summing + CENTER, {"REDUCE": reduce})
     assert [departure["cause_id"] for departure in step["departures"]] == [cause] * bool(cause), step
     assert not cause or step["departures"][0]["module"] == "Loss.center"
+
+
+@nightly
+def test_a_buffer_that_earlier_steps_wrote_differently_stands_beside_the_gradients(tmp_path):
+    program = CENTER.replace("REDUCE", "pass").replace("model.parameters(), 0.5", "model.parameters(), 1e-7")
+    script = tmp_path / "train.py"
+    script.write_text(BEGIN + program)
+    ranks = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script))
+    alone = run(tmp_path, "one", sys.executable, str(script), step=3)
+    step, _ = diff(alone, run(tmp_path, "many", *ranks, step=3))
+    causes = [departure["cause_id"] for departure in step["departures"]]
+    assert causes == ["unexplained-backward", "other-buffer-before"], step
 
 
 @nightly

@@ -94,6 +94,25 @@ optimizer = torch.optim.SGD(list(owned.values()), 0.1, momentum=0.9)
                 dist.broadcast(parameter.data, SOURCE)
 """
 )
+KEPT = "masters = [parameter.detach().clone().float().requires_grad_() for parameter in params]"
+IN_A_MODULE = MASTERS.replace(
+    KEPT, "import copy\nkept = copy.deepcopy(model).float()\nmasters = list(kept.parameters())"
+)
+TEACHER = """
+import copy
+from torch.nn.parallel import DistributedDataParallel
+
+model = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 4))
+teacher = copy.deepcopy(model).bfloat16()
+called = DistributedDataParallel(model) if WORLD > 1 else model
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for x in torch.randn(3, 8, 6, generator=torch.Generator().manual_seed(1)):
+    x = x.chunk(WORLD)[RANK]
+    wanted = teacher(x.bfloat16()).detach().float() + 1
+    (called(x) - wanted).square().REDUCE().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
 USUAL = {
     "SEED": "0",
     "DTYPE": "torch.float32",
@@ -105,7 +124,7 @@ USUAL = {
     "SOURCE": "at % WORLD",
 }
 NARROW = {"DTYPE": "torch.bfloat16"}
-RIGHT = [(MASTERS, {}), (MASTERS, NARROW), (ROW, {}), (ROW, NARROW), (OWN, {}), (OWN, NARROW)]
+RIGHT = [(MASTERS, {}), (MASTERS, NARROW), (ROW, {}), (ROW, NARROW), (OWN, {}), (OWN, NARROW), (IN_A_MODULE, NARROW)]
 WRONG = [
     (MASTERS, {"SEED": "RANK"}, "stale-copies"),
     (MASTERS, {"COPIED": "RANK == 0"}, "step-not-copied"),
@@ -115,7 +134,7 @@ WRONG = [
     (ROW, {"ORDER": "parts[::-1]"}, "step-not-copied"),
     (OWN, {"SOURCE": "at % WORLD if at != 3 else 0"}, "step-not-copied"),
 ]
-NAMES = {id(MASTERS): "masters", id(ROW): "row", id(OWN): "own"}
+NAMES = {id(MASTERS): "masters", id(ROW): "row", id(OWN): "own", id(IN_A_MODULE): "in a module"}
 
 
 def name_of(value):
@@ -136,3 +155,10 @@ def test_a_step_of_copies_of_the_weights_is_followed(tmp_path, program, changes)
 def test_a_mistake_with_copies_of_the_weights_is_named(tmp_path, program, changes, cause):
     step = compared(tmp_path, program, USUAL | changes)
     assert {departure["cause_id"] for departure in step["departures"]} == {cause}, step
+
+
+@nightly
+@pytest.mark.parametrize(("reduce", "causes"), [("mean", []), ("sum", ["ddp-averages-shares"])])
+def test_a_narrow_teacher_that_is_called_first_is_not_the_model(tmp_path, reduce, causes):
+    step = compared(tmp_path, TEACHER, {"REDUCE": reduce})
+    assert [departure["cause_id"] for departure in step["departures"]] == causes, step
