@@ -26,10 +26,10 @@ from shardviz.check.step.lines.foreign import (
     padding_fault,
     unwritten_fault,
 )
+from shardviz.check.step.lines.indices import own_index_fault
 from shardviz.check.step.lines.offsets import (
     misplaced_fault,
     other_axis_fault,
-    own_index_fault,
     same_slices_fault,
     shifted_fault,
     unequal_fault,

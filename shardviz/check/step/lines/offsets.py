@@ -1,8 +1,7 @@
 """Lines that take a wrong part: at a wrong offset, the same slices on every rank, another rank's, or by another axis.
 
 A stretch of a dim begins where another part does, or the rank's own place is computed as its coordinate times the
-length of its part, although an axis does not divide the dim: parts before its own are longer. The index of the largest
-in a rank's part is no index into the whole, either.
+length of its part, although an axis does not divide the dim: parts before its own are longer.
 
 A head of keys that is chosen by the wrong number is a part of the unsharded model's tensor, but not this rank's. It is
 wrong where it meets a tensor of which the rank has its own part, if all that comes of the two is wrong. Without such a
@@ -21,7 +20,6 @@ from shardviz.check.step.lines.fault import Fault, at, fault_at, given_fault, re
 from shardviz.explain.step.parts import (
     CutByAnotherAxis,
     DealtToOthers,
-    IndexOfOwnPart,
     MisplacedOperand,
     MisplacedWeight,
     OffsetOfUnequalParts,
@@ -51,9 +49,6 @@ MOST_LISTED = 8
 
 MAX_COMPARED = 1 << 22
 """Numbers that are compared to find slices among those of the whole."""
-
-LEAST_MORE = 4
-"""More indices than parts of which nothing stands by chance."""
 
 MAX_LENGTH = 4096
 """Stretches of a longer dim are not looked for."""
@@ -89,12 +84,13 @@ def shifted_fault(states: States) -> Fault | None:
 def _combining(states: States) -> Iterator[tuple[Call, list[Layout]]]:
     """Yield the calls that make something wrong of a rank's own part, with the layouts of such parts."""
     for call in states.lines.calls if states.wrong_results else ():
-        layouts = [layout for value in call.inputs if (layout := _split_layout(states, value)) is not None]
+        layouts = [layout for value in call.inputs if (layout := split_layout_of(states, value)) is not None]
         if layouts and call.outputs and all(states.placed(value).is_wrong for value in call.outputs):
             yield call, layouts
 
 
-def _split_layout(states: States, value: Value) -> Layout | None:
+def split_layout_of(states: States, value: Value) -> Layout | None:
+    """Return the layout of which ranks have their own parts of a right tensor; None without one."""
     state = states.forward(value)
     return state.layout if state.kind == "right" and state.split_layout else None
 
@@ -110,7 +106,7 @@ def _stretch(states: States, value: Value, layout: Layout) -> Stretch | None:
     if len(dims) != 1 or any(array.shape != first.shape for array in held.values()):
         return None
     starts = {rank: starts_of(array, whole, dims[0]) for rank, array in held.items()}
-    due = _due(states, layout, whole.shape[dims[0]])
+    due = begins_of(states, layout, whole.shape[dims[0]])
     if due is None or any(len(own) != 1 for own in starts.values()):
         return None
     off = next((rank for rank, own in starts.items() if own[0] != due[rank]), None)
@@ -152,7 +148,7 @@ def distances(held: NDArray[np.float64], whole: NDArray[np.float64]) -> NDArray[
         return np.where(held == whole, 0.0, np.abs(held - whole))
 
 
-def _due(states: States, layout: Layout, length: int) -> dict[int, int] | None:
+def begins_of(states: States, layout: Layout, length: int) -> dict[int, int] | None:
     """Return where each rank's part begins in a dim of this length that an axis splits; None without one."""
     chains = {
         chain for size, chain in zip(layout.shape, layout.chains, strict=True) if size == length and len(chain) == 1
@@ -208,7 +204,7 @@ def _are_same_slices(states: States, value: Value, layout: Layout) -> bool:
         return False
     held = next(iter(states.held(value).values()))
     dims = [dim for dim, size in enumerate(whole.shape) if held.shape[dim] != size]
-    due = _due(states, layout, whole.shape[dims[0]]) if len(dims) == 1 else None
+    due = begins_of(states, layout, whole.shape[dims[0]]) if len(dims) == 1 else None
     if due is None or whole.size * held.shape[dims[0]] > MAX_COMPARED:
         return False
     nearest = distances(slices_of(held, dims[0])[:, None], slices_of(whole, dims[0])[None]).max(-1, initial=0.0)
@@ -225,68 +221,6 @@ def is_same_part(states: States, value: Value) -> bool:
         return False
     is_same = all(array.shape == held[0].shape and error_of(array, held[0]) <= SINGLE for array in held[1:])
     return is_same and held[0].size < whole.size
-
-
-PICKS = ("max", "min", "argmax", "argmin", "topk", "sort", "argsort")
-"""Functions that return where in a dim something is."""
-
-
-def own_index_fault(states: States) -> Fault | None:
-    """Return the call whose indices into a rank's part are taken for those of the whole; None if none are.
-
-    What is made of them is, of whichever rank has the element, its index in that rank's part, to which the number of
-    elements before the part is not added, or another number.
-    """
-    for call in states.lines.calls:
-        layout = _split_layout(states, call.inputs[0]) if call.function in PICKS and call.inputs else None
-        if layout is None or call.whole is None or not call.outputs or not states.is_index(call.outputs[-1]):
-            continue
-        for size, chain in zip(layout.shape, layout.chains, strict=True):
-            due = _due(states, layout, size) if chain else None
-            fault = _fault_of_index(states, call, size, sorted(set(due.values()))) if due is not None else None
-            if fault is not None:
-                return fault
-    return None
-
-
-def _fault_of_index(states: States, call: Call, size: int, begins: Sequence[int]) -> Fault | None:
-    """Return the fault of a call whose indices are read as those of the whole, of which parts begin at some places."""
-    lines, wanted = states.lines, states.reference_of(call.outputs[-1])
-    if wanted is None:
-        return None
-    pairs = [(value, _added(states, value, wanted, begins)) for value in sorted(lines.derived(call), key=lines.order)]
-    added = {value: one for value, one in pairs if one is not None}
-    if not added or any(all(one[begin] == begin for begin in one) for one in added.values()):
-        return None
-    value, numbers = next(iter(added.items()))
-    maker = lines.producer(value)
-    floats = (one for one in lines.derived(maker) if "float" in states.held_dtype(one)) if maker is not None else ()
-    if maker is None or any(states.placed(one).is_known for one in floats):
-        return None  # the program knows which rank's part they are of
-    begin = next(begin for begin in numbers if numbers[begin] != begin)
-    has = f"{reached(call)} gives indices within each rank's part, {begins[1]} of {size}"
-    adds = f"{numbers[begin]:+,} was added" if numbers[begin] else "nothing was added"
-    takes = (
-        f"{at(maker.line, call.line)} has those of all ranks, and {adds} to those of the part that begins at {begin}"
-    )
-    cause = IndexOfOwnPart(call.inner_line.place, call.function, maker.place, size, begin, numbers[begin])
-    return fault_at(call, f"{has}; {takes}", cause)
-
-
-def _added(states: States, value: Value, wanted: NDArray[np.float64], begins: Sequence[int]) -> dict[int, int] | None:
-    """Return what is added to the indices into each part, by where it begins, if a tensor has those of all parts.
-
-    None if it hasn't, or if a part has too few to tell.
-    """
-    held = list(states.held(value).values()) if states.is_index(value) else []
-    if len(held) < states.mesh.size or any(not np.array_equal(array, held[0]) for array in held):
-        return None
-    owners = np.searchsorted(begins, wanted, side="right") - 1
-    if held[0].shape != wanted.shape or len(np.unique(owners)) < 2 or wanted.size < len(begins) + LEAST_MORE:
-        return None
-    differences = held[0] - (wanted - np.asarray(begins)[owners])
-    added = {begins[owner]: np.unique(differences[owners == owner]) for owner in np.unique(owners)}
-    return None if any(len(one) > 1 for one in added.values()) else {at: int(one[0]) for at, one in added.items()}
 
 
 @dataclass(frozen=True)
@@ -399,7 +333,7 @@ def _axes_of_rows(states: States, value: Value) -> Iterator[str]:
         return
     sources = [value] if states.forward(value).is_known else [one for call in makers for one in call.inputs]
     for source in sources:
-        layout = None if states.lines.origin(source).startswith(WEIGHT) else _split_layout(states, source)
+        layout = None if states.lines.origin(source).startswith(WEIGHT) else split_layout_of(states, source)
         chains = () if layout is None else layout.chains[:-1] or layout.chains
         yield from (axis for chain in chains for axis in axes_in(chain))
 
