@@ -19,7 +19,7 @@ from tests.dumps import Made, make_dump
 if TYPE_CHECKING:
     from pathlib import Path
 
-MODULES = ("differences", "dumps", "load", "runs", "verdicts")
+MODULES = ("dumps", "load", "runs", "verdicts")
 MESH = parse_mesh("fsdp=2,tp=2")
 
 
