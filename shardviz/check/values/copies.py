@@ -113,7 +113,7 @@ def check_copies(dump: Dump) -> Iterator[Finding | NotChecked]:
     made = {name for record in dump.files.ranks.values() for name, _ in record.made_of}
     for tensor in dump.at("initial"):
         if made.issuperset(tensor.names):
-            continue  # its parts are compared under the names of what they are of
+            continue  # its ids say of what it has which elements: ranks may have different ones
         if tensor.claimed is None and _is_new_buffer(dump, tensor):
             yield from (NotChecked(name, NEW_BUFFER, "values") for name in tensor.names if name not in unchecked)
             continue

@@ -140,9 +140,10 @@ def _add_made(
     parts, or none does. Every rank calls this.
     """
     names = {local.name for local in locals_}
+    new = {local.name for local in locals_ if local.role == "param" and local.flat is None} - capture.stamps.keys()
     found: dict[str, tuple[Local, NDArray[np.int64], list[Part | None]]] = {}
     for local in locals_:
-        is_new = local.role == "param" and local.name not in capture.stamps and local.values.is_floating_point()
+        is_new = local.name in new and local.values.is_floating_point()
         ids = pipeline_part.shifted(describe.ids_of(local.values, stamped.last)) if is_new else np.zeros(0, np.int64)
         sources = describe.sources_of(ids, capture.stamps.values())
         if sources and names.isdisjoint(sources):

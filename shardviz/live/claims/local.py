@@ -68,7 +68,7 @@ class Local:
 
 
 def as_part(local: Local, shapes: Mapping[str, tuple[int, ...]]) -> Local:
-    """Return a plain buffer that has fewer elements than before sharding as some part of the whole.
+    """Return a plain buffer that may be a part of what it was before sharding with the shape of the whole.
 
     Args:
         local: The tensor.
@@ -76,7 +76,8 @@ def as_part(local: Local, shapes: Mapping[str, tuple[int, ...]]) -> Local:
     """
     shape = shapes.get(local.name, local.shape)
     is_plain = local.role == "buffer" and local.claim is None and local.flat is None
-    return replace(local, shape=shape) if is_plain and len(shape) == len(local.shape) else local
+    is_part = len(shape) == len(local.shape) and all(map(int.__le__, local.shape, shape))
+    return replace(local, shape=shape) if is_plain and is_part else local
 
 
 MAX_DENSE = 1 << 26
