@@ -287,6 +287,16 @@ BY_POWERS = IN_MODEL.replace(
     "total = Sum.apply((logits - largest[:, None]).exp().sum(-1), self.group)",
     "total = Sum.apply((torch.logsumexp(logits, -1) - largest).exp(), self.group)",
 )
+AFTERWARDS = (
+    IN_MODEL.replace("self.head = nn.Linear(8, PADDED, bias=False)", "self.head = nn.Linear(8, WORDS, bias=False)")
+    .replace("self.head(x)[:, :WORDS], labels", "self.head(x), labels")
+    .replace("logits = self.head(Copy.apply(x, self.group))", "logits = Copy.apply(x, self.group) @ self.head.weight.T")
+    .replace(
+        "model.head.weight = own(model.head.weight, mesh)",
+        "whole = functional.pad(model.head.weight.detach(), (0, 0, 0, PADDED - WORDS))\n"
+        "    model.head.weight = own(nn.Parameter(whole), mesh)",
+    )
+)
 
 CASES = (
     *(
@@ -300,7 +310,11 @@ CASES = (
             never=("sizes, offsets and indices",),
             with_lines=True,
         )
-        for what, mesh, program in (("a sum", "tp=4", IN_MODEL), ("a logarithm of powers", "tp=2", BY_POWERS))
+        for what, mesh, program in (
+            ("a sum", "tp=4", IN_MODEL),
+            ("a logarithm of powers", "tp=2", BY_POWERS),
+            ("a sum, and sharding adds", "tp=2", AFTERWARDS),
+        )
     ),
     Bug(
         "padding_idx counted in each rank's own rows",

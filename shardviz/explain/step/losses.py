@@ -183,13 +183,13 @@ class MiscountedExponentials(Cause):
 
 
 class PaddingSummed(AtLine, kind="wrong-value"):
-    """A line sums over padding that the unsharded model cuts off first.
+    """A line sums over padding that the unsharded model cuts off first, or lacks.
 
-    A vocabulary is padded so that the number of ranks divides it. One process cuts the padding off the logits. A rank
-    that has a part of them keeps it, and the padding's logits add to the denominator of the softmax.
+    A vocabulary is padded so that the number of ranks divides it. One process has no padding, or cuts it off the
+    logits. A rank that has a part of them keeps it, and the padding's logits add to the denominator of the softmax.
 
     Attributes:
-        cut: The line in which the unsharded model cuts the padding off.
+        cut: The line in which the unsharded model cuts the padding off; empty if it has none.
         size: How long it is without padding.
         padded: How long it is with it.
     """
@@ -199,8 +199,8 @@ class PaddingSummed(AtLine, kind="wrong-value"):
     size: int
     padded: int
     why = (
-        "{function} in {place} counts the padding: the unsharded model keeps {size} of {padded} elements of dim {dim} "
-        "in {cut}, and the ranks keep all"
+        "{function} in {place} counts the padding: the unsharded model {cut:?keeps {size} of {padded} elements of dim "
+        "{dim} in {cut}, and the ranks keep all|has {size} elements where the ranks have {padded} together}"
     )
     how = (
         "set the elements from {size} on, counted in the whole dim, to a number that adds nothing (float('-inf') for "

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardviz.check.step.jobs.compare import trained_in_one_job
+from shardviz.check.step.jobs.one_sided import trained_in_one_job
 from shardviz.check.step.jobs.rows import rows_of
 from shardviz.check.step.jobs.starts import OtherWeight, coarsest_of, other_weights, repeated_weight
 from shardviz.check.step.jobs.whole_job import mesh_of_groups

@@ -22,6 +22,7 @@ from shardviz.check.step.jobs.gradients import OUTSIDE_MODULES, clips_of, unclip
 from shardviz.check.step.jobs.later_outputs import later_outputs_of
 from shardviz.check.step.jobs.line_values import OrderInCalls
 from shardviz.check.step.jobs.module_settings import with_module_settings
+from shardviz.check.step.jobs.one_sided import frozen_in_one_job, held_back_gradients, trained_in_one_job
 from shardviz.check.step.jobs.optimizers import different_settings, is_one_resumed, lost_states, states_before
 from shardviz.check.step.jobs.other_steps import (
     LaterResult,
@@ -31,10 +32,12 @@ from shardviz.check.step.jobs.other_steps import (
     is_filled_batch,
     later_steps_of,
 )
+from shardviz.check.step.jobs.paddings import paddings_of
 from shardviz.check.step.jobs.rounded_inputs import rounded_input
 from shardviz.check.step.jobs.rows import rows_of_jobs, rows_of_peers
 from shardviz.check.step.jobs.rows_of_steps import with_other_steps
 from shardviz.check.step.jobs.starts import (
+    Belonging,
     OtherWeight,
     Weights,
     belongings_of,
@@ -60,9 +63,8 @@ from shardviz.dump.records.trace import STEP, Place
 from shardviz.explain.checkpoints.conversion import NarrowedOnTheWay
 from shardviz.explain.placement.splits import SameShard
 from shardviz.explain.placement.values import RepeatedDraw
-from shardviz.explain.step.gradients import ReductionSwitchedOff
 from shardviz.explain.step.modules import UnexplainedModule
-from shardviz.explain.step.two_jobs import DifferentWeights, TrainedInOneJob
+from shardviz.explain.step.two_jobs import DifferentWeights
 from shardviz.explain.step.whole_step import (
     DifferentBatch,
     FilledBatch,
@@ -71,7 +73,6 @@ from shardviz.explain.step.whole_step import (
     WholeBatchPerRank,
 )
 from shardviz.groups import in_groups
-from shardviz.layout.mesh import ranks_by
 from shardviz.relate.tolerance import NEAR_STARTS
 from shardviz.relate.values import magnitude
 from shardviz.text import counted, fold, listed, named_ranks
@@ -185,7 +186,10 @@ def _compare(reference: WholeJob, job: WholeJob) -> Attempt:
     parts = job.weights("param")
     ways = reference.ways(parts, job.mesh)
     params = {name: way.weight for name, way in ways.items()}
-    belongings = belongings_of(params, parts, job.mesh)
+    job = replace(job, padded=paddings_of(params, parts, job.mesh))
+    parts = job.weights("param")
+    padded = {name: Belonging(None, unpadded.regions) for name, unpadded in job.padded.items()}
+    belongings = padded | belongings_of(params, parts, job.mesh)
     grads, updated = reference.put_as_weights(ways, "grad"), reference.put_as_weights(ways, "param", "updated")
     weights = Weights(params, grads, updated, parts, belongings, ways=ways)
     weights = replace(weights, histories=histories_of(reference, job, weights))
@@ -421,37 +425,6 @@ def _farthest_gradient(evidence: JobEvidence) -> float:
     gradients = (one for one in evidence.gradients.values() if not one.incomparable and not one.wrong)
     sizes = ((one.farthest, max(magnitude(one.wanted), one.rounding.size)) for one in gradients)
     return max((far / size for far, size in sizes if size), default=0.0)
-
-
-def trained_in_one_job(weights: Weights, job: WholeJob) -> Iterator[Finding]:
-    """Yield weights of which only this job has a gradient, if the other job has gradients of others."""
-    for name, parts in job.weights("grad").items() if weights.grads else ():
-        held = [rank for rank, part in parts.items() if part.values is not None and np.any(part.values.values)]
-        if name in weights.params and name not in weights.grads and held:
-            text = "it has a gradient, and the unsharded model's has none"
-            yield TrainedInOneJob().finding(name, tuple(held), text)
-
-
-def frozen_in_one_job(weights: Weights, job: WholeJob) -> Iterator[Finding]:
-    """Yield weights of which only the other job has a gradient, if this job has gradients of others."""
-    params, gradients = job.weights("param"), job.weights("grad")
-    records = job.records.values()
-    unknown = {name for record in records for name in (*record.held_back, *(name for name, _ in record.not_checked))}
-    for name, whole in weights.grads.items() if gradients else ():
-        is_due = whole.values is not None and bool(np.any(whole.values.values))
-        if is_due and name in params and name not in gradients and name not in unknown:
-            text = "no rank has a gradient of it when the optimizer steps, and the unsharded model has"
-            yield TrainedInOneJob(is_absent=True).finding(name, tuple(params[name]), text)
-
-
-def held_back_gradients(weights: Weights, job: WholeJob) -> Iterator[Finding]:
-    """Yield weights that a job's optimizer steps without a gradient, because FSDP holds it back."""
-    params, gradients = job.weights("param"), job.weights("grad")
-    files = job.dump.files
-    ranks_of = ranks_by((rank, name) for rank, record in files.ranks.items() for name in record.held_back)
-    for name in (name for name in weights.grads if name in ranks_of and name in params and name not in gradients):
-        text = "the optimizer steps while .grad is None on every rank: FSDP holds the gradient back"
-        yield ReductionSwitchedOff().finding(name, tuple(ranks_of[name]), text)
 
 
 def _apart(judging: Judging, reference: WholeJob) -> Iterator[NotChecked]:

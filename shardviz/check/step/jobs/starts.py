@@ -208,6 +208,11 @@ def split_of(
     return shared_placements(whole.shape, {rank: part.shape for rank, part in parts.items()}, mesh, fits)
 
 
+def are_equal_parts(whole: Kept, part: Kept, region: Region) -> bool:
+    """Whether a rank's part of a weight is a region of the other job's."""
+    return _apart(whole, part, region) <= _allowed(whole, part)
+
+
 def other_weights(
     full: Mapping[str, Weight], parts: PartsByName, belongings: Mapping[str, Belonging]
 ) -> tuple[list[OtherWeight], int]:

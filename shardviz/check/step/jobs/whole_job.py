@@ -39,6 +39,7 @@ from shardviz.layout.placements import Partial, Placement, Replicate, Shard
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from shardviz.check.step.jobs.paddings import Unpadded
     from shardviz.check.step.jobs.starts import PartsByName
     from shardviz.dump.dump import Dump
     from shardviz.dump.records.base import Moment
@@ -227,11 +228,22 @@ class WholeJob(JobTrace):
     Attributes:
         name: What it is called: the first run, or the second.
         replaced: Parameters of which some rank's optimizer has the tensor from before sharding.
+        padded: The weights that it pads, by name.
     """
 
     mesh: Mesh
     name: str
     replaced: frozenset[str] = frozenset()
+    padded: Mapping[str, Unpadded] = field(default_factory=dict)
+
+    def weights(self, role: str, moment: Moment = "step") -> dict[str, dict[int, Weight]]:
+        """Return ranks' weights, or what belongs to them, without their padding."""
+        weights = super().weights(role, moment)
+        for name, parts in weights.items() if self.padded else ():
+            unpadded = self.padded.get(weight_of(role, name))
+            if unpadded is not None:
+                weights[name] = {rank: unpadded.part(rank, part) for rank, part in parts.items()}
+        return weights
 
     @property
     def steps_before(self) -> int:

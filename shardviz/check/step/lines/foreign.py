@@ -170,6 +170,9 @@ SUMS_OVER_DIM = ("sum", "mean")
 OF_POWERS = ("logsumexp", "softmax", "log_softmax", "cross_entropy")
 """Functions over a dim in which every element counts, or its power."""
 
+PRODUCTS = ("linear", "matmul")
+"""Products of what each is given first with a weight."""
+
 NO_POWER = -1000.0
 """The power of e of a smaller number is 0."""
 
@@ -183,14 +186,28 @@ def padding_fault(states: States) -> Fault | None:
             layout = states.forward(value).layout if states.forward(value).kind == "right" else None
             call = _sum_over(states, value, layout, dim, size) if layout is not None else None
             if call is not None and layout is not None:
-                ranks = tuple(rank for rank, region in layout.regions() if region.dims[dim][-1][1] > size)
-                cutting, padded = cut.frames[cut.innermost], layout.shape[dim]
-                elements = f"elements {size} to {padded - 1} of it, on {named_ranks(ranks)}"
-                summed = f"{reached(call)} sums over dim {dim} with {elements}"
-                sentence = f"{summed}; the unsharded model cuts these off in {at(cutting, call.line)}"
-                places = call.place, call.function, cutting.place
-                return fault_at(call, sentence, PaddingSummed(*places, dim, size, padded))
+                return _summed(call, layout, dim, size, cut)
+    for value in states.lines.values:
+        whole, layout = states.reference_of(value), states.placed(value).layout
+        if whole is None or layout is None or len(layout.shape) != whole.ndim or states.placed(value).kind != "right":
+            continue
+        for dim in (dim for dim in range(whole.ndim) if layout.shape[dim] > whole.shape[dim]):
+            call = _sum_over(states, value, layout, dim, whole.shape[dim])
+            if call is not None:
+                return _summed(call, layout, dim, whole.shape[dim])
     return None
+
+
+def _summed(call: Call, layout: Layout, dim: int, size: int, cut: LineRecord | None = None) -> Fault:
+    ranks = tuple(rank for rank, region in layout.regions() if region.dims[dim][-1][1] > size)
+    padded = layout.shape[dim]
+    elements = f"element {size}" if padded == size + 1 else f"elements {size} to {padded - 1}"
+    sentence = f"{reached(call)} sums over padding, {elements} of the whole, on {named_ranks(ranks)}"
+    cutting = None if cut is None else cut.frames[cut.innermost]
+    if cutting is not None:
+        sentence = f"{sentence}; the unsharded model cuts these off in {at(cutting, call.line)}"
+    place = "" if cutting is None else cutting.place
+    return fault_at(call, sentence, PaddingSummed(call.place, call.function, place, dim, size, padded))
 
 
 def _cuts(states: States) -> Iterator[tuple[LineRecord, int, int]]:
@@ -210,29 +227,44 @@ def _cuts(states: States) -> Iterator[tuple[LineRecord, int, int]]:
 def _sum_over(states: States, value: Value, layout: Layout, dim: int, size: int) -> Call | None:
     """Return the first sum over a split dim to which its padding adds something."""
     lines = states.lines
-    derived, shape = {value}, lines.records[value[0]].shape
+    dims = {value: dim}
     for call in lines.calls if axes_in(layout.chains[dim]) else ():
-        read = next((given for given in call.inputs if given in derived), None)
+        read = next((given for given in call.inputs if given in dims), None)
         if read is None:
             continue
+        along, shape = dims[read], lines.records[read[0]].shape
         numbers = call.first.numbers.split()
         is_sum = call.function in (*SUMS_OVER_DIM, *OF_POWERS)
-        if is_sum and (not numbers or numbers[0] in (str(dim), str(dim - len(shape)))):
-            parts = _held_behind(states.held(read), layout, dim, size)
+        if is_sum and (not numbers or numbers[0] in (str(along), str(along - len(shape)))):
+            parts = _held_behind(states.held(read), layout, dim, size, along)
             if any(np.any(part != 0 if call.function in SUMS_OVER_DIM else part > NO_POWER) for part in parts):
                 return call
-        derived |= {made for made in call.outputs if lines.records[made[0]].shape == shape}
+        for result in call.outputs:
+            found = _dim_in(call, read, along, shape, lines.records[result[0]].shape)
+            dims |= {result: found} if found is not None else {}
     return None
 
 
+def _dim_in(call: Call, read: Value, dim: int, shape: tuple[int, ...], made: tuple[int, ...]) -> int | None:
+    """Return which dim of a result is a dim of what a call reads; None if it is none, or not known."""
+    if call.function in ("T", "t"):
+        return len(shape) - 1 - dim
+    if call.function in PRODUCTS and call.inputs.index(read) == 1:
+        is_kept = dim == (0 if call.function == "linear" else len(shape) - 1)
+        return len(made) - 1 if is_kept else None
+    if made == shape:
+        return dim
+    return made.index(shape[dim]) if made.count(shape[dim]) == shape.count(shape[dim]) == 1 else None
+
+
 def _held_behind(
-    held: Mapping[int, NDArray[np.float64]], layout: Layout, dim: int, size: int
+    held: Mapping[int, NDArray[np.float64]], layout: Layout, dim: int, size: int, along: int
 ) -> Iterator[NDArray[np.float64]]:
-    """Yield what ranks have behind the first elements of a dim."""
+    """Yield what ranks have behind the first elements of a dim, which is another one of what is made of it."""
     for rank, region in layout.regions():
         start = region.dims[dim][0][0]
         if rank in held:
-            yield held[rank][(slice(None),) * dim + (slice(max(size - start, 0), None),)]
+            yield held[rank][(slice(None),) * along + (slice(max(size - start, 0), None),)]
 
 
 MAX_COMPARED = 1 << 22

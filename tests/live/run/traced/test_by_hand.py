@@ -333,3 +333,53 @@ for x in torch.randn(3, 8, 6, generator=torch.Generator().manual_seed(1)):
 def test_a_step_that_leaves_a_weight_as_it_was_is_not_called_clipped(tmp_path, frozen, cause):
     step = compared(tmp_path, RESTORED, {"FROZEN": frozen})
     assert [departure["cause_id"] for departure in step["departures"]] == [cause] * bool(cause), step
+
+
+PADDED = """
+WORDS, OWN = 9, -(-9 // WORLD)
+HERE = slice(OWN * RANK, OWN * RANK + OWN)
+
+
+class Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, own):
+        parts = [torch.empty_like(own) for _ in range(WORLD)]
+        dist.all_gather(parts, own.contiguous())
+        return torch.cat(parts, -1)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient[..., HERE].contiguous()
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.mix, self.head = nn.Embedding(WORDS, 6), nn.Linear(6, 6), nn.Linear(6, WORDS)
+
+    def forward(self, ids):
+        words = self.head(self.mix(self.embed(ids)).tanh())
+        return Gathered.apply(words)[..., :READ] if WORLD > 1 else words
+
+
+model = Model()
+for name, parameter in list(model.head.named_parameters()) if WORLD > 1 else ():
+    longer = torch.cat([parameter.data, torch.zeros(1, *parameter.shape[1:])])
+    setattr(model.head, name, nn.Parameter(longer[HERE].clone()))
+optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+for ids in torch.randint(9, (2, 4, 7), generator=torch.Generator().manual_seed(1)):
+    cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten()).backward()
+    for part in (model.embed, model.mix) if WORLD > 1 else ():
+        for parameter in part.parameters():
+            dist.all_reduce(parameter.grad)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@nightly
+@pytest.mark.parametrize(("read", "causes"), [("9", []), ("10", ["unexplained-backward"])])
+def test_a_vocabulary_that_is_padded_is_compared_without_its_padding(tmp_path, read, causes):
+    step = compared(tmp_path, PADDED, {"READ": read})
+    assert [departure["cause_id"] for departure in step["departures"]] == causes, step
+    assert step["num_compared"] > 20

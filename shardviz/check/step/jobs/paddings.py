@@ -1,0 +1,129 @@
+"""Weights that a job pads, so that ranks have equal parts of them: what is behind the other job's last slice.
+
+Programs pad a vocabulary, or features, to a multiple of what divides them. What stands there is nobody's to judge: the
+rest is compared, and a padding that is read shows in what the model computes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+from shardviz.check.step.jobs.starts import are_equal_parts
+from shardviz.check.step.trace.traces import Weight
+from shardviz.layout.layout import Layout, shared_placements
+from shardviz.layout.region import Region
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from shardviz.check.step.jobs.starts import PartsByName
+    from shardviz.check.step.trace.traces import Kept
+    from shardviz.layout.mesh import Mesh
+
+
+@dataclass(frozen=True, slots=True)
+class Unpadded:
+    """A weight that a job pads.
+
+    Attributes:
+        shape: Its shape without padding.
+        regions: Which region of that each rank has.
+    """
+
+    shape: tuple[int, ...]
+    regions: Mapping[int, Region]
+
+    def part(self, rank: int, weight: Weight) -> Weight:
+        """Return what a rank has of the weight, or of what belongs to it, without padding."""
+        layout = None if weight.layout is None else replace(weight.layout, shape=self.shape)
+        region = self.regions[rank] if layout is None else layout.region_of_rank(rank)
+        values = None if weight.values is None else _first(weight.values, region.shape)
+        return Weight(region.shape if layout is None else self.shape, layout, values)
+
+
+def paddings_of(full: Mapping[str, Weight], parts: PartsByName, mesh: Mesh) -> dict[str, Unpadded]:
+    """Return the weights that a job pads, by name.
+
+    Args:
+        full: The other job's weights, which are shorter.
+        parts: What ranks of the job have of each.
+    """
+    both = ((name, full[name], own) for name, own in parts.items() if name in full)
+    found = ((name, _unpadded(whole, own, mesh)) for name, whole, own in both)
+    return {name: unpadded for name, unpadded in found if unpadded is not None}
+
+
+def _first(kept: Kept, shape: tuple[int, ...]) -> Kept:
+    """Return the first slices of what a rank has along each dim."""
+    values, at = kept.values, kept.at
+    for dim, size in enumerate(shape):
+        here = at[dim] < size
+        values, at = values.compress(here, dim), (*at[:dim], at[dim][here], *at[dim + 1 :])
+    return replace(kept, shape=shape, values=values, at=at)
+
+
+def _unpadded(whole: Weight, parts: Mapping[int, Weight], mesh: Mesh) -> Unpadded | None:
+    """Return a weight whose parts together are longer than it, if they have all of it; None if they don't."""
+    kept = {rank: part.values for rank, part in parts.items() if part.values is not None}
+    if whole.values is None or not kept or len(kept) < len(parts):
+        return None
+
+    def fits(rank: int, region: Region) -> bool:
+        own = _clipped(region, whole.shape)
+        assert whole.values is not None
+        return are_equal_parts(whole.values, _first(kept[rank], own.shape), own)
+
+    layouts = {rank: part.layout for rank, part in parts.items() if part.layout is not None}
+    if len(layouts) == len(parts):
+        first = next(iter(layouts.values()))
+        regions = {rank: layout.region_of_rank(rank) for rank, layout in layouts.items()}
+        is_longer = not first.flat and first.shape in _longer(whole.shape, first.shape, (1,))
+        are_parts = is_longer and all(_is_cut_alike(layout, whole.shape, rank) for rank, layout in layouts.items())
+        are_parts = are_parts and all(fits(rank, region) for rank, region in regions.items())
+        own = {rank: _clipped(region, whole.shape) for rank, region in regions.items()} if are_parts else {}
+        return Unpadded(whole.shape, own) if are_parts else None
+    if layouts:
+        return None
+    shapes = {rank: part.shape for rank, part in kept.items()}
+    sizes = sorted({math.prod(mesh.shape[axis] for axis in axes) for axes in _choices(mesh.ndim)})
+    for padded in _longer(whole.shape, shapes[min(shapes)], sizes):
+        placements = shared_placements(padded, shapes, mesh, fits)
+        if placements is not None:
+            layout = Layout.from_placements(mesh, padded, placements)
+            regions = {rank: _clipped(layout.region_of_rank(rank), whole.shape) for rank in parts}
+            return Unpadded(whole.shape, regions)
+    return None
+
+
+def _is_cut_alike(layout: Layout, shape: tuple[int, ...], rank: int) -> bool:
+    """Whether a rank has the same slices of a shorter tensor, cut by the same placements, as of a padded one."""
+    return _clipped(layout.region_of_rank(rank), shape) == replace(layout, shape=shape).region_of_rank(rank)
+
+
+def _choices(count: int) -> Iterator[tuple[int, ...]]:
+    for size in range(count + 1):
+        yield from combinations(range(count), size)
+
+
+def _longer(shape: tuple[int, ...], own: tuple[int, ...], sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Yield the shapes of a whole that is longer along one dim, as some numbers of parts like a rank's own make it.
+
+    Parts that make up the weight without padding, in one of these numbers, have none.
+    """
+    for dim in range(len(shape) if len(shape) == len(own) else 0):
+        lengths = [own[dim] * size for size in (sizes if own[dim] < shape[dim] else (1,))]
+        for length in lengths if shape[dim] not in lengths else ():
+            if length > shape[dim]:
+                yield (*shape[:dim], length, *shape[dim + 1 :])
+
+
+def _clipped(region: Region, shape: tuple[int, ...]) -> Region:
+    """Return what of a region is within a shape."""
+    dims = (
+        tuple((start, min(end, size)) for start, end in ranges if start < size)
+        for ranges, size in zip(region.dims, shape, strict=True)
+    )
+    return Region(tuple(dims))
