@@ -22,7 +22,12 @@ from shardviz.check.step.jobs.gradients import OUTSIDE_MODULES, clips_of, unclip
 from shardviz.check.step.jobs.later_outputs import later_outputs_of
 from shardviz.check.step.jobs.line_values import OrderInCalls
 from shardviz.check.step.jobs.module_settings import with_module_settings
-from shardviz.check.step.jobs.one_sided import frozen_in_one_job, held_back_gradients, trained_in_one_job
+from shardviz.check.step.jobs.one_sided import (
+    copies_apart,
+    frozen_in_one_job,
+    held_back_gradients,
+    trained_in_one_job,
+)
 from shardviz.check.step.jobs.optimizers import different_settings, is_one_resumed, lost_states, states_before
 from shardviz.check.step.jobs.other_steps import (
     LaterResult,
@@ -331,6 +336,7 @@ def _step_of(
     results += frozen_in_one_job(weights, job) if not findings_in(results) else ()
     results += [*held_back_gradients(weights, job), *different_settings(reference, job), *lost_states(reference, job)]
     results += stale_copies(reference, job)
+    results += copies_apart(reference, job) if not findings_in(results) else ()
     findings = _explained(grouped(findings_in(results), ranks_by_name(dump)), evidence, reference, job)
     look = _look_at_lines(findings, reference, job)
 

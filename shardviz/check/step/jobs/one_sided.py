@@ -1,20 +1,27 @@
-"""Gradients that only one of two jobs has."""
+"""Gradients, and weights, that only one of two jobs has."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from shardviz.check.step.trace.traces import largest_of
 from shardviz.explain.step.gradients import ReductionSwitchedOff
+from shardviz.explain.step.sums import GradientNotReduced
 from shardviz.explain.step.two_jobs import TrainedInOneJob
+from shardviz.explain.step.update import CopiesSteppedApart
 from shardviz.layout.mesh import ranks_by
+from shardviz.relate.factors import pairs_along
+from shardviz.relate.values import farthest
+from shardviz.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from shardviz.check.step.jobs.starts import Weights
     from shardviz.check.step.jobs.whole_job import WholeJob
+    from shardviz.check.step.trace.traces import Kept, Weight
     from shardviz.explain.finding import Finding
 
 
@@ -47,3 +54,48 @@ def held_back_gradients(weights: Weights, job: WholeJob) -> Iterator[Finding]:
     for name in (name for name in weights.grads if name in ranks_of and name in params and name not in gradients):
         text = "the optimizer steps while .grad is None on every rank: FSDP holds the gradient back"
         yield ReductionSwitchedOff().finding(name, tuple(ranks_of[name]), text)
+
+
+def copies_apart(reference: WholeJob, job: WholeJob) -> Iterator[Finding]:
+    """Yield weights of other names than the other job's that ranks hold alike before the step, and not after it.
+
+    A program that fuses weights, or renames them, has gradients of its own to reduce. Equal values say that they are
+    copies, unless all elements are one number, as of a part that begins with zeros.
+    """
+    before, gradients, after = job.weights("param"), job.weights("grad"), job.weights("param", "updated")
+    known, then = reference.weights("param"), job.weights("param", "next")
+    for name in (name for name in after if name in before and name not in known):
+        held, made = _values(before[name]), _values(after[name] | then.get(name, {}))
+        axes = [axis for axis in job.mesh.long_axes if _are_copies(held, axis, job) and _are_apart(made, axis, job)]
+        if not axes or any(np.ptp(values.values) == 0 for values in held.values()):
+            continue
+        is_reduced = not _are_apart(_values(gradients.get(name, {})), axes[0], job)
+        what = "the same gradient" if is_reduced else "other gradients"
+        text = f"ranks along {axes[0]} have the same values of it before the step, {what}, and other values after it"
+        if is_reduced:
+            yield CopiesSteppedApart(axes[0]).finding(name, tuple(sorted(held)), text)
+            continue
+        others = [_values(parts) for parts in gradients.values()]
+        num_reduced = sum(len(parts) > 1 and not _are_apart(parts, axes[0], job) for parts in others)
+        reduced = counted(num_reduced, "other gradient") if num_reduced else ""
+        wrapper: Literal["", "none"] = "" if job.wrappers else "none"
+        yield GradientNotReduced((axes[0],), reduced=reduced, wrapper=wrapper).finding(name, tuple(sorted(held)), text)
+
+
+def _values(parts: Mapping[int, Weight]) -> dict[int, Kept]:
+    return {rank: part.values for rank, part in parts.items() if part.values is not None and part.values.values.size}
+
+
+def _are_copies(held: Mapping[int, Kept], axis: str, job: WholeJob) -> bool:
+    """Whether all ranks along an axis have the same."""
+    pairs = list(pairs_along(axis, held, job.mesh))
+    return bool(pairs) and all(np.array_equal(first.values, other.values) for first, other in pairs)
+
+
+def _are_apart(held: Mapping[int, Kept], axis: str, job: WholeJob) -> bool:
+    """Whether some ranks along an axis have other values than rounding explains."""
+    return any(
+        first.values.shape != other.values.shape
+        or farthest(first.values, other.values) > first.tolerance * largest_of(first)
+        for first, other in pairs_along(axis, held, job.mesh)
+    )
