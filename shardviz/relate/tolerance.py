@@ -165,6 +165,9 @@ SURE = 6.0
 TELLING = 1e4
 """How many times its tolerance a value must be for small parts of it to show."""
 
+BEYOND = 100
+"""How many times further off than the noise of what it is made of a number must be for the noise not to explain it."""
+
 POINT_EPSILON = 1e-2
 """The coarsest rounding of a module's output with which its causes are sought, bfloat16's rounded up: any explains what
 is as coarse as float8."""

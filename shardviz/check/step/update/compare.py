@@ -42,7 +42,17 @@ from shardviz.explain.step.scales import NotFiniteAfterStep
 from shardviz.explain.step.update import AnotherGroup
 from shardviz.explain.templates import number
 from shardviz.relate.measures import owner_of, ratio_of
-from shardviz.relate.tolerance import EPSILON, FEW, MANY, ROUNDINGS_OF_ONE, ROUNDINGS_OF_STEP, SINGLE, STEP, TELLING
+from shardviz.relate.tolerance import (
+    BEYOND,
+    EPSILON,
+    FEW,
+    MANY,
+    ROUNDINGS_OF_ONE,
+    ROUNDINGS_OF_STEP,
+    SINGLE,
+    STEP,
+    TELLING,
+)
 from shardviz.relate.values import error_of, magnitude
 
 if TYPE_CHECKING:
@@ -280,7 +290,7 @@ def _telling(evidence: Evidence, comparison: Compared, rank: int) -> NDArray[np.
     """Return which elements show an error: those whose gradient is not lost in rounding, or is zero in both models.
 
     An element that is not finite shows it whatever its gradient is, and so does one that is farther off than two
-    steps take it apart.
+    steps take it apart, or farther by far than its gradient may be, each relative to its size.
     """
     dump, name = evidence.dump, weight_of(comparison.role, comparison.name)
     gradient = whole_of(dump, "grad", name)
@@ -291,14 +301,26 @@ def _telling(evidence: Evidence, comparison: Compared, rank: int) -> NDArray[np.
     held = evidence.gradients.get(name)
     if is_zero.any() and held is not None and held.wanted.size == whole.size:
         is_zero = is_zero & ~_is_touched(held).reshape(whole.shape)
-    is_large = sizes > TELLING * comparison.rounding.tolerance(whole, gradient=True)
+    noise = comparison.rounding.tolerance(whole, gradient=True)
     after, wanted = comparison.reduced[rank], comparison.wanted_of(rank)
+    is_large = (sizes > TELLING * noise) | (
+        np.abs(after - wanted) * sizes > BEYOND * noise * _change(dump, comparison, rank)
+    )
     is_far = ~np.isfinite(after) & np.isfinite(wanted)
     if comparison.role == "param":
         farthest = 2 * evidence.largest_step + comparison.rounding.tolerance(comparison.wanted, gradient=False)
         is_far |= np.abs(after - wanted) > farthest
     telling: NDArray[np.bool_] = is_large | comparison.part(is_zero, rank) | is_far
     return telling
+
+
+def _change(dump: Dump, comparison: Compared, rank: int) -> float:
+    """Return by how much the step changes a rank's weight at most; how large a state is; infinity if not known."""
+    if comparison.role == "optim":
+        return magnitude(comparison.wanted)
+    before = _before(dump, comparison)
+    expected = comparison.wanted_of(rank)
+    return float("inf") if before is None else magnitude(expected - comparison.part(before, rank))
 
 
 def _is_touched(gradient: Compared) -> NDArray[np.bool_]:
