@@ -107,6 +107,10 @@ NARROW_TERMS = 0.125
 """Which part of a rounding of the largest gradient any gradient may be off, as its terms may cancel. Of gradients of
 right steps in bfloat16 that cancel to nothing, as that of a key's bias, the farthest was off by a hundredth of one."""
 
+WIDE_TERMS = 16
+"""The same for gradients in float32 and wider, whose terms are added in the dtype that they have: each of hundreds of
+terms adds a rounding. Of a bias before a LayerNorm it was off by one to ten."""
+
 KINKS = 1 / 16
 """Of a gradient in narrow numbers of which nothing was measured, this part of the elements may be farther off: where a
 function has a kink, as ReLU at 0, rounding its input turns the gradient of an element on or off."""
@@ -284,6 +288,16 @@ def allowed_in_narrow(epsilon: float, largest: float, of_all: float, drift: floa
     """
     most = max(NOISE * epsilon, DRIFT * drift) * of_all
     return min(most, max(MOST_NOISE * largest, NARROW_TERMS * epsilon * of_all))
+
+
+def noise_of_terms(epsilon: float) -> float:
+    """Return which part of the largest gradient rounding leaves of one whose terms cancel.
+
+    Example:
+        >>> noise_of_terms(2**-8) > noise_of_terms(2**-23)
+        True
+    """
+    return (NARROW_TERMS if epsilon > EPSILON["float32"] else WIDE_TERMS) * epsilon
 
 
 def least_factor(epsilon: float) -> float:

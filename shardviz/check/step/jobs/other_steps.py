@@ -43,7 +43,15 @@ from shardviz.explain.step.whole_step import DifferentBatch, FilledBatch, OrderB
 from shardviz.groups import the_only
 from shardviz.layout.mesh import ranks_by
 from shardviz.relate.casts import is_narrower
-from shardviz.relate.tolerance import DRIFT, DRIFT_OF_STEPS, EPSILON, MOST_NOISE, NARROW_TERMS, OPPOSITE, UPDATE_OF_JOB
+from shardviz.relate.tolerance import (
+    DRIFT,
+    DRIFT_OF_STEPS,
+    EPSILON,
+    MOST_NOISE,
+    OPPOSITE,
+    UPDATE_OF_JOB,
+    noise_of_terms,
+)
 from shardviz.relate.values import magnitude, root_mean_square
 from shardviz.text import join_numbers, named_ranks
 
@@ -102,7 +110,7 @@ def histories_of(reference: WholeJob, job: WholeJob, weights: Weights) -> dict[s
     for states in states_of(reference, job, weights)[0] if histories else ():
         # Of a gradient whose terms cancel, rounding leaves less than it may take one from the other.
         of_all = max(magnitude(state.wanted) for state in states.states)
-        narrow = NARROW_TERMS * states.narrowest
+        narrow = noise_of_terms(states.narrowest)
         narrowed = replace(states, noise=narrow * of_all)
         for state in states.states:
             name = weight_of("optim", state.name)

@@ -88,6 +88,12 @@ SINGLE = DDP | {"AUTOCAST": "False"}
 MOVES = SINGLE | {"OPTIMIZER": "functools.partial(torch.optim.RMSprop, momentum=0.5, alpha=0.5)"}
 SIZES = SINGLE | {"OPTIMIZER": "torch.optim.Rprop"}
 SIGNS = SINGLE | {"OPTIMIZER": "Lion"}
+SHIFT = SINGLE | {
+    "y = self.norm(x)": "x = self.before(x + self.shift[: x.shape[1], None])\n        y = self.norm(x)",
+    "self.up, self.down =": (
+        "self.before, self.shift = nn.LayerNorm(16), nn.Parameter(torch.randn(9))\n        self.up, self.down ="
+    ),
+}
 OF_RANK = "[dist.all_reduce(part.grad.mul_(WORLD * (RANK == 0))) for part in model[1].parameters() if part.ndim == 1]"
 
 
@@ -106,7 +112,9 @@ def compared(tmp_path, changes, step=3):
 
 @pytest.mark.recorded
 @pytest.mark.parametrize(
-    "changes", at_night([DDP, FSDP, FLAT, MOVES, SIZES, SIGNS]), ids=["ddp", "fsdp", "fsdp1", "moves", "sizes", "signs"]
+    "changes",
+    at_night([DDP, FSDP, FLAT, MOVES, SIZES, SIGNS, SHIFT]),
+    ids=["ddp", "fsdp", "fsdp1", "moves", "sizes", "signs", "shift"],
 )
 def test_jobs_that_rounding_takes_apart_agree(tmp_path, changes):
     step = compared(tmp_path, changes)
