@@ -117,6 +117,57 @@ def step(model, rows, mesh):
 '''
 )
 
+ADAPTERS = (
+    BY_HAND
+    + """
+class Adapted(nn.Module):
+    group = None
+
+    def __init__(self):
+        super().__init__()
+        self.base, self.a, self.b = nn.Linear(8, 16), nn.Linear(8, 4, bias=False), nn.Linear(4, 16, bias=False)
+
+    def forward(self, x):
+        low = self.a(x)
+        if self.group is not None:
+            x = Copy.apply(x, self.group)
+            low = Copy.apply(low, self.group)
+        return self.base(x) + self.b(low)
+
+
+class Layer(nn.Module):
+    group = None
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.gate, self.up, self.down = nn.LayerNorm(8), Adapted(), Adapted(), nn.Linear(16, 8, bias=False)
+
+    def forward(self, x):
+        y = self.norm(x)
+        y = self.down(torch.sigmoid(self.gate(y)) * self.up(y))
+        return x + (y if self.group is None else Sum.apply(y, self.group))
+
+
+def build():
+    return nn.Sequential(Layer(), Layer())
+
+
+def parallelize(model, mesh):
+    for layer in model:
+        layer.group = mesh.get_group("tp")
+        layer.down.weight = own(layer.down.weight, mesh, 1)
+        for adapted in (layer.gate, layer.up):
+            adapted.group = layer.group
+            adapted.base.weight, adapted.base.bias = own(adapted.base.weight, mesh), own(adapted.base.bias, mesh)
+            adapted.b.weight = own(adapted.b.weight, mesh)
+
+
+def batch():
+    return torch.randn(4, 6, 8)
+
+"""
+)
+
 HEADS = (
     BY_HAND
     + '''
@@ -200,6 +251,15 @@ CASES = (
         ("unreduced-gradient",),
         ("a.weight", "tp", "SUM"),
         ("AVG",),
+    ),
+    Bug(
+        "the gradients of adapters' first matrices not summed, in every layer",
+        "tp=2",
+        ADAPTERS,
+        (("            low = Copy.apply(low, self.group)\n", ""),),
+        ("unreduced-gradient",),
+        ("1.up.b", "where 1.up.b begins", "tp"),
+        never=("collective without a backward",),
     ),
     Bug(
         "the gradient of a scale that all heads share not summed",

@@ -62,7 +62,23 @@ def placed(evidence: Evidence, pairs: Sequence[Found]) -> list[Found]:
     # Layers ran in a different order: all gradients follow from that.
     if first.direction == "forward" and any(pair[0].name == "loss" and pair[1].kind == "misordered" for pair in pairs):
         return list(pairs)
-    return _of_gradients(evidence, first, pairs)
+    return _of_gradients(evidence, _behind_terms(evidence, first, pairs) or first, pairs)
+
+
+def _behind_terms(evidence: Evidence, first: Divergence, pairs: Sequence[Found]) -> Divergence | None:
+    """Return what sends back terms that nothing sums, inside a call that gives back a wrong gradient.
+
+    A branch of the call, as an adapter, is given the terms, and its own weights lack the same sum. All layers may.
+    """
+    if first.way != "within":
+        return None
+    terms = {result.name for result, finding in pairs if _is_term_of(evidence, first, finding)}
+    modules = {name.rpartition(".")[0] for name in terms}
+    start = max((call.order for call in evidence.calls.by_module.get(first.before, ())), default=0)
+    inside = [one for one in evidence.calls.within(first.call) if one.module in modules and one.order > start]
+    if not inside:
+        return None
+    return unsummed_behind(evidence.calls, inside[-1], pending_axis(inside[-1].point(OUTPUT, "pending")))
 
 
 def _from_loss(evidence: Evidence, pairs: Sequence[Found]) -> list[Found]:
