@@ -77,7 +77,45 @@ COUNTED = LABELS.replace("torch.randint(10, (24,))", "torch.randint(10, (1800,))
     "    labels[900:903] = NONE\n    return torch.randn(1800, 8)",
 )
 
+NEXT = """
+BATCH_AXES = {"cp": 1}
+
+
+def build():
+    return nn.Sequential(nn.Embedding(20, 8), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 20))
+
+
+def parallelize(model, mesh):
+    fully_shard(model, mesh=mesh["cp"])
+
+
+def batch():
+    tokens = torch.randint(20, (3, 17))
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def loss(model, batch):
+    ids, labels = batch
+    logits = model(ids)
+    return functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+"""
+
 CASES = (
+    Bug(
+        "labels that are shifted in each rank's part of the sequence",
+        "cp=2",
+        NEXT,
+        (
+            ("tokens[:, :-1], tokens[:, 1:]", "tokens[:, 1:], tokens[:, 1:]"),
+            ("model(ids)", "model(ids)[:, :-1]"),
+            ("labels.flatten()", "labels[:, 1:].flatten()"),
+        ),
+        ("wrong-value",),
+        ("42 labels on all ranks together", "shift labels and drop rows of the whole batch"),
+        never=("the offset and the size",),
+        with_lines=True,
+    ),
     Bug(
         "a count of labels that is sent in bfloat16",
         "dp=2",

@@ -19,7 +19,7 @@ from shardviz.check.step.lines.backward import backward_fault
 from shardviz.check.step.lines.calls import Call, Lines, Value
 from shardviz.check.step.lines.fault import Fault, at, called, fault_at, reached
 from shardviz.check.step.lines.faults import averaged_terms_fault, fault_of, fault_of_mean
-from shardviz.check.step.lines.labels import labels_fault, means_fault, other_labels_fault
+from shardviz.check.step.lines.labels import labels_fault, may_be_of_labels, means_fault, other_labels_fault
 from shardviz.check.step.lines.operands import with_operator
 from shardviz.check.step.lines.search import DIVISIONS
 from shardviz.check.step.lines.states import States
@@ -37,7 +37,7 @@ from shardviz.explain.step.line_reductions import (
     WrongLineBackward,
     WrongReductionLine,
 )
-from shardviz.explain.step.lines import MisplacedLine, ScaledTermLine, WrongLines
+from shardviz.explain.step.lines import ScaledTermLine, WrongLines
 from shardviz.explain.step.sums import GradientNotReduced
 from shardviz.explain.step.update import StepSkippedByRank
 from shardviz.relate.measures import ratio_of
@@ -58,12 +58,6 @@ ROLES = ("scalar", "grad", "param", "optim")
 
 MAX_RESULTS = 64
 """Of a finding about more results, the first are followed."""
-
-
-def _is_open(fault: Fault | None) -> bool:
-    """Whether no line is known for a loss, or one that gives slices another order: labels may be other rows'."""
-    cause = fault.cause if fault is not None else None
-    return cause is None or isinstance(cause, WrongLines) or (isinstance(cause, MisplacedLine) and not cause.is_of_rank)
 
 
 def results_of(finding: Finding) -> list[Compared]:
@@ -131,7 +125,7 @@ class Around:
             faults = [self._passed_by(finding.explanation, result.name) for result in results]
         if not finding.tensor and not any(faults):
             faults = [self._of_summed_loss(result) for result in results]
-        if finding.tensor == "loss" and all(map(_is_open, faults)):
+        if finding.tensor == "loss" and all(map(may_be_of_labels, faults)):
             of_labels = labels_fault(self.states) or means_fault(self.states)
             faults = [of_labels or next(iter(faults), None)]
         inside = [fault for fault in faults if fault is not None]

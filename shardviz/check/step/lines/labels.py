@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardviz.check.step.lines.calls import SELECTS
 from shardviz.check.step.lines.fault import Fault, at, fault_at
 from shardviz.check.step.lines.search import DIVISIONS
 from shardviz.explain.step.line_rows import LabelsOfOtherRows, OtherLabels, RowsLeftOut, TargetsOfOtherMicroBatch
+from shardviz.explain.step.lines import MisplacedLine, WrongLine, WrongLines
 from shardviz.explain.step.losses import MeanOfMeans
 from shardviz.layout.region import Region
 from shardviz.relate.tolerance import SINGLE, STEP
@@ -44,6 +46,14 @@ MAX_LISTED = 4
 
 MAX_COMPARED = 1 << 24
 """Numbers that are compared at most to find rows in others."""
+
+
+def may_be_of_labels(fault: Fault | None) -> bool:
+    """Whether no line is known for a loss, or one that takes or orders slices: labels may be other rows', or fewer."""
+    cause = fault.cause if fault is not None else None
+    is_of_slices = fault is not None and type(cause) is WrongLine and fault.function in SELECTS
+    is_of_slices |= isinstance(cause, MisplacedLine) and not cause.is_of_rank
+    return cause is None or isinstance(cause, WrongLines) or is_of_slices
 
 
 def means_fault(states: States) -> Fault | None:
