@@ -156,15 +156,15 @@ def _check(evidence: Evidence, comparison: Compared, splitting: tuple[str, ...])
             sentence = f"copies of the buffer differ along {along} after the step, and all ranks see the same rows"
             yield _of_copies(comparison, BufferOfParts(along), sentence, along)
             return
-        is_saved = not any(comparison.name in record.not_saved for record in dump.files.ranks.values())
-        reduction = _reduction(comparison, splitting) or _sum_of_added(dump, comparison, splitting)
-        if is_saved and reduction:
-            yield _not_reduced(comparison, *reduction)
-            return
         along = " and ".join(axis for axis in comparison.copies_differ_along if axis in splitting)
         if along and is_read_by_forward(dump, comparison.name):
             sentence = f"each rank along {along} has its own value after the step, and the model's output depends on it"
             yield _of_copies(comparison, OwnBufferRead(along), sentence, along)
+            return
+        is_saved = not any(comparison.name in record.not_saved for record in dump.files.ranks.values())
+        reduction = _reduction(comparison, splitting) or _sum_of_added(dump, comparison, splitting)
+        if is_saved and reduction:
+            yield _not_reduced(comparison, *reduction)
             return
         parts = f"each rank's is of its own part of the batch, which {', '.join(splitting)} splits"
         why = parts if is_saved else f"{parts}, and no checkpoint has it"
