@@ -218,16 +218,19 @@ class PaddingRead(Cause):
         size: How long it is in the unsharded model.
         padded: How long all parts of it are together.
         is_returned: Whether the padding is returned with the output, rather than in the parts that a loss reads.
+        weight: A weight whose padding has a gradient, if that shows it; else empty.
     """
 
     dim: int
     size: int
     padded: int
     is_returned: bool = False
+    weight: str = ""
     kinds = ("wrong-shape", "wrong-value")
     why = (
-        "Dim {dim} of the output is padded from {size} to {padded}{is_returned:?, and nothing cuts the padding off|, "
-        "and the loss counts the padding: the outputs are right without it, and the loss is not}"
+        "{weight:?Dim {dim} of {weight}|Dim {dim} of the output} is padded from {size} to {padded}{is_returned:?, and "
+        "nothing cuts the padding off|, and the loss counts the padding: {weight:?its slices get a gradient|the "
+        "outputs are right without it, and the loss is not}}"
     )
     how = (
         "{is_returned:?cut the output to the first {size} along dim {dim}|cut the padding off, or set its logits to "

@@ -26,10 +26,10 @@ def drawn(*shape):
     return np.random.default_rng(0).normal(size=shape)
 
 
-@given(st.integers(8, 40), st.integers(1, 4), st.integers(1, 3), st.integers(0, 1))
-def test_what_ranks_have_without_padding_is_all_of_the_weight(length, count, more, dim):
-    whole = np.moveaxis(drawn(length, 3), 0, dim)
-    size = (-(-length // count) + more) * count
+@given(st.integers(2, 9), st.integers(1, 4), st.integers(0, 8), st.integers(0, 1))
+def test_what_ranks_have_without_padding_is_all_of_the_weight(own, count, less, dim):
+    size = own * count
+    whole = np.moveaxis(drawn(size - 1 - less % (own - 1), 3), 0, dim)
     parts = padded_parts(whole, count, size, dim)
     unpadded = paddings_of({"up": plain(whole)}, {"up": parts}, Mesh(("tp",), (count,)))["up"]
     own = [unpadded.part(rank, parts[rank]).values for rank in range(count)]
@@ -49,6 +49,12 @@ def test_copies_of_padded_parts_and_padded_dtensors_are_found():
     assert unpadded.regions == regions
     gradient = Weight((28, 4), parse("[28, 4]").layout(mesh), plain(np.ones((28, 4))).values)
     assert unpadded.part(1, gradient).values.shape == (27, 4)
+
+
+def test_heads_that_ranks_share_in_another_order_are_no_padding():
+    whole = drawn(4, 3)
+    parts = {rank: plain(whole[rank % 2 * 2 :][:2]) for rank in range(4)}
+    assert paddings_of({"up": plain(whole)}, {"up": parts}, Mesh(("tp",), (4,))) == {}
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ from shardviz.check.step.jobs.other_steps import (
     is_filled_batch,
     later_steps_of,
 )
-from shardviz.check.step.jobs.paddings import paddings_of
+from shardviz.check.step.jobs.paddings import paddings_of, with_padding_read
 from shardviz.check.step.jobs.rounded_inputs import rounded_input
 from shardviz.check.step.jobs.rows import rows_of_jobs, rows_of_peers
 from shardviz.check.step.jobs.rows_of_steps import with_other_steps
@@ -390,6 +390,7 @@ def _explained(findings: Sequence[Finding], evidence: JobEvidence, reference: Wh
     findings = [with_buffer_read(finding, evidence.calls, reference, job) for finding in findings]
     findings = [with_module_settings(finding, reference, job) for finding in findings]
     findings = with_buffers_before(findings, reference, job)
+    findings = [with_padding_read(finding, job) for finding in findings]
     placed = sorted(findings_in(with_lines(evidence.dump, findings)), key=lambda finding: not finding.module)
     return with_kept_gradients(with_own_clips(placed, job), reference, job)
 

@@ -11,8 +11,13 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from shardviz.check.step.jobs.starts import are_equal_parts
-from shardviz.check.step.trace.traces import Weight
+from shardviz.check.step.trace.traces import JobTrace, Weight
+from shardviz.explain.step.losses import PaddingRead
+from shardviz.explain.step.modules import UnexplainedModule
+from shardviz.explain.step.whole_step import UnexplainedBackward, UnexplainedForward
 from shardviz.layout.layout import Layout, shared_placements
 from shardviz.layout.region import Region
 
@@ -20,7 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from shardviz.check.step.jobs.starts import PartsByName
+    from shardviz.check.step.jobs.whole_job import WholeJob
     from shardviz.check.step.trace.traces import Kept
+    from shardviz.explain.finding import Finding
     from shardviz.layout.mesh import Mesh
 
 
@@ -30,10 +37,12 @@ class Unpadded:
 
     Attributes:
         shape: Its shape without padding.
+        padded: Its shape with padding.
         regions: Which region of that each rank has.
     """
 
     shape: tuple[int, ...]
+    padded: tuple[int, ...]
     regions: Mapping[int, Region]
 
     def part(self, rank: int, weight: Weight) -> Weight:
@@ -65,6 +74,24 @@ def _first(kept: Kept, shape: tuple[int, ...]) -> Kept:
     return replace(kept, shape=shape, values=values, at=at)
 
 
+def with_padding_read(finding: Finding, job: WholeJob) -> Finding:
+    """Return a finding of the model or the loss that no rule explains, with the padding that has a gradient, if any.
+
+    What is masked or cut off gets none.
+    """
+    is_open = isinstance(finding.explanation, UnexplainedBackward | UnexplainedForward | UnexplainedModule)
+    gradients = JobTrace.weights(job, "grad") if is_open and not finding.module and job.padded else {}
+    for name, unpadded in job.padded.items():
+        for rank, gradient in gradients.get(name, {}).items():
+            own = unpadded.part(rank, gradient).values
+            held = gradient.values
+            if held is not None and own is not None and np.count_nonzero(held.values) > np.count_nonzero(own.values):
+                sizes = enumerate(zip(unpadded.shape, unpadded.padded, strict=True))
+                dim, size, padded = next((dim, size, padded) for dim, (size, padded) in sizes if padded > size)
+                return finding.because(PaddingRead(dim, size, padded, weight=name))
+    return finding
+
+
 def _unpadded(whole: Weight, parts: Mapping[int, Weight], mesh: Mesh) -> Unpadded | None:
     """Return a weight whose parts together are longer than it, if they have all of it; None if they don't."""
     kept = {rank: part.values for rank, part in parts.items() if part.values is not None}
@@ -84,7 +111,7 @@ def _unpadded(whole: Weight, parts: Mapping[int, Weight], mesh: Mesh) -> Unpadde
         are_parts = is_longer and all(_is_cut_alike(layout, whole.shape, rank) for rank, layout in layouts.items())
         are_parts = are_parts and all(fits(rank, region) for rank, region in regions.items())
         own = {rank: _clipped(region, whole.shape) for rank, region in regions.items()} if are_parts else {}
-        return Unpadded(whole.shape, own) if are_parts else None
+        return Unpadded(whole.shape, first.shape, own) if are_parts else None
     if layouts:
         return None
     shapes = {rank: part.shape for rank, part in kept.items()}
@@ -94,7 +121,7 @@ def _unpadded(whole: Weight, parts: Mapping[int, Weight], mesh: Mesh) -> Unpadde
         if placements is not None:
             layout = Layout.from_placements(mesh, padded, placements)
             regions = {rank: _clipped(layout.region_of_rank(rank), whole.shape) for rank in parts}
-            return Unpadded(whole.shape, regions)
+            return Unpadded(whole.shape, padded, regions)
     return None
 
 
@@ -111,12 +138,13 @@ def _choices(count: int) -> Iterator[tuple[int, ...]]:
 def _longer(shape: tuple[int, ...], own: tuple[int, ...], sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
     """Yield the shapes of a whole that is longer along one dim, as some numbers of parts like a rank's own make it.
 
-    Parts that make up the weight without padding, in one of these numbers, have none.
+    Parts that make up the weight without padding, in one of these numbers, have none. And no part is padding alone:
+    copies of heads that ranks share are as long.
     """
     for dim in range(len(shape) if len(shape) == len(own) else 0):
         lengths = [own[dim] * size for size in (sizes if own[dim] < shape[dim] else (1,))]
         for length in lengths if shape[dim] not in lengths else ():
-            if length > shape[dim]:
+            if shape[dim] < length < shape[dim] + own[dim]:
                 yield (*shape[:dim], length, *shape[dim + 1 :])
 
 
