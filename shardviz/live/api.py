@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -194,7 +195,7 @@ def capture_by_reference(
         path, mesh, pipeline_part, intended, force=force, reference=reference.path.name, command=command
     ) as rank_capture:
         placed = [local.name for local in whole if local.name in found_in.stamps] if found_in.is_stamped else []
-        add_model(rank_capture, unwrapped(model), mesh, None, pipeline_part, placed)
+        add_model(rank_capture, unwrapped(model), mesh, None, pipeline_part, placed, found_in.shapes)
         add_by_reference(rank_capture, whole, found_in, source.sift)
         for moment in moments:
             rank_capture.add_values(moment, "initial")
@@ -276,6 +277,7 @@ def add_model(
     stamps: Stamped | None,
     pipeline_part: PipelinePart | None = None,
     placed: Collection[str] = (),
+    wholes: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
 ) -> int:
     """Capture a model's parameters and buffers: ids if it was stamped, its own values otherwise.
 
@@ -286,6 +288,7 @@ def add_model(
         stamps: The result of stamping the model before it was sharded.
         pipeline_part: This rank's part of the model, if it has only a part.
         placed: Names of tensors whose values say nothing more than where they are.
+        wholes: The shapes that a reference has of tensors with other shapes, which may be parts.
 
     Returns:
         How many tensors lost their ids.
@@ -299,7 +302,7 @@ def add_model(
     shapes |= stamps.shapes if stamps is not None else {}
     for local in locals_:
         if local.name not in placed and (stamps is None or local.unknown or local.name not in rank_capture.stamps):
-            rank_capture.add_values(as_part(local, shapes), "initial")
+            rank_capture.add_values(as_part(as_part(local, shapes), wholes, ("param", "buffer")), "initial")
     known = [local for local in locals_ if not local.unknown]
     return 0 if stamps is None else add_ids(rank_capture, known, stamps, pipeline_part, own_mesh)
 

@@ -150,20 +150,23 @@ class DifferentSettings(Cause):
         settings: Each setting with its number in either job.
         step: The step at which they have it; 0 if that is the traced one.
         is_resumed: Whether one of them made fewer steps before, and so goes on from a checkpoint.
+        on: Which ranks have others, if the rest of their job has those of the other job; else empty.
     """
 
     settings: tuple[str, ...]
     step: int = 0
     is_resumed: bool = False
+    on: str = ""
     why = (
-        "The optimizers of the two jobs step with different settings at {step:?step {step}|the traced step}: "
-        "{settings:3}"
+        "The optimizers of the two jobs step with different settings at {step:?step {step}|the traced step}{on:?, on "
+        "{on} alone}: {settings:3}"
     )
     how = (
-        "{is_resumed:?one of the jobs goes on from a checkpoint: save the scheduler's state_dict() and the "
-        "optimizer's, and load them after both were made|make them equal: count a schedule's length and its steps in "
-        "batches of all ranks, and choose parameter groups before the model is sharded; if weights still differ then, "
-        "trace the first step (--trace-step 1)}"
+        "{on:?look for what sets these numbers on some ranks only, such as load_state_dict() of a scheduler or an "
+        "optimizer under `if rank == 0`, and let every rank run it|{is_resumed:?one of the jobs goes on from a "
+        "checkpoint: save the scheduler's state_dict() and the optimizer's, and load them after both were made|make "
+        "them equal: count a schedule's length and its steps in batches of all ranks, and choose parameter groups "
+        "before the model is sharded; if weights still differ then, trace the first step (--trace-step 1)}}"
     )
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import distributed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from shardviz.dump.records.base import Role
     from shardviz.dump.records.tensors import FlatRecord
@@ -67,15 +67,16 @@ class Local:
         return bool(self.values.numel() and (self.values == self.values.flatten()[0]).all())
 
 
-def as_part(local: Local, shapes: Mapping[str, tuple[int, ...]]) -> Local:
-    """Return a plain buffer that may be a part of what it was before sharding with the shape of the whole.
+def as_part(local: Local, shapes: Mapping[str, tuple[int, ...]], roles: Collection[str] = ("buffer",)) -> Local:
+    """Return a plain tensor that may be a part of what it was before sharding with the shape of the whole.
 
     Args:
         local: The tensor.
         shapes: Shapes before sharding by name.
+        roles: The roles of tensors that may be parts.
     """
     shape = shapes.get(local.name, local.shape)
-    is_plain = local.role == "buffer" and local.claim is None and local.flat is None
+    is_plain = local.role in roles and local.claim is None and local.flat is None
     is_part = len(shape) == len(local.shape) and all(map(int.__le__, local.shape, shape))
     return replace(local, shape=shape) if is_plain and is_part else local
 

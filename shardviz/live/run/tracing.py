@@ -188,7 +188,9 @@ class Follower:
         with nested(), torch.no_grad():
             library_step.add(optimizer, self._step)
             if root is not None:
-                library_step.options |= self._options_of(root, *([states_of] if self._step is not None else []))
+                library_step.options |= self._options_of(
+                    optimizer, root, *([states_of] if self._step is not None else [])
+                )
 
     def visit(self, module: nn.Module) -> None:
         """Begin if the called module is the trained model or part of it, and its step has come."""
@@ -300,32 +302,37 @@ class Follower:
     def _end_with(self, optimizer: Optimizer, library_step: LibraryStep | None = None) -> None:
         """End the step if this optimizer steps the model, and something of the model was called."""
         if self._is_over and self._later is not None:
-            self._later.stepping(optimizer, library_step.options_of if library_step else self._options_of)
+            options_now = library_step.options_of if library_step else partial(self._options_of, optimizer)
+            self._later.stepping(optimizer, options_now)
         elif (
             self._step is not None
             and (self._step.trace.order or self._step.is_compiled)
             and steps(optimizer, self._step.root)
         ):
             options = (
-                library_step.options if library_step else quietly(WHAT, self._options_of, self._step.root, states_of)
+                library_step.options
+                if library_step
+                else quietly(WHAT, self._options_of, optimizer, self._step.root, states_of)
             )
             gradients = (
                 list(library_step.gradients.values())
                 if library_step
-                else quietly(WHAT, gradients_with_copies, self._step, self._outermost())
+                else quietly(WHAT, gradients_with_copies, self._step, self._outermost(optimizer))
             )
             apart = list(apart_from(self._step.root, [*self._optimizers, *self._taken]))
-            optimizers = () if library_step else self._outermost()  # a library's have stepped by now
+            optimizers = () if library_step else self._outermost(optimizer)  # a library's have stepped by now
             self._step = replace(
                 self._step, options=options or {}, apart=apart, gradients=gradients, optimizers=optimizers
             )
             self._step.unknown.update(library_step.unknown if library_step else {})
             self._finish("")
 
-    def _options_of(self, root: nn.Module, *others: Callable[[Optimizer, nn.Module], Settings]) -> Settings:
+    def _options_of(
+        self, stepping: Optimizer, root: nn.Module, *others: Callable[[Optimizer, nn.Module], Settings]
+    ) -> Settings:
         """Return the numbers with which optimizers step a model's parameters, and what other functions say of them."""
         options: Settings = {}
-        for optimizer in self._outermost():
+        for optimizer in self._outermost(stepping):
             more = [function(optimizer, unwrapped(root)) for function in others]
             for name, values in options_of(optimizer, unwrapped(root)).items():
                 options[name] = options.get(name, {}) | values  # torchtitan's container of optimizers has none itself
@@ -333,11 +340,15 @@ class Follower:
                     options[name] |= of_names.get(name, {})
         return options
 
-    def _outermost(self) -> list[Optimizer]:
-        """Return the optimizers that no other one has inside of it."""
+    def _outermost(self, stepping: Optimizer) -> list[Optimizer]:
+        """Return the optimizers that no other one has inside of it, last the one that steps or has that inside.
+
+        Of a parameter that several have, as one from before a resume that is still in memory, the last one's counts.
+        """
         optimizers = dict.fromkeys([*self._optimizers, *self._taken])
         inner = {id(getattr(optimizer, "optim", None)) for optimizer in optimizers}
-        return [optimizer for optimizer in optimizers if id(optimizer) not in inner]
+        outermost = [optimizer for optimizer in optimizers if id(optimizer) not in inner]
+        return sorted(outermost, key=lambda optimizer: stepping in (optimizer, getattr(optimizer, "optim", None)))
 
     def _after_step(self, optimizer: Optimizer) -> None:
         if self._is_over and self._later is not None and os.getpid() == self._process:

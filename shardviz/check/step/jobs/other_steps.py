@@ -449,7 +449,8 @@ def _of_settings(jobs: tuple[WholeJob, WholeJob], steps: tuple[Steps, Steps], at
         f"other job's; all are equal {before}"
     )
     pace = pace_of(*([_options_in(step) for step in of_job] for of_job in steps)) if not job.steps_before else None
-    cause = DifferentSettings(texts, number) if pace is None else OtherPace(texts, *pace, number)
+    on = named_ranks(ranks, MOST_RANKS) if len(ranks) < len(by_rank) else ""
+    cause = DifferentSettings(texts, number, on=on) if pace is None else OtherPace(texts, *pace, number)
     return departure_for(cause, "sharded", "", sentence)
 
 

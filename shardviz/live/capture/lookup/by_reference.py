@@ -86,12 +86,14 @@ class Known:
         entries: What the reference has of them; a fill if the model was stamped.
         not_checked: Names that it does not have, or in another shape, and why.
         is_stamped: Whether all of its values are of fills.
+        shapes: The shapes that it has of tensors whose own are others.
     """
 
     stamps: Mapping[str, Stamp]
     entries: Mapping[str, Entry]
     not_checked: tuple[tuple[str, str], ...] = ()
     is_stamped: bool = False
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -167,6 +169,7 @@ def known_in(
     stamps: dict[str, Stamp] = {}
     entries: dict[str, Entry] = {}
     unknown: list[tuple[str, str]] = []
+    shapes: dict[str, tuple[int, ...]] = {}
     first = 1
     for name, tensor in lookups.items():
         candidates = (
@@ -177,13 +180,14 @@ def known_in(
         why = _why_not(name, tensor, stored, known_as[name], reference, mapped.lacking.get(name))
         if stored is None or why:
             unknown.append((name, f"where its elements are: {why}"))
+            shapes |= {name: stored.shape} if stored is not None else {}
         else:
             stamps[name] = _stamp(name, tensor, stamps, first)
             entries[name] = stored
             first = max(first, stamps[name].last + 1)
     if lookups and not entries and not strangers and all("no tensor of" in why for _, why in unknown):
         refuse_strangers(list(known_as.values()), reference.entries, reference.path.name, matching.open)
-    return Known(stamps, entries, tuple(unknown))
+    return Known(stamps, entries, tuple(unknown), shapes=shapes)
 
 
 def _why_not(
@@ -196,7 +200,8 @@ def _why_not(
         return lacking or reference.why.get(name, f"{path} has no tensor of {called}")
     if stored.shape == tensor.shape:
         return ""
-    return f"{path} has {list(stored.shape)}, the model {list(tensor.shape)}{_padding_hint(tensor.shape, stored.shape)}"
+    sides = f"{list(stored.shape)} in {path}, {list(tensor.shape)} in the model"
+    return f"its shape is {sides}{_padding_hint(tensor.shape, stored.shape)}"
 
 
 def _padding_hint(shape: tuple[int, ...], saved: tuple[int, ...]) -> str:

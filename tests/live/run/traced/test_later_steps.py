@@ -73,6 +73,13 @@ USUAL = {
     "LOSS": "loss",
     "TIMES": "1",
 }
+RESUME = """    if step == 2 and WORLD > 1:
+        before = optimizer, scheduler
+        optimizer = torch.optim.AdamW(model.parameters(), 0.05)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9 ** step)
+        for new, old in zip((optimizer, scheduler), before):
+            new.load_state_dict(old.state_dict())
+    rows, numbers"""
 MUON = "Normed(model.parameters())"
 
 
@@ -104,8 +111,18 @@ RIGHT = [
     {"WRAP": NARROW},
     {"WRAP": REDUCED},
     {"HALF": "True"},
+    {"    rows, numbers": RESUME},
 ]
 WRONG = [
+    (
+        {
+            "    rows, numbers": RESUME.replace(
+                "zip((optimizer, scheduler), before)", "zip((optimizer,)[RANK:], before)"
+            )
+        },
+        "different-settings",
+        "in step 3 the optimizers on rank 1 step with settings that are not",
+    ),
     ({"WRAP": FSDP, "OPTIMIZER": "Normed(model.parameters(), False)"}, "step-of-part", "each rank's step has the norm"),
     ({"TIMES": "WORLD"}, "different-settings", "in step 2 the optimizers on ranks 0-1 step with settings that are not"),
     (
