@@ -169,6 +169,9 @@ SURE = 6.0
 TELLING = 1e4
 """How many times its tolerance a value must be for small parts of it to show."""
 
+FITTED = 100
+"""How many times their tolerance terms of a sum must be for their weights to show in many elements at once."""
+
 BEYOND = 100
 """How many times further off than the noise of what it is made of a number must be for the noise not to explain it."""
 

@@ -31,7 +31,7 @@ from shardviz.groups import the_only
 from shardviz.layout.dtypes import itemsize
 from shardviz.relate.factors import ratio_near
 from shardviz.relate.measures import columns_of, weights_between
-from shardviz.relate.tolerance import TELLING, near_ratio
+from shardviz.relate.tolerance import FITTED, MANY, TELLING, near_ratio
 from shardviz.relate.values import magnitude
 from shardviz.text import listed
 
@@ -100,8 +100,9 @@ def _repeated(weights: Weights) -> tuple[int, ...]:
 
 def _tells(comparison: Compared, parts: Parts) -> bool:
     """Whether a part that counts wrongly would show in a gradient."""
-    is_large = bool(parts) and min(map(magnitude, parts)) > TELLING * comparison.tolerance
-    return is_large and comparison.wanted.size >= 2 * len(parts)
+    size = comparison.wanted.size
+    times = FITTED if size >= MANY * len(parts) else TELLING
+    return bool(parts) and min(map(magnitude, parts)) > times * comparison.tolerance and size >= 2 * len(parts)
 
 
 def _weights(evidence: Evidence, comparison: Compared) -> Weights:
