@@ -259,7 +259,8 @@ class UnexplainedBetweenModules(Cause):
 class UnexplainedModuleBackward(Cause):
     """A module gets the right gradient and sends back a wrong one, and no rule explains how.
 
-    Its forward is right. The usual reason is a collective whose backward does something else than the forward needs.
+    Its forward is right. The usual reasons are a collective whose backward does something else than the forward needs,
+    and a sum in backward that is missing.
 
     Attributes:
         collectives: `none` if none of those that were recorded runs in the module.
@@ -270,14 +271,16 @@ class UnexplainedModuleBackward(Cause):
     why = (
         "{module:called} gets the right gradient and sends back a wrong one{collectives:none?, and no recorded "
         "collective runs in it: something it saved for backward was changed, an autograd.Function in it has a wrong "
-        "backward, or code outside of it reads its inner tensors, too|: most likely by a collective without a "
-        "backward, or with one that doesn't match its forward}"
+        "backward, or code outside of it reads its inner tensors, too|: a collective lacks a backward or has one "
+        "that doesn't match its forward; or nothing sums a gradient of which each rank has its own part; or a factor "
+        "comes from a rank's own rows}"
     )
     how = (
         "{collectives:none?look in {module:called} for tensors that are written to after they were read, for "
-        "autograd.Functions, and for tensors that are kept for other modules|look at the collectives in "
-        "{module:called}: those of torch.distributed have no backward; those of torch.distributed.nn.functional sum "
-        "over all ranks in backward}"
+        "autograd.Functions, and for tensors that are kept for other modules|look in {module:called} "
+        "at the collectives (those of torch.distributed have no backward; those of torch.distributed.nn.functional sum "
+        "over all ranks in backward), at what ranks read for their own part, and at what they compute of their own "
+        "rows}"
     )
 
 
