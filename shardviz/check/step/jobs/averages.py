@@ -173,12 +173,15 @@ def _moved_averages(reference: WholeJob, weights: Weights) -> Iterator[tuple[str
 def _averages_of_ranks(job: WholeJob, weights: Weights) -> Iterator[tuple[int, tuple[str, str, Average]]]:
     """Yield what ranks have of each average, beside their own part of the weight or, if it has another shape, all."""
     old, after = job.weights("buffer"), job.weights("buffer", "updated")
-    params, updated = job.weights("param"), job.weights("param", "updated")
+    params, updated, sent = job.weights("param"), job.weights("param", "updated"), job.weights("param", "next")
     for name, held in after.items():
         weight = weight_of("buffer", name)
         for rank, part in held.items():
             sides = old.get(name, {}).get(rank), part
-            average = _average_of(*sides, params.get(weight, {}).get(rank), updated.get(weight, {}).get(rank))
+            steps = [moment.get(weight, {}).get(rank) for moment in (updated, sent)]  # its owner may send it after that
+            averages = (_average_of(*sides, params.get(weight, {}).get(rank), step) for step in steps)
+            found = [average for average in averages if average is not None]
+            average = next((one for one in found if one.share("after") is not None), found[0] if found else None)
             if average is None:
                 average = _average_of(
                     *sides, weights.params.get(weight), weights.updated.get(weight), of_other_job=True

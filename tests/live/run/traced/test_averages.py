@@ -91,6 +91,15 @@ OWN_ROWS = (
     "[toward(kept[name][RANK * len(part(weight)):][:len(part(weight))], part(weight)) "
     "for name, weight in model.named_parameters()]"
 )
+OF_OWNERS = {
+    "WRAP": DDP,
+    "AdamW(model.parameters(), 0.01)": "AdamW(list(model.parameters())[RANK::WORLD], 0.01)",
+    "optimizer.zero_grad()": "model.zero_grad()",
+    "    optimizer.step()": (
+        "    optimizer.step()\n    for at, weight in enumerate(model.parameters() if WORLD > 1 else ()):\n"
+        "        dist.broadcast(weight.data, at % WORLD)"
+    ),
+}
 NEVER = {"MAKE": "average", "UPDATE": "pass"}
 DRAW = "lambda part: part.reset_parameters() if isinstance(part, nn.Linear) else None"
 DRAWN_ALONE = {"WRAP": DDP, "MAKE": f"average if RANK == 0 else average.apply({DRAW})"}
@@ -103,6 +112,7 @@ RIGHT = [
     (OF_PARTS, 1),
     (OF_WHOLES, 1),
     (NEVER, 1),
+    (OF_OWNERS, 1),
 ]
 WRONG = [
     ({"WHEN": "RANK == 0"}, 1, "on rank 1 it is another average", "Nothing updates the average, or it takes"),
