@@ -54,6 +54,7 @@ from shardviz.explain.step.lines import (
     CarriedLine,
     MislabeledPlacement,
     MisplacedLine,
+    OtherArgument,
     OtherOperand,
     SegmentsOfPart,
     UnsummedLine,
@@ -379,6 +380,7 @@ def with_line_around(dump: Dump, finding: Finding, fault: Fault, *, are_gradient
     cause = mean_of_means(dump) if is_mean_of_part and _is_of_result(fault) else _of_ratio(dump, fault)
     is_explained = len(finding.explanation.ways) == 1 and not isinstance(finding.explanation, (*guesses, type(cause)))
     is_explained &= not (fault.is_of_sizes and isinstance(finding.explanation, OF_NORMS))
+    is_explained &= not (isinstance(fault.cause, OtherArgument) and finding.explanation == StepOfPart())
     is_explained &= not (fault.by_terms and isinstance(finding.explanation, PaddingRead))
     if is_explained and not isinstance(fault.cause, SURE):
         return placed
