@@ -74,7 +74,8 @@ def _behind_terms(evidence: Evidence, first: Divergence, pairs: Sequence[Found])
         return None
     terms = {result.name for result, finding in pairs if _is_term_of(evidence, first, finding)}
     modules = {name.rpartition(".")[0] for name in terms}
-    start = max((call.order for call in evidence.calls.by_module.get(first.before, ())), default=0)
+    before = evidence.calls.by_module.get(first.before, ()) if first.before else ()
+    start = max((call.order for call in before), default=0)
     inside = [one for one in evidence.calls.within(first.call) if one.module in modules and one.order > start]
     if not inside:
         return None
