@@ -146,7 +146,28 @@ OF_TOKENS = """def positions_of_tokens(mesh):
 RESTARTED = OF_TOKENS.replace("own_positions(mesh)", 'torch.arange(TOKENS // mesh["cp"].size())')
 PLAIN = 'torch.arange(TOKENS).chunk(mesh["cp"].size())[mesh.get_local_rank("cp")]'
 
+RESTORED = SAID.replace(
+    "        mask = at <= positions[:, None]\n",
+    "        if self.group is not None:\n"
+    "            back = at.argsort()\n"
+    "            keys, values, at = keys[back], values[back], at[back]\n"
+    "        mask = at <= positions[:, None]\n",
+)
+
 CASES = (
+    *(
+        Bug(
+            f"{moved} that stay in the order in which they were gathered",
+            "cp=2",
+            RESTORED,
+            ((f"{moved}[back]", moved),),
+            ("wrong-value",),
+            (f"gets the {moved} in another order", f"put {moved} into the order of the others"),
+            never=("puts the right slices in the wrong order",),
+            with_lines=True,
+        )
+        for moved in ("values", "keys")
+    ),
     Bug(
         "a mask that counts keys in the order in which they were gathered",
         "cp=2",

@@ -154,6 +154,27 @@ class RowsLeftOut(AtLine, kind="wrong-value"):
     how = "shift labels and drop rows of the whole batch, and cut it for the ranks afterwards"
 
 
+class ValuesInOtherOrder(AtLine, kind="wrong-value"):
+    """An attention gets its keys and its values in different orders.
+
+    Ranks have blocks of the sequence that are no neighbors, as in a zigzag. What is gathered stands in the order of the
+    ranks, and an index puts it back. Weights are of the keys' places, so values must stand in the same places; shapes
+    are the same either way.
+
+    Attributes:
+        moved: What stands in another order: `values`, or `keys`.
+        source: The line that makes these.
+    """
+
+    moved: str
+    source: str
+    why = (
+        "{function} in {place} gets {moved:values?keys|values} in the sequence's order, and {moved} in another: "
+        "{source} leaves them as they are gathered or cut"
+    )
+    how = "put {moved} into the order of the others in {source}, by the same index, before {place}"
+
+
 class LabelsOfOtherRows(AtLine, kind="wrong-value"):
     """A loss gets the rows of a rank's part with the labels of other rows.
 

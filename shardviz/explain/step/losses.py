@@ -185,8 +185,8 @@ class MiscountedExponentials(Cause):
 class PaddingSummed(AtLine, kind="wrong-value"):
     """A line sums over padding that the unsharded model cuts off first, or lacks.
 
-    A vocabulary is padded so that the number of ranks divides it. One process has no padding, or cuts it off the
-    logits. A rank that has a part of them keeps it, and the padding's logits add to the denominator of the softmax.
+    A vocabulary is padded so that ranks divide it. One process has no padding, or cuts it off the logits; a rank that
+    has a part of them keeps it, and the padding's logits add to the denominator of the softmax.
 
     Attributes:
         cut: The line in which the unsharded model cuts the padding off; empty if it has none.
@@ -211,13 +211,12 @@ class PaddingSummed(AtLine, kind="wrong-value"):
 class PaddingRead(Cause):
     """The padding of an output's dim is read as if it were part of the result.
 
-    A vocabulary is padded so that the number of ranks divides it. The rows of the weight beyond the last word give
-    logits too, which a softmax counts and which labels never choose.
+    A vocabulary is padded so that ranks divide it. Rows of the weight beyond the last word give logits, too.
 
     Attributes:
         size: How long it is in the unsharded model.
         padded: How long all parts of it are together.
-        is_returned: Whether the padding is returned with the output, rather than in the parts that a loss reads.
+        is_returned: Whether the output is returned with it, rather than as parts that a loss reads.
         weight: A weight whose padding has a gradient, if that shows it; else empty.
     """
 
@@ -234,7 +233,7 @@ class PaddingRead(Cause):
     )
     how = (
         "{is_returned:?cut the output to the first {size} along dim {dim}|cut the padding off, or set its logits to "
-        "-inf, before the maximum and the sum of exponentials; count words from the whole's first, not the shard's}"
+        "-inf, before the maximum and the sum; count words from the whole's first, not the shard's}"
     )
 
 
@@ -266,8 +265,7 @@ class PartialVocabularyLoss(Cause):
 class FunctionBeforeMean(Cause):
     """A function of the loss, such as its exponential, is averaged instead of the loss.
 
-    Perplexity is the exponential of the mean loss. The mean of the ranks' perplexities is a different number, and close
-    enough to go unnoticed.
+    Perplexity is the exponential of the mean loss. The mean of the ranks' perplexities is another, near number.
     """
 
     function: str
@@ -357,8 +355,7 @@ class ScalarNotReduced(Cause, kind="unreduced-scalar"):
 class ScalarOfPart(Cause):
     """A logged value is computed from one shard, and no reduction makes up for that.
 
-    An argmax, a maximum, a count or an accuracy over a shard is not that of the whole. Each rank gets a plausible
-    number.
+    An argmax, a maximum, a count or an accuracy over a shard is not that of the whole. Each rank gets a number.
 
     Attributes:
         axes: The axes that split, or may split, the tensor behind the value.

@@ -22,7 +22,14 @@ import numpy as np
 from shardviz.check.step.lines.calls import SELECTS, Call, Lines, Value
 from shardviz.check.step.lines.exchanges import MOVES, ROOM
 from shardviz.check.step.lines.fault import Fault, at, fault_at, reached
-from shardviz.check.step.lines.masks import ATTENTION, mask_fault, ring_mask_fault, same_block_fault, unweighted_fault
+from shardviz.check.step.lines.masks import (
+    ATTENTION,
+    mask_fault,
+    ring_mask_fault,
+    same_block_fault,
+    unweighted_fault,
+    values_order_fault,
+)
 from shardviz.check.step.lines.offsets import is_same_part, is_stretch, spoils
 from shardviz.explain.step.buffers import BufferOfOwnSizes
 from shardviz.explain.step.line_rows import CausalMaskOfPart, ForeignNumbersSummed, LoopFromZero
@@ -275,7 +282,7 @@ def own_rows_fault(states: States) -> Fault | None:
     """Return the first line that mixes rows of other places, or a causal mask of a part; None if values prove none."""
     paired = [call for call in states.lines.calls if call.whole is not None and call.outputs]
     wrong = [call for call in paired if states.forward(call.outputs[0]).kind == "none"]
-    fault = _causal_fault(states, wrong[0]) if wrong else None
+    fault = (values_order_fault(states) or _causal_fault(states, wrong[0])) if wrong else None
     fault = fault or (same_block_fault(states) or unweighted_fault(states) if wrong else None)
     fault = fault or mask_fault(states, wrong)
     fault = fault or (ring_mask_fault(states) if wrong else None)

@@ -20,9 +20,10 @@ from shardviz.check.step.lines.calls import ADDITIONS, Call, Lines, Value
 from shardviz.check.step.lines.exchanges import COPIES, MATRIX_PRODUCTS
 from shardviz.check.step.lines.fault import Fault, at, fault_at, given_fault, reached
 from shardviz.check.step.lines.states import States
-from shardviz.explain.step.line_rows import BlockNotPassedOn, MisplacedMask, UnweightedJoin
+from shardviz.explain.step.line_rows import BlockNotPassedOn, MisplacedMask, UnweightedJoin, ValuesInOtherOrder
 from shardviz.groups import walk
 from shardviz.relate.factors import over
+from shardviz.relate.orders import places_of
 from shardviz.relate.tolerance import STEP
 from shardviz.relate.values import finite_magnitude
 from shardviz.text import listed, spans_of
@@ -49,6 +50,9 @@ POWERS = ("exp", "exp_", "logsumexp")
 
 ATTENTION = "scaled_dot_product_attention"
 
+SHAPES = ("transpose", "permute", "unflatten", "flatten", "view", "reshape", "unsqueeze", "contiguous", "T", "mT")
+"""Functions that leave slices in their order."""
+
 MAX_LEADS = 64
 """Batch rows and heads of the whole in which those of a rank are looked for."""
 
@@ -59,6 +63,50 @@ MAX_ROUNDS = 64
 """Of more blocks of a ring the first are looked at."""
 
 MAX_LISTED = 4
+
+
+def values_order_fault(states: States) -> Fault | None:
+    """Return the line that gives an attention its values in another order than its keys, or its keys in another."""
+    for call in states.lines.calls:
+        if call.function != ATTENTION or len(call.inputs) < 3:
+            continue
+        orders = [_order_of_slices(states, value) for value in call.inputs[1:3]]
+        in_order = [order == sorted(order) for order in orders]
+        if not all(orders) or orders[0] == orders[1] or not any(in_order):
+            continue
+        moved = in_order.index(False)
+        source = _made_in(states, call.inputs[1 + moved])
+        name = ("keys", "values")[moved]
+        place = source.place if source is not None else call.place
+        at_slice, of_whole = next((at, place) for at, place in enumerate(orders[moved]) if at != place)
+        sentence = (
+            f"{reached(call)} gets the {name} in another order than the sequence's, slice {at_slice} of which is slice "
+            f"{of_whole} of the unsharded model's, and the {('keys', 'values')[1 - moved]} in the sequence's"
+        )
+        cause = ValuesInOtherOrder(call.place, call.function, name, place)
+        return fault_at(call, sentence, cause)
+    return None
+
+
+def _order_of_slices(states: States, value: Value) -> list[int]:
+    """Return where the keys or values of the first rank stand in the whole's sequence; nothing unless it has all."""
+    whole, held = states.reference_of(value), states.held(value)
+    if whole is None or not held or held[min(held)].shape != whole.shape:
+        return []
+    found = places_of(held[min(held)], whole, STEP * finite_magnitude(whole))
+    is_known = found is not None and found[0] == whole.ndim - 2 and sorted(found[1]) == list(range(whole.shape[-2]))
+    return found[1].tolist() if found is not None and is_known else []
+
+
+def _made_in(states: States, value: Value) -> Call | None:
+    """Return the call that gives the numbers of a tensor their order, before all that only changes its shape."""
+    maker = states.lines.producer(value)
+    while maker is not None and maker.function in SHAPES and maker.inputs:
+        before = states.lines.producer(maker.inputs[0])
+        if before is None:
+            return maker
+        maker = before
+    return maker
 
 
 def mask_fault(states: States, calls: Sequence[Call]) -> Fault | None:
