@@ -38,6 +38,7 @@ from shardviz.check.step.lines.operands import operand_fault, operator_fault, wi
 from shardviz.check.step.lines.parallel import parallel_fault
 from shardviz.check.step.lines.parts import merged_fault, neighbor_fault
 from shardviz.check.step.lines.search import ForwardSearch
+from shardviz.explain.step.line_reductions import WrongLineBackward
 from shardviz.explain.step.line_rows import PartOfAnotherDim
 from shardviz.explain.step.lines import (
     CarriedLine,
@@ -87,8 +88,21 @@ def fault_in(states: States) -> Fault | None:
         fault = operand_fault(states) or parallel_fault(states) or fault
     if fault is None or type(fault.cause) in MAY_LACK_NEIGHBOR:
         fault = neighbor_fault(states) or fault
-    fault = fault or exchange_backward(states) or with_operator(states, backward_fault(states))
+    fault = fault or exchange_backward(states) or with_operator(states, _aside(states, backward_fault(states)))
     return with_label(states, None if fault is None or fault.is_torchs else _of_rows(states, fault))
+
+
+def _aside(states: States, fault: Fault | None) -> Fault | None:
+    """Return a fault in backward; in forward if its line makes something wrong that the module keeps for elsewhere.
+
+    A balance loss, for one, leaves the module as an attribute, and what the module returns is right.
+    """
+    if fault is None or not isinstance(fault.cause, WrongLineBackward):
+        return fault
+    calls = (call for call in states.lines.calls if (call.line, call.function) == (fault.line, fault.function))
+    made = (value for call in calls for value in call.outputs if states.placed(value).is_wrong)
+    blamed = (ForwardSearch(states).blame(value) for value in made)
+    return next((found for found in blamed if found is not None), fault)
 
 
 def _of_rows(states: States, fault: Fault) -> Fault:
