@@ -422,7 +422,10 @@ def blamed_by_weights(first: Divergence | None, calls: Calls, gradients: Mapping
     is_residual = outer is not None and first.point is not None and bool(first.point.added)
     if outer and is_residual and outer.tensors(INPUT) & tensors:
         return replace(first, call=outer)
-    return _before_readers(calls, first) or first
+    before = _before_readers(calls, first)
+    if before is None and outer is not None and outer.is_good(OUTPUT) and not calls.within(first.call):
+        return replace(first, call=outer)  # its code reads the same tensor: the call itself did its part
+    return before or first
 
 
 def _before_readers(calls: Calls, first: Divergence) -> Divergence | None:

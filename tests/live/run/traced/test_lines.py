@@ -160,3 +160,24 @@ def test_lines_of_rows_that_a_sampler_deals_out_are_compared(capsys, tmp_path):
     first = first_difference(capsys, one, run(tmp_path, "labels", *RANKS, "labels.py", "labels"))
     assert first["cause_id"] == "other-labels", first
     assert first_difference(capsys, one, run(tmp_path, "two_labels", *RANKS, "labels.py", "right")) is None
+
+
+@nightly
+def test_a_line_of_what_a_module_keeps_for_the_loss_is_named(capsys, tmp_path):
+    mean = """
+from torch.distributed.nn.functional import all_reduce
+
+def own_mean(hidden):
+    mean = hidden.mean(0)
+    return all_reduce(mean) / size if size > 1 and does != "kept" else mean
+
+class Mixer("""
+    keeps = "        self.kept = own_mean(hidden).square().sum()\n        return self.down(hidden)"
+    text = SCRIPT.replace("\nclass Mixer(", mean).replace("        return self.down(hidden)", keeps)
+    text = text.replace("centered)\n    if", "centered) + whole[1].kept\n    if")
+    (tmp_path / "train.py").write_text(text)
+    one = run(tmp_path, "one", sys.executable, "train.py", "right")
+    first = first_difference(capsys, one, run(tmp_path, "kept", *RANKS, "train.py", "kept"))
+    assert "`mean = hidden.mean(0)`" in first["sentence"], first
+    assert first["cause_id"] == "unaveraged-line", first
+    assert first_difference(capsys, one, run(tmp_path, "two", *RANKS, "train.py", "right")) is None
