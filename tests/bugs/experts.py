@@ -441,7 +441,7 @@ CASES = (
         OWN,
         (NOT_OF_EXPERTS,),
         ("wrong-scale",),
-        ("the size of ep", "divide the gradient", "don't all_reduce", "not every rank along ep has"),
+        ("the size of ep", "divide the gradient", "don't all_reduce", "only some ranks along ep have"),
         ("no mesh axis has the size", "lost its hook"),
     ),
     Bug(

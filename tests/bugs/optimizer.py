@@ -270,10 +270,12 @@ CASES = (
         (
             (
                 "    return torch.optim.SGD(model.parameters(), lr=0.1)",
-                "    made = torch.optim.SGD(model.parameters(), lr=0.1)\n"
-                "    if isinstance(model.up.weight, DTensor):\n"
-                "        made.step()\n"
-                "    return made",
+                "    class Twice(torch.optim.SGD):\n"
+                "        def step(self, closure=None):\n"
+                "            super().step()\n"
+                "            if isinstance(model.up.weight, DTensor):\n"
+                "                super().step()\n"
+                "    return Twice(model.parameters(), lr=0.1)",
             ),
         ),
         UPDATED,

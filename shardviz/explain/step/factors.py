@@ -186,8 +186,9 @@ class FsdpDividedAgain(FactorOfAxes):
     by: str = ""
     why = (
         (
-            "{by:?{by}|FSDP} averages over {over}, and {of_all:?the training loop divides the loss or the gradient|the "
-            "code divides a loss term of these weights} by {size} again"
+            "{by:?{by}|FSDP} averages over {over}, and {of_all:?the loss or the gradient is divided by {size} again: "
+            "by hand, or as a sum over own rows that is divided by a count of all ranks|the code divides a loss term "
+            "of these weights by {size} again}"
         ),
         (
             "{of_all:?|{averaged:?Code after backward divides|set_gradient_divide_factor, or code after backward, "
@@ -195,7 +196,8 @@ class FsdpDividedAgain(FactorOfAxes):
         ),
     )
     how = (
-        "remove that division by {size}",
+        "{of_all:?remove that division, or multiply the loss that backward runs on by {size}|remove that division by "
+        "{size}}",
         "remove that {averaged:?code|call or that code}",
     )
 

@@ -153,6 +153,8 @@ class GradientNotReduced(Cause, kind="unreduced-gradient"):
         """What makes something else reduce the gradient; empty if nothing does."""
         if self.style:
             return f"put {self.style} into the plan of parallelize_module, or " if self.style != "none" else ""
+        if self.op == "SUM":  # DDP and fully_shard average
+            return ""
         return f"wrap the parameter with DDP or fully_shard over {' and '.join(self.axes) or 'these ranks'}, or "
 
     @property

@@ -99,7 +99,10 @@ def _aside(states: States, fault: Fault | None) -> Fault | None:
     """
     if fault is None or not isinstance(fault.cause, WrongLineBackward):
         return fault
-    calls = (call for call in states.lines.calls if (call.line, call.function) == (fault.line, fault.function))
+    lines = states.lines
+    returning = {call.order for value, _ in lines.returned for call in lines.makers(value)}
+    calls = (call for call in lines.calls if (call.line, call.function) == (fault.line, fault.function))
+    calls = (call for call in calls if call.order not in returning)
     made = (value for call in calls for value in call.outputs if states.placed(value).is_wrong)
     blamed = (ForwardSearch(states).blame(value) for value in made)
     return next((found for found in blamed if found is not None), fault)
