@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,7 +13,7 @@ from shardviz.check.step.lines.calls import ADDITIONS, Call, Lines, Value
 from shardviz.check.step.lines.state import UNKNOWN, State, state_of
 from shardviz.dump.records.trace import of_value
 from shardviz.errors import ShardvizError
-from shardviz.layout.layout import Layout
+from shardviz.layout.layout import Layout, shared_placements
 from shardviz.layout.splits import segment_numbers
 from shardviz.relate.factors import over, pairs_along
 from shardviz.relate.relations import Pair
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.dump.dump import Dump
+    from shardviz.layout.region import Region
 
 COLLECTIVES_OF_TERMS = ("all_reduce", "reduce")
 INTEGERS = ("int", "uint")
@@ -349,18 +350,18 @@ class States:
         """Yield the layouts of what ranks have with zeros behind the end of a dim, as of one that no axis divides."""
         first = next(iter(held.values()))
         is_even = first.ndim == whole.ndim and all(array.shape == first.shape for array in held.values())
-        axes = self.mesh.long_axes
+        shapes = {rank: array.shape for rank, array in held.items()}
         for dim, size in enumerate(whole.shape if is_even else ()):
-            for chain in ((), *((axis,) for axis in axes)):
-                length = first.shape[dim] * self.mesh.size_over(chain)
-                shape = (*whole.shape[:dim], length, *whole.shape[dim + 1 :])
+            for count in (1, *(self.mesh.axis_size(axis) for axis in self.mesh.long_axes)):
+                length = first.shape[dim] * count
                 if not size < length < size + first.shape[dim] or whole.size * length > MAX_SIZE * size:
                     continue
                 zeros = np.zeros((*whole.shape[:dim], length - size, *whole.shape[dim + 1 :]))
-                layout = Layout(self.mesh, shape, tuple(chain if at == dim else () for at in range(whole.ndim)))
                 padded = np.concatenate((whole, zeros), dim)
-                if all(error_of(held[rank], part_of(padded, region)) <= near for rank, region in layout.regions()):
-                    yield layout
+                fits = partial(_is_near, padded, held, near)
+                placements = shared_placements(padded.shape, shapes, self.mesh, fits)
+                if placements is not None:
+                    yield Layout.from_placements(self.mesh, padded.shape, placements)
 
     def _is_rearranged(self, whole: NDArray[Any], held: Mapping[int, NDArray[Any]], near: float) -> bool:
         """Whether every rank, or all ranks along an axis together, have each number once, wherever it stands."""
@@ -445,3 +446,8 @@ class States:
         number = self.lines.without_bias.get(wanted, (wanted,))[0]
         tensor = self.dump.by_name("reference", "activation")[of_value(self.lines.module, number, gradient=gradient)]
         return tensor.first.body.dtype
+
+
+def _is_near(whole: NDArray[Any], held: Mapping[int, NDArray[Any]], near: float, rank: int, region: Region) -> bool:
+    """Whether a rank has a region of a tensor."""
+    return error_of(held[rank], part_of(whole, region)) <= near
