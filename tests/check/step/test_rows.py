@@ -5,14 +5,21 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from shardviz.check.step.jobs.compare import frozen_in_one_job
+from shardviz.check.step.jobs.one_sided import frozen_in_one_job
 from shardviz.check.step.jobs.other_steps import is_filled_batch, later_steps_of, steps_of
 from shardviz.check.step.jobs.rows import Rows, rows_of, rows_without_padding
 from shardviz.check.step.jobs.rows_of_steps import moved_by, with_other_steps
 from shardviz.check.step.trace.calls import is_pipeline, parted_modules
 from shardviz.check.step.trace.traces import Kept, OfRank, Weight
 from shardviz.dump.records.step import GivenRecord
-from shardviz.explain.step.whole_step import DifferentBatch, NormalizedByOwnRows, OwnOrder, WholeBatchPerRank
+from shardviz.explain.step.whole_step import (
+    DifferentBatch,
+    NormalizedByOwnRows,
+    OwnOrder,
+    RowsPairedOtherwise,
+    SharedRows,
+    WholeBatchPerRank,
+)
 from shardviz.layout.mesh import parse_mesh
 
 ROWS = [[5, 9, 7], [5, 6, 8, 9, 7], [5, 8, 7], [5, 9, 9, 6, 7, 8, 9, 7]]
@@ -314,3 +321,15 @@ def test_equal_rows_are_told_apart_by_the_other_inputs_or_not_at_all():
     shares = {0: (2, 3), 1: (1, 0)}
     given = {rank: [kept(tokens[list(share)]), kept(labels[list(share)])] for rank, share in shares.items()}
     assert "rows are equal" in rows_of([kept(tokens), kept(labels)], given, DP).not_joined
+
+
+@pytest.mark.parametrize(("own", "cause"), [(True, RowsPairedOtherwise), (False, SharedRows)])
+def test_masks_of_the_first_ranks_rows_are_told_from_rows_that_ranks_share(own, cause):
+    ids, masks = np.random.default_rng(0).integers(0, 90, (8, 5)), np.random.default_rng(1).integers(0, 2, (8, 5, 5))
+    whole = [Kept.of(values.shape, values.astype(np.float64), "int64") for values in (ids, masks)]
+    batches = {}
+    for rank in range(2):
+        rows = slice(4 * rank, 4 * rank + 4) if own else slice(4)
+        parts = ids[rows], masks[:4]
+        batches[rank] = [Kept.of(part.shape, part.astype(np.float64), "int64") for part in parts]
+    assert isinstance(rows_of(whole, batches, parse_mesh("dp=2")).cause, cause)

@@ -137,7 +137,10 @@ def rows_of(whole_batch: list[Kept], batches: Mapping[int, list[Kept]], mesh: Me
     if len(set(every)) < size:
         given_rows = whole.values[sorted(set(every))]
         are_all_there = num_different < size and len(np.unique(given_rows, axis=0)) == num_different
-        return Rows(not_joined=EQUAL_ROWS) if are_all_there else _incomplete(shares, size, mesh)
+        if are_all_there:
+            return Rows(not_joined=EQUAL_ROWS)
+        others = [tensors for tensors in of_rows if tensors[0] is not whole]
+        return _paired_with_all(shares, others) or _incomplete(shares, size, mesh)
     if len(every) > size:
         again = {row for row, count in Counter(every).items() if count > 1}
         text = (
@@ -220,12 +223,30 @@ def _paired_otherwise(shares: Mapping[int, tuple[int, ...]], others: Sequence[Se
         known = {rank: tuple(at.tolist()) for rank, at in rows.items() if at is not None}
         rank = next((rank for rank, share in shares.items() if known.get(rank, share) != share), None)
         if len(known) == len(shares) and rank is not None:
-            text = (
-                f"rank {rank} was given rows {join_numbers(shares[rank])} of one input and rows "
-                f"{join_numbers(known[rank])} of the other, numbered as the other job has them"
-            )
-            return Rows(problem=text, cause=RowsPairedOtherwise())
+            return _pair_apart(rank, shares[rank], known[rank])
     return None
+
+
+def _paired_with_all(shares: Mapping[int, tuple[int, ...]], others: Sequence[Sequence[Kept]]) -> Rows | None:
+    """Return that ranks have all rows of another input, and of the longest one the same rows several times."""
+    for whole, *parts in others:
+        rows = _rows_of_ranks(whole, dict(zip(shares, parts, strict=True)))
+        known = {rank: tuple(at.tolist()) for rank, at in rows.items() if at is not None}
+        is_all = len(known) == len(shares) and {row for share in known.values() for row in share} == {
+            *range(whole.shape[0])
+        }
+        rank = next((rank for rank, share in shares.items() if is_all and known[rank] != share), None)
+        if rank is not None:
+            return _pair_apart(rank, known[rank], shares[rank])
+    return None
+
+
+def _pair_apart(rank: int, rows: Sequence[int], others: Sequence[int]) -> Rows:
+    text = (
+        f"rank {rank} was given rows {join_numbers(rows)} of one input and rows {join_numbers(others)} of the other, "
+        "numbered as the other job has them"
+    )
+    return Rows(problem=text, cause=RowsPairedOtherwise())
 
 
 def _are_in_order(shares: Mapping[int, tuple[int, ...]], whole: Kept, *parts: Kept) -> bool:
