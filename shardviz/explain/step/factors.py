@@ -242,15 +242,22 @@ class AveragedNotSummed(FactorOfAxes):
 
     The loss is already divided by the size of the whole batch, or each rank has only a part of the gradient. The
     average then divides a second time.
+
+    Attributes:
+        of_all: Whether all gradients of the step have the factor, as the loss gives it.
     """
 
+    of_all: bool = True
     why = (
         "Each rank has a part of the gradient, and the parts are averaged over {over} instead of summed",
-        "The loss is already divided by the size of {over}, and the average over {over} divides again",
+        "{of_all:?The loss is already divided by the size of {over}, and the average over {over} divides again|What "
+        "these weights make is divided by the size of {over} before the ranks' results are summed, and nothing sums "
+        "their gradients}",
     )
     how = (
         "pass op=ReduceOp.SUM to the all_reduce over {over}, and don't divide its result",
-        "don't divide the loss by the size of {over}, or pass op=ReduceOp.SUM to the all_reduce: not both",
+        "{of_all:?don't divide the loss by the size of {over}, or pass op=ReduceOp.SUM to the all_reduce: not both|add "
+        "it once behind that sum, undivided, or sum these gradients over {over}}",
     )
     references = ("gpt-neox#1259",)
 
