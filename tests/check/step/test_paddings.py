@@ -49,6 +49,8 @@ def test_copies_of_padded_parts_and_padded_dtensors_are_found():
     assert unpadded.regions == regions
     gradient = Weight((28, 4), parse("[28, 4]").layout(mesh), plain(np.ones((28, 4))).values)
     assert unpadded.part(1, gradient).values.shape == (27, 4)
+    of_rows = plain(np.ones(14))
+    assert unpadded.part(1, of_rows) == of_rows
 
 
 def test_heads_that_ranks_share_in_another_order_are_no_padding():

@@ -46,7 +46,9 @@ class Unpadded:
     regions: Mapping[int, Region]
 
     def part(self, rank: int, weight: Weight) -> Weight:
-        """Return what a rank has of the weight, or of what belongs to it, without padding."""
+        """Return what a rank has of the weight, or of what belongs to it and has its dims, without padding."""
+        if len(weight.shape) != len(self.shape):  # as a state of its rows
+            return weight
         layout = None if weight.layout is None else replace(weight.layout, shape=self.shape)
         region = self.regions[rank] if layout is None else layout.region_of_rank(rank)
         values = None if weight.values is None else _first(weight.values, region.shape)
