@@ -244,20 +244,20 @@ class AveragedNotSummed(FactorOfAxes):
     average then divides a second time.
 
     Attributes:
-        of_all: Whether all gradients of the step have the factor, as the loss gives it.
+        of_some: Whether other gradients of the step don't have the factor, so that the loss can't give it.
     """
 
-    of_all: bool = True
+    of_some: bool = False
     why = (
         "Each rank has a part of the gradient, and the parts are averaged over {over} instead of summed",
-        "{of_all:?The loss is already divided by the size of {over}, and the average over {over} divides again|What "
-        "these weights make is divided by the size of {over} before the ranks' results are summed, and nothing sums "
-        "their gradients}",
+        "{of_some:?What these weights make is divided by the size of {over} before the ranks' results are summed, and "
+        "nothing sums their gradients|The loss is already divided by the size of {over}, and the average over {over} "
+        "divides again}",
     )
     how = (
         "pass op=ReduceOp.SUM to the all_reduce over {over}, and don't divide its result",
-        "{of_all:?don't divide the loss by the size of {over}, or pass op=ReduceOp.SUM to the all_reduce: not both|add "
-        "it once behind that sum, undivided, or sum these gradients over {over}}",
+        "{of_some:?add it once behind that sum, undivided, or sum these gradients over {over}|don't divide the loss by "
+        "the size of {over}, or pass op=ReduceOp.SUM to the all_reduce: not both}",
     )
     references = ("gpt-neox#1259",)
 

@@ -285,7 +285,7 @@ def _too_small(over: Over, *, of_all: bool) -> FactorOfAxes:
         return FsdpDividedAgain(axes, size, of_all, axes if over.averaged else "", over.library)
     if over.apart:
         return DividedShardGradient(axes, size)
-    return DdpAveragesShares(axes, size) if over.by_ddp else AveragedNotSummed(axes, of_all)
+    return DdpAveragesShares(axes, size) if over.by_ddp else AveragedNotSummed(axes, not of_all)
 
 
 def _by_numbers(comparison: Compared, gradients_alike: Part | None) -> Finding | None:
