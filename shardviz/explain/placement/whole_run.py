@@ -19,7 +19,7 @@ class DamagedFile(Cause, kind="incomplete"):
 
 
 class DamagedNumbers(Cause, kind="incomplete"):
-    """A rank's file was damaged or replaced after it was written, so nothing that it holds was checked.
+    """A rank's file was changed or replaced after it was written, so none of it was checked.
 
     Each file has a checksum, and names the rank and the run that wrote it. Each tensor in a file of numbers has a
     checksum, too. One of them no longer fits: a disk, a copy over a network or another program changed bytes, or gave
