@@ -10,7 +10,7 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
-from shardviz.commands.common.streams import Count, progress, reader_may_leave, talk
+from shardviz.commands.common.streams import Count, progress, reader_may_leave, talk, write_file
 from shardviz.dump.dump import Dump, dump_of
 from shardviz.dump.gather import read_parts
 from shardviz.dump.read import is_dump, ranks_here, read_run
@@ -195,10 +195,6 @@ def write_markup(text: str, output: Path | None, option: str = "-o") -> None:
 
 
 def _write_file(text: str, output: Path, option: str = "-o") -> None:
-    content = text.encode("utf-8")
-    try:
-        output.write_bytes(content)
-    except OSError as error:
-        raise ShardvizError(f"cannot write {output}: {error.strerror}", f"choose another file with {option}") from error
+    write_file(text, output, option)
     opened = "; open it in a browser" if output.suffix.lower() in (".html", ".htm", ".svg") else ""
-    talk(f"wrote {printable(str(output))}, {bytes_text(len(content))}{opened}")
+    talk(f"wrote {printable(str(output))}, {bytes_text(len(text.encode('utf-8')))}{opened}")
