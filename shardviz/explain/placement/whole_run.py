@@ -26,7 +26,7 @@ class DamagedNumbers(Cause, kind="incomplete"):
     a file another's name. The model is not to blame. All other ranks are still checked.
     """
 
-    why = "A disk, a copy or another program changed the file after shardviz wrote it; this says nothing of the model"
+    why = "A disk, a copy or another program changed or replaced the file; this says nothing of the model"
     how = "copy the file again from the machine that wrote it, or write the dump again"
 
 
