@@ -35,8 +35,12 @@ _SOURCES = frozenset({".py", ".ipynb", ".md", ".toml", ".yaml", ".yml", ".sh", "
 """Files of a user's own, which an answer never replaces."""
 
 
-def read_dump(*folders: Path) -> Dump:
+def read_dump(*folders: Path, warns: bool = True) -> Dump:
     """Read a dump, or its parts as one; warn about damaged files on stderr, and read the rest.
+
+    Args:
+        folders: The dump's folder, or those of its parts.
+        warns: Whether there is a warning: a check reports each such file as a finding.
 
     Raises:
         DumpError: A folder is not a dump, or parts are not of one dump.
@@ -44,7 +48,8 @@ def read_dump(*folders: Path) -> Dump:
     count = Count("read {done} of {of} ranks")
     with naming_checkpoints(*folders), progress(lambda: str(count)):
         files = read_parts(folders, strict=False, on_progress=count)
-    _warn_of(list(files.damaged.values()))
+    if warns:
+        _warn_of(list(files.damaged.values()))
     return dump_of(files)
 
 
