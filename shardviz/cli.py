@@ -70,8 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if _is_first_to_report(error):
             say_error(error)
         return error.exit_code
-    except KeyboardInterrupt:
-        say("interrupted")
+    except KeyboardInterrupt as error:
+        say("interrupted", *str(error).splitlines())
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         forget(sys.stdout)

@@ -50,7 +50,7 @@ class DumpError(ShardvizError):
 
 
 class ChangedError(DumpError):
-    """A file of a dump was damaged after it was written: its checksum differs."""
+    """A file of a dump was damaged or replaced after it was written: its checksum, rank or run differs."""
 
 
 class NoDumpError(DumpError):

@@ -245,6 +245,13 @@ def test_a_damaged_file_is_reported_on_stderr_and_the_rest_is_shown(
     assert err.startswith(f"shardviz: warning: {healthy}/rank_00003.json is damaged")
 
 
+def test_a_check_says_once_that_a_file_is_damaged(healthy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (healthy / "rank_00003.json").write_text("{")
+    assert main(["check", str(healthy)]) == 1
+    out, err = capsys.readouterr()
+    assert (out.count("rank_00003.json is damaged"), err) == (1, "")
+
+
 def test_of_many_damaged_files_the_first_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = make_dump(tmp_path / "d.shardviz", parse_mesh("tp=12"), {"w": "[12/tp]"})
     for rank in range(12):

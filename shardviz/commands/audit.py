@@ -14,9 +14,10 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
-from shardviz.commands.common.streams import reader_may_leave
+from shardviz.commands.common.streams import reader_may_leave, write_file
 from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, ShardvizError
 from shardviz.layout.mesh import Mesh, parse_mesh, unnamed_axes
 from shardviz.text import counted
@@ -54,6 +55,8 @@ def run(args: argparse.Namespace) -> int:
     if not 1 <= args.max_size <= MAX_SIZE:
         raise ShardvizError(f"--max-size is {args.max_size}, expected 1 to {MAX_SIZE}")
     mesh = mesh_of(args.mesh)
+    if args.output:
+        _make_folder(args.output)
     count = Count("tried {done} of {of} cases on " + f"{mesh.size} ranks")
     with progress(lambda: str(count) if count.of else f"trying the first cases on {mesh.size} ranks"):
         sweep = audit(mesh, args.max_size, on_progress=count)
@@ -71,13 +74,26 @@ def mesh_of(text: str) -> Mesh:
     return replace(mesh, axes=AXES[-mesh.ndim :]) if unnamed else mesh
 
 
+def _make_folder(folder: Path) -> None:
+    """Make the folder for scripts: a sweep takes a minute, and would be lost.
+
+    Raises:
+        ShardvizError: It cannot be made, or not written to.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ShardvizError(f"cannot write to {folder}: {error.strerror}", "choose another folder with -o") from error
+
+
 def _write_repros(sweep: Audit, folder: Path) -> None:
     from shardviz.live.audit.cases import repro
 
-    folder.mkdir(parents=True, exist_ok=True)
     for number, disagreement in enumerate(sweep.disagreements, 1):
         name = _name(number, disagreement)
-        (folder / name).write_text(repro(disagreement.case, name))
+        write_file(repro(disagreement.case, name), folder / name)
         print(f"wrote {folder / name}", file=sys.stderr)
 
 

@@ -71,7 +71,7 @@ def report(folders: Sequence[Path], style: str, color: str = "auto", *, strict: 
         from shardviz.commands.common.checkpoints import report_checkpoint
 
         return report_checkpoint(folders[0], style, color, strict=strict)
-    dump = read_dump(*folders)
+    dump = read_dump(*folders, warns=False)
     report = checked(dump)
 
     def lines(terminal: Terminal) -> list[Text]:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from shardviz import probe_files
 from shardviz.commands.common.parser import Parser, count, seconds
-from shardviz.commands.common.streams import progress
+from shardviz.commands.common.streams import progress, write_file
 from shardviz.dump.write import RANK_FILE, SUFFIX, check_folder, is_earlier_run, replacing_folder
 from shardviz.errors import EXIT_CLEAN, EXIT_USAGE, MeshError, ShardvizError
 from shardviz.layout.mesh import Mesh, parse_mesh
@@ -332,11 +332,7 @@ def save_test(file: Path, dump: Dump, probe: Probe, mesh: Mesh) -> None:
     Raises:
         ShardvizError: The file cannot be written.
     """
-    text = text_of_test(file, dump, probe, mesh)
-    try:
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ShardvizError(f"cannot write {file}: {error.strerror}") from error
+    write_file(text_of_test(file, dump, probe, mesh), file, "--save-test")
 
 
 def text_of_test(file: Path, dump: Dump, probe: Probe, mesh: Mesh) -> str:

@@ -59,7 +59,7 @@ from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, EXIT_RANK_FAILED, EXIT_US
 from shardviz.layout.mesh import ranks_by
 from shardviz.live.run.options import PATIENCE, Note, Options, ranks_on, read, session_beside
 from shardviz.live.trace_modules import Followed
-from shardviz.text import named_ranks
+from shardviz.text import bytes_text, named_ranks
 
 if TYPE_CHECKING:
     import argparse
@@ -136,6 +136,8 @@ def run(args: argparse.Namespace) -> int:
     output = Path(os.path.abspath(args.output or _named_for(args.job)))
     force = args.force or (args.output is None and is_earlier_job(output, args.job))
     check_folder(output, force=force)
+    if full := _full_disk(output):
+        raise ShardvizError(full, OTHER_DISK)
     names = mapping_of(find_map(args.map)) if args.map else {}
     reference, is_stamped = _reference(args.reference) if args.reference else ("", False)
     with _session(output) as session:
@@ -190,6 +192,21 @@ def _reference(path: Path) -> tuple[str, bool]:
     from shardviz.reference.files import open_reference
 
     return os.path.abspath(path), open_reference(path).is_stamped
+
+
+LEAST_FREE = 1 << 20
+"""Bytes that a disk needs for what ranks note down; a dump of the smallest model is less."""
+
+OTHER_DISK = "free some space, or give a folder on another disk with -o"
+
+
+def _full_disk(output: Path) -> str:
+    """Say that the dump's disk is full; empty if it isn't, or doesn't say how much it holds."""
+    there = next(folder for folder in Path(os.path.abspath(output)).parents if folder.exists())
+    disk = shutil.disk_usage(there)
+    if not disk.total or disk.free >= LEAST_FREE:
+        return ""
+    return f"no room for {output}: {bytes_text(disk.free)} are free in {there}"
 
 
 @contextmanager
@@ -304,7 +321,9 @@ def report_job(args: argparse.Namespace, notes: Sequence[Note], code: int, *, is
         return EXIT_CLEAN
     if not dumps:
         problems = dict.fromkeys(note.text for note in notes if note.kind == "problem")
-        talk(f"shardviz: error: {_why_nothing(notes, [*missed, *problems])}")
+        full = _full_disk(args.output or _named_for(args.job))
+        why = f"{full}\nHint: {OTHER_DISK}" if full else _why_nothing(notes, [*missed, *problems])
+        talk(f"shardviz: error: {why}")
         return EXIT_USAGE
     if EXIT_FINDINGS in codes:
         return EXIT_FINDINGS

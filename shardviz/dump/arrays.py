@@ -60,6 +60,12 @@ It is the sum of its bytes as 64-bit words, little end first. A CRC-32 takes fou
 
 CHECKSUM_DIGITS = 16
 
+RANK = "rank"
+"""In a file's metadata, the rank that wrote it: files of two ranks have the same names and shapes."""
+
+SHOWN = 20
+"""How many characters a message shows of what the metadata says."""
+
 METADATA = "__metadata__"
 LENGTH_BYTES = 8
 WORD = 8
@@ -95,10 +101,10 @@ class _Entry(msgspec.Struct):
     data_offsets: tuple[int, int]
 
 
-def checksums_of(arrays: Mapping[str, NDArray[np.generic]]) -> dict[str, str]:
-    """Return the metadata of a file: the checksums of the contiguous arrays that it is written with."""
+def metadata_of(rank: int, arrays: Mapping[str, NDArray[np.generic]]) -> dict[str, str]:
+    """Return the metadata of a rank's file: its rank, and the checksums of its contiguous arrays."""
     sums = (_checksum(array.reshape(-1).view(np.uint8)) for _, array in sorted(arrays.items()))
-    return {CHECKSUMS: "".join(sums)}
+    return {RANK: str(rank), CHECKSUMS: "".join(sums)}
 
 
 def _checksum(content: NDArray[np.uint8]) -> str:
@@ -108,21 +114,24 @@ def _checksum(content: NDArray[np.uint8]) -> str:
     return f"{total % (1 << (8 * WORD)):0{CHECKSUM_DIGITS}x}"
 
 
-def check_arrays(path: Path, requests: Iterable[ArrayRequest]) -> None:
-    """Make sure that a file is whole, has the arrays that are wanted, and has them as they were written.
+def check_arrays(path: Path, rank: int, requests: Iterable[ArrayRequest]) -> None:
+    """Make sure that a file is whole, the rank's own, and has the arrays that are wanted as they were written.
 
     Raises:
-        ChangedError: An array has other bytes than were written.
+        ChangedError: The file is another rank's, or an array has other bytes than were written.
         DumpError: The file is not there, is not a safetensors file, or has no such array.
     """
     with _open_arrays(path) as file:
+        metadata = file.metadata() or {}
+        if (writer := metadata.get(RANK, str(rank))) != str(rank):
+            raise ChangedError(f"{path} has what rank {printable(writer)[:SHOWN]} wrote, not rank {rank}", _HINT)
         for array in requests:
             _check_shape(file, path, array.key, array.shape)
             dtype = file.get_slice(array.key).get_dtype()
             if array.types and dtype not in array.types:
                 listed = " or ".join(sorted(array.types))
                 raise DumpError(f"{path} is damaged: {printable(array.key)} is {dtype}, expected {listed}", _HINT)
-        checksums = (file.metadata() or {}).get(CHECKSUMS, "")
+        checksums = metadata.get(CHECKSUMS, "")
         if checksums and (changed := _changed_arrays(path, checksums)):
             first = f"the numbers of {printable(changed[0])}"
             what = first if len(changed) == 1 else f"{first} and of {counted(len(changed) - 1, 'other tensor')}"

@@ -211,7 +211,7 @@ class DumpFiles:
         ranks: Each rank's record, by rank; those of a plan are made when they are asked for.
         damaged: Ranks whose file could not be read, or whose dense values could not, with the line that says why;
             empty when read strictly.
-        changed: Those of them whose file was damaged after it was written.
+        changed: Those of them whose file was damaged or replaced after it was written.
         folder_of: The folders of ranks, if several parts of a dump were read as one.
     """
 
@@ -373,13 +373,14 @@ def _read_rank(folder: Path, name: str, run: RunRecord, stamped: StampedShapes) 
     record = structs.replace(record, meshes=tuple(mesh.kept() for mesh in record.meshes))
     if record.run_id != run.run_id:
         hint = "keep the files of one run in a folder; remove this one to check the other ranks"
-        raise DumpError(f"{folder / name} is from a different run than {RUN_FILE}", hint)
+        raise ChangedError(f"{folder / name} is from a different run than {RUN_FILE}", hint)
+    if rank_file(record.rank) != name:
+        hint = "give each rank's file its name again; remove this one to check the other ranks"
+        raise ChangedError(f"{folder / name} has what rank {record.rank} wrote", hint)
     with damage(folder / name):
-        if rank_file(record.rank) != name:
-            raise DumpError(f"rank is {record.rank}, expected the rank in the file's name")
         check_rank(record, run, stamped)
     if arrays := _dense_arrays(record):
-        check_arrays(plain_file(folder, dense_file(record.rank)), arrays)
+        check_arrays(plain_file(folder, dense_file(record.rank)), record.rank, arrays)
     return record
 
 

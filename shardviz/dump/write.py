@@ -258,7 +258,7 @@ def write_rank(folder: Path, record: RankRecord, dense: Mapping[str, NDArray[np.
         DumpError: A file cannot be written.
     """
     if dense:
-        _write_dense(folder / dense_file(record.rank), dense)
+        _write_dense(folder, record.rank, dense)
     meshes: Any = tuple(mesh.in_file() for mesh in record.meshes)
     with _renamed(folder / rank_file(record.rank)) as temporary:
         temporary.write_bytes(_encoded(msgspec.structs.replace(record, meshes=meshes)))
@@ -274,20 +274,21 @@ def write_plan(folder: Path, record: PlanRecord) -> None:
         temporary.write_bytes(_encoded(record))
 
 
-def _write_dense(path: Path, dense: Mapping[str, NDArray[np.generic]]) -> None:
+def _write_dense(folder: Path, rank: int, dense: Mapping[str, NDArray[np.generic]]) -> None:
     import numpy as np
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
-    from shardviz.dump.arrays import checksums_of
+    from shardviz.dump.arrays import metadata_of
 
+    path = folder / dense_file(rank)
     # safetensors writes the memory of an array as it lies, whatever its strides (0.8.0, tried).
     contiguous = {key: np.asarray(array, order="C") for key, array in dense.items()}
     try:
         with _renamed(path) as temporary:
             temporary.touch()
             mode = temporary.stat().st_mode
-            save_file(contiguous, temporary, checksums_of(contiguous))
+            save_file(contiguous, temporary, metadata_of(rank, contiguous))
             with suppress(OSError):  # a file system without modes
                 temporary.chmod(mode)  # safetensors makes a file that only its owner can read (0.8.0)
     except SafetensorError as error:

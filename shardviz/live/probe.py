@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -115,7 +116,7 @@ def load_probe(path: Path, build: str = "build", module: str = "") -> ModuleType
         module: The module to import instead of the file, if there is one.
 
     Raises:
-        ProbeError: The probe does not define `build` or `parallelize`.
+        ProbeError: The probe does not define `build` or `parallelize`, or they or `batch` take other arguments.
 
     Example:
         probe = load_probe(Path(__file__).parent / "probes/mine.py")
@@ -125,8 +126,31 @@ def load_probe(path: Path, build: str = "build", module: str = "") -> ModuleType
     for needed in (build, "parallelize"):
         if not callable(getattr(probe, needed, None)):
             raise ProbeError(f"probe {path} has no {needed}()", "a probe defines build() and parallelize(model, mesh)")
+    for name, given in ((build, ()), ("parallelize", ("model", "mesh")), ("batch", ())):
+        _check_signature(path, name, getattr(probe, name, None), given)
     let_stages_meet()
     return probe
+
+
+def _check_signature(path: Path, name: str, function: object, given: tuple[str, ...]) -> None:
+    """Make sure that a probe's function can be called with what it is given.
+
+    Raises:
+        ProbeError: It cannot.
+    """
+    if not callable(function):
+        return
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # written in C
+        return
+    try:
+        signature.bind(*given)
+    except TypeError as error:
+        call = f"{name}({', '.join(given)})"
+        raise ProbeError(
+            f"probe {path}: {name}{signature} cannot be called as {call}: {error}", f"define {call}"
+        ) from None
 
 
 def built_model(probe: ModuleType, build: str) -> nn.Module:

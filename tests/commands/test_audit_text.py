@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from shardviz.cli import main
 from shardviz.commands.audit import as_text, mesh_of
 from shardviz.layout.mesh import parse_mesh
 from shardviz.layout.placements import Replicate, Shard
@@ -53,3 +54,13 @@ def test_a_torch_without_disagreements_is_one_line() -> None:
 @pytest.mark.parametrize("text", ["2,2", "2x2", "fsdp=2,tp=2"])
 def test_a_mesh_is_read_as_every_verb_reads_it(text: str) -> None:
     assert str(mesh_of(text)) == "(fsdp=2, tp=2)"
+
+
+def test_a_folder_that_cannot_be_written_to_is_named_before_the_sweep(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr("shardviz.live.audit.sweep.audit", lambda *_, **__: pytest.fail("it swept"))
+    (tmp_path / "file").touch()
+    assert main(["audit", "-o", str(tmp_path / "file/repros")]) == 2
+    assert capsys.readouterr().err == (
+        f"shardviz: error: cannot write to {tmp_path}/file/repros: Not a directory\n"
+        "Hint: choose another folder with -o\n"
+    )

@@ -113,3 +113,11 @@ def test_a_stream_that_is_no_file_gets_the_text(good: Path) -> None:
     with contextlib.redirect_stdout(said):
         assert main(["show", str(good), "w", "--format", "svg"]) == 0
     assert said.getvalue().startswith("<svg")
+
+
+def test_a_file_that_does_not_fit_on_the_disk_is_not_left_half_written(good: Path) -> None:
+    """`ulimit -f` counts in kilobytes, and lets the first four of a page be written."""
+    code, said = shell(good.parent, "trap '' XFSZ; ulimit -f 4; shardviz show good.shardviz -o page.html")
+    assert code == 2
+    assert said == "shardviz: error: cannot write page.html: File too large\nHint: choose another file with -o\n"
+    assert not (good.parent / "page.html").exists()

@@ -1,10 +1,12 @@
 """Wrong uses of `shardviz run`: one line that says why, a hint, and the exit code; and a job that Ctrl-C ends."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -42,6 +44,20 @@ def test_a_wrong_use_is_one_line_and_a_hint(tmp_path, monkeypatch, capfd, words,
     assert message in error
     assert advice.startswith("Hint: ")
     assert hint in advice
+
+
+@pytest.mark.parametrize("fills", ["before", "while"])
+def test_a_full_disk_is_named_before_the_job_and_after_it(tmp_path, monkeypatch, capfd, fills):
+    """Ranks cannot even note down that they are there: `no sharding call was seen` would be untrue."""
+    monkeypatch.chdir(tmp_path)
+    free = iter([0] if fills == "before" else [1 << 30, 0])
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=1 << 40, free=next(free)))
+    assert main(["run", "-o", str(tmp_path / "job"), "--", "touch", "ran"]) == 2
+    assert capfd.readouterr().err.splitlines() == [
+        f"shardviz: error: no room for {tmp_path}/job: 0 B are free in {tmp_path}",
+        "Hint: free some space, or give a folder on another disk with -o",
+    ]
+    assert Path("ran").exists() == (fills == "while")
 
 
 def test_a_dump_of_the_same_command_is_replaced_and_a_missing_program_is_told_first(tmp_path, monkeypatch, capfd):

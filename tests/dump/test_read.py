@@ -186,6 +186,24 @@ def test_a_byte_that_changes_after_a_dump_was_written_is_named(sample: Path, nam
     assert found.ranks == (1,)
 
 
+@pytest.mark.parametrize(
+    ("ending", "why"), [("json", "has what rank {} wrote"), ("safetensors", "has what rank {} wrote, not rank {}")]
+)
+def test_ranks_whose_files_changed_names_are_not_checked(sample: Path, ending: str, why: str):
+    """All files are whole and fit each other's records; the model is not to blame for what they show."""
+    first, second = (sample / f"rank_0000{rank}.{ending}" for rank in range(2))
+    kept = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(kept)
+    files = read_files(sample, strict=False)
+    assert files.damaged == {0: f"{first} {why.format(1, 0)}", 1: f"{second} {why.format(0, 1)}"}
+    findings = list(check_completeness(dump_of(files)))
+    assert [(found.ranks, type(found.explanation)) for found in findings] == [
+        ((0,), DamagedNumbers),
+        ((1,), DamagedNumbers),
+    ]
+
+
 def test_files_without_a_checksum_are_read_as_they_are(sample: Path):
     """Another program wrote the JSON anew, and an earlier version the numbers."""
     spoil(sample / "rank_00001.json", lambda rank: rank.update(hostname="elsewhere"))

@@ -167,6 +167,24 @@ def test_ctrl_c_while_torch_is_still_being_imported_says_one_thing(tmp_path: Pat
     wait_until(lambda: not any(map(is_running, pids)))
 
 
+def test_a_server_that_was_prepared_in_vain_ends_with_its_launcher(tmp_path: Path) -> None:
+    """As after a mesh that does not fit: the server, still importing torch, would work on for seconds."""
+    show = "from multiprocessing import forkserver; print(forkserver._forkserver._forkserver_pid)"
+    stdout, stderr = script(tmp_path, f"prepare(); {show}").communicate(timeout=PATIENCE)
+    assert (stderr, is_running(int(stdout))) == ("", False)
+
+
+def test_ctrl_c_while_ranks_hang_says_where_they_are(tmp_path: Path) -> None:
+    note = tmp_path / "note"
+    soon = "from shardviz.live.world import launching; launching.LONG = 0.0\n"
+    task = f"launch('tests.live.world_tasks:sleep_with_a_child', ({str(note)!r},), num_ranks=2)"
+    launcher = script(tmp_path, soon + task)
+    wait_until(lambda: len(list(tmp_path.glob("note.*.done"))) == 2)
+    os.killpg(launcher.pid, signal.SIGINT)
+    stderr = launcher.communicate(timeout=PATIENCE)[1]
+    assert "KeyboardInterrupt: ranks 0-1: in sleep_with_a_child (world_tasks.py:" in stderr
+
+
 # Under torchrun
 
 

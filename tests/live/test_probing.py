@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from shardviz.cli import main
-from shardviz.errors import RankError
+from shardviz.errors import ProbeError, RankError
 from shardviz.layout.notation import parse, write
+from shardviz.live.probe import load_probe
 from tests.lanes import at_night
 from tests.live.probing import run_probe
 from tests.live.worlds import PATIENCE, wait_until
@@ -174,3 +175,26 @@ def test_a_default_folder_is_replaced_by_the_next_run_and_by_nothing_else(tmp_pa
     for other in (["mine.py", "--mesh", "dp=2"], ["mine.py", "--mesh", "fsdp=2", "-o", "mine-2.shardviz"]):
         assert main(["probe", *other]) == 2
         assert "mine-2.shardviz exists: probe mine.py wrote it on mesh (fsdp=2)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("function", "call"),
+    [
+        ("build(config)", "build()"),
+        ("parallelize(model)", "parallelize(model, mesh)"),
+        ("batch(size)", "batch()"),
+        ("build(config=None)", ""),
+        ("parallelize(*parts)", ""),
+    ],
+)
+def test_a_function_that_cannot_be_called_as_a_probes_is_named_before_it_is(tmp_path, function, call):
+    functions = {"build": "build()", "parallelize": "parallelize(model, mesh)"} | {function.partition("(")[0]: function}
+    path = tmp_path / "mine.py"
+    path.write_text("".join(f"def {signature}: ...\n" for signature in functions.values()))
+    if not call:
+        assert load_probe(path).build() is None
+        return
+    with pytest.raises(ProbeError) as caught:
+        load_probe(path)
+    assert f"{function} cannot be called as {call}: " in caught.value.message
+    assert caught.value.hint == f"define {call}"

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from shardviz.errors import ShardvizError
-from shardviz.live.capture.stamp import stamp
+from shardviz.live.capture.stamp import stamp, tied_names
 from shardviz.stamping.fill import Fill
 
 
@@ -92,6 +92,17 @@ def test_a_fill_that_did_not_take_is_reported_with_its_count(dtype):
     model = nn.Module()
     model.register_buffer("lost", torch.zeros(3, dtype=dtype).as_subclass(_LosesWrites))
     assert stamp(model).not_applied == (("lost", "3 of 3 elements did not read back as written"),)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_parameter_that_zero3_has_emptied_is_tied_to_itself_alone(tied):
+    """DeepSpeed moves what a rank has to `ds_tensor`: all parameters are then empty, and share no storage."""
+    model = nn.ModuleDict({"embed": nn.Embedding(4, 2), "head": nn.Linear(2, 4)})
+    if tied:
+        model["head"].weight = model["embed"].weight
+    for parameter in model.parameters():
+        parameter.data = torch.empty(0)
+    assert tied_names(model) == ([("embed.weight", "head.weight")] if tied else [])
 
 
 def test_tied_weights_have_one_fill():

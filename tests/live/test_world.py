@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from shardviz.errors import EXIT_RANK_FAILED, EXIT_USAGE, MeshError, RankError, ShardvizError
-from shardviz.live.world import RankFailedError, World, launch, prepare
+from shardviz.live.world import RankFailedError, World, failures, launch, launching, prepare, stacks
 from shardviz.live.world.torchrun import variables
 from tests.lanes import at_night
 from tests.live.worlds import OF_WORLDS, PATIENCE, ROOT, assert_nothing_runs_below, run
@@ -248,6 +248,12 @@ def test_one_rank_that_hangs_is_named_with_its_coordinate() -> None:
     error = failure("sleep_on", 0, num_ranks=1, timeout=0.5)
     assert error.message.startswith("rank 0 (fsdp=0, tp=0) did not finish in 0.5 s: in sleep_on")
     assert "collective" not in error.hint
+
+
+def test_a_stack_begins_at_the_users_own_code_and_what_shardviz_calls_says_so() -> None:
+    mine, probe, gather = (stacks.Frame(file, 1, "f") for file in ("/mine.py", failures.__file__, launching.__file__))
+    assert failures._shown_frames((probe, mine, gather)) == (mine, gather)
+    assert failures._shown_frames((probe, gather)) == (gather,)
 
 
 # Jobs that cannot be

@@ -48,6 +48,22 @@ def planned(code: str, folder: Path, mesh: str | None = None) -> PlanRecord:
     return plan(PlanJob(probe, mesh_for(probe, mesh)))[1]
 
 
+@pytest.mark.parametrize(
+    ("mesh", "why"),
+    [
+        ("1,7", "RuntimeError: _chunk_cat expects non-empty tensor"),
+        ("1,5", ""),
+    ],  # the first one's last rank has nothing
+)
+def test_ranks_that_uneven_shards_tell_apart_are_stepped_too(mesh: str, why: str) -> None:
+    """The plan had a step on the first of them alone, and said of the mesh that the probe has no batch."""
+    probe = probe_files.find("tp_fsdp")
+    record = plan(PlanJob(probe, mesh_for(probe, mesh)))[1]
+    assert len(record.parts) > 1
+    assert record.without_step.endswith(why)
+    assert all((part.peak is None) == bool(why) for part in record.parts)
+
+
 @pytest.mark.parametrize(("which", "other"), [(0, ""), (1, OTHER), *at_night([(1, ""), (0, OTHER)])])
 def test_where_some_ranks_cannot_be_stepped_no_step_is_planned_and_why_is_said(
     which: int, other: str, tmp_path: Path

@@ -53,6 +53,11 @@ def paths(lines: list[TreeLine]) -> list[str]:
     return ["/".join(line.path) for line in lines]
 
 
+def test_what_the_whole_model_is_given_and_gives_is_named() -> None:
+    """A step's places are `module: output`, and the model itself has no name."""
+    assert place_of(": output", "activation") == ((), ("the model: output (activation)", None))
+
+
 def test_layers_that_are_alike_are_one_line_with_all_their_names() -> None:
     lines = shown([layers("wq.weight", range(4)), layers("norm", range(4))])
     assert paths(lines) == [

@@ -56,7 +56,7 @@ def place_of(name: str, role: str = "param") -> tuple[tuple[Part, ...], Part]:
 
 def _split(name: str) -> list[Part]:
     parts: list[Part] = []
-    for text in _PARTS.findall(printable(name)):
+    for text in _PARTS.findall(printable(f"the model{name}" if name.startswith(": ") else name)):
         if not _NUMBER.fullmatch(text):
             parts.append((text, None))
         elif parts and parts[-1][1] is None:

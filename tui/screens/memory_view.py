@@ -85,11 +85,11 @@ are one line, `32 × 12 MiB`: both numbers are of one of them. The *imbalance* i
     def about(self, row: TreeLine, column: int) -> Text:
         """Return the bytes: how many layers there are, one's on the fullest rank and the mean one, the imbalance."""
         spread, count = self._usage.spread(row), len(row.nodes)
-        each = f"{count:,} ×" if count > 1 else ""
+        each = f"{count:,} × " if count > 1 else ""
         most, mean = bytes_text(round(spread.most / count)), bytes_text(round(spread.mean / count))
         share = spread.most / max(self._usage.spread().most, 1)
         gap = " " * max(self.size.width - NUMBERS - self._behind_numbers - column, 1)
-        numbers = f"{each:>7} {most:<9} {mean:>9} {spread.imbalance:>9.2f}  "
+        numbers = f"{each + most:>17} {mean:>9} {spread.imbalance:>9.2f}  "
         return Text.assemble(gap, numbers, (bar(share, self._bar), "dim"))
 
     def room_for_name(self, row: TreeLine, column: int) -> int:
@@ -107,7 +107,7 @@ are one line, `32 × 12 MiB`: both numbers are of one of them. The *imbalance* i
 
     def head(self) -> str:
         """Return the heads of the columns."""
-        return f"{'':>7} {'fullest':<9} {'mean':>9} {'imbalance':>9}  ".rjust(self.size.width - self._behind_numbers)
+        return f"{'fullest':>17} {'mean':>9} {'imbalance':>9}  ".rjust(self.size.width - self._behind_numbers)
 
     def watch_largest_first(self) -> None:
         """Put the largest first, or go back to the model's own order."""

@@ -15,6 +15,7 @@ from textual.widgets import Static
 
 from shardviz.dump.costs import duration
 from shardviz.picture.model.palette import rank_color
+from shardviz.picture.model.step import SHORT, SIDES
 from shardviz.text import bytes_text, counted, printable
 
 from ..colors import rank_style
@@ -321,7 +322,7 @@ An axis along which ranks receive 0 B was never used: if gradients should be sum
         if self._by_module and self._modules is not None:
             lines.show(len(self._modules.lines), self._modules.line, None if lines.count else self._modules.first)
             title = f"{counted(self._modules.tree.num_calls, 'call')} of modules, as they ran"
-            self.query_one("#modules-box", Box).set_titles(title)
+            self.query_one("#modules-box", Box).set_titles(title, f"signs: {', '.join(SHORT[side] for side in SIDES)}")
             self._show_module()
 
     @on(Lines.Highlighted, "#module-lines")

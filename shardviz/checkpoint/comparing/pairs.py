@@ -250,8 +250,11 @@ def _by_names(
     """Match names; the words that are before all names may be on either side."""
     there = matched(list(known_as.values()), others)
     pairs = {name: there.names[known] for name, known in known_as.items() if known in there.names}
-    note = f"names: {second.path.name} has {there.before} before every name, the other doesn't"
-    return pairs, (note,) if there.before else ()
+    if not there.before:
+        return pairs, ()
+    num_behind = sum(other.startswith(there.before) for other in pairs.values())
+    which = "every name" if num_behind == len(pairs) else f"{num_behind:,} of {len(pairs):,} names"
+    return pairs, (f"names: {second.path.name} has {there.before} before {which}, the other doesn't",)
 
 
 def padding_notes(pairs: Iterable[Pair], padded: Collection[str] = ()) -> list[str]:

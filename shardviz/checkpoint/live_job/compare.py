@@ -20,6 +20,7 @@ from shardviz.checkpoint.live_job.job import Job, JobTensor
 from shardviz.checkpoint.live_job.judging import judge
 from shardviz.checkpoint.live_job.reading import Reader, RestoredTensor, restored_tensors
 from shardviz.checkpoint.maps.mapped_tensors import MappedTensor, has_padding, leaves
+from shardviz.checkpoint.optimizer import state_of
 from shardviz.checkpoint.records import Checkpoint, StoredTensor
 from shardviz.errors import DumpError
 from shardviz.explain.checkpoints.files import FileOfAnotherSave
@@ -186,6 +187,8 @@ def _of_step(step: Checkpoint, saved: Tensor) -> Tensor | None:
 
 MAX_RANKS = 4
 
+FEW_NAMED = 4
+
 
 def compare_with_job(
     before: Side,
@@ -260,7 +263,7 @@ def _lonely(pairs: Sequence[Pair], job: Job, every: Pairs, search: Search) -> It
     for pair in pairs:
         live = next((one for one in (pair.first, pair.second) if isinstance(one, JobTensor)), None)
         outcome = lonely_outcome(pair, "job" if live is not None else "checkpoint")
-        if live is not None and live.role == "buffer":
+        if (live is not None and live.role == "buffer") or _is_counter(pair):
             continue
         if live is not None:
             yield _as_tied(outcome, live, saved_by_name, job, search)
@@ -271,6 +274,12 @@ def _lonely(pairs: Sequence[Pair], job: Job, every: Pairs, search: Search) -> It
             yield outcome.became("not-compared", why)
         else:
             yield with_ties([*equal_pairs, (outcome, pair)])[-1][0]
+
+
+def _is_counter(pair: Pair) -> bool:
+    """Whether a checkpoint's tensor is a number that an optimizer keeps, such as a step: a job's dump has none."""
+    saved = next((one for one in (pair.first, pair.second) if isinstance(one, StoredTensor)), None)
+    return saved is not None and not saved.shape and state_of(saved.name) is not None
 
 
 def _as_tied(outcome: Outcome, live: JobTensor, saved_by_name: dict[str, Tensor], job: Job, search: Search) -> Outcome:
@@ -292,6 +301,9 @@ def _notes(pairs: Pairs, job: Job, search: Search) -> Iterator[str]:
     if buffers:
         what = counted(len(buffers), "buffer")
         yield f"not compared: {what} that only the job has, as those that are not saved: {listed(buffers)}"
+    if counters := [printable(pair.name) for pair in pairs.lonely if _is_counter(pair)]:
+        what, names = counted(len(counters), "number"), listed(counters, FEW_NAMED)
+        yield f"not compared: {what} that the optimizer keeps, which a job's dump doesn't have: {names}"
     if search.is_over:
         yield f"where shards are that differ was looked for until {MOST_READ:,} bytes were read, not in all tensors"
 

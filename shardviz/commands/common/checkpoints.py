@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from shardviz.checkpoint.live_job.job import Job
 from shardviz.checkpoint.records import Checkpoint, StoredTensor
 from shardviz.commands.common.dumps import refuse_several, terminal_for, write_answer, write_json, write_report
-from shardviz.commands.common.streams import Count, progress, talk
+from shardviz.commands.common.streams import Count, progress, talk, write_file
 from shardviz.dump.dump import find_names
 from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, EXIT_USAGE, ShardvizError
 from shardviz.text import counted, nearest, printable
@@ -201,10 +201,7 @@ def _save_map(path: Path, comparison: Comparison, sides: tuple[Path, Path]) -> N
     names = " and ".join(printable(side.name) for side in sides)
     open_ = [f"# {printable(one.name)}: {one.why}" for one in comparison.outcomes if one.verdict == "not-compared"]
     lines = [f"# The tensors of {names}, matched by their values by `shardviz diff`.", *comparison.map, *open_]
-    try:
-        path.write_text("".join(f"{line}\n" for line in lines))
-    except OSError as error:
-        raise ShardvizError(f"cannot write {path}: {error.strerror}", "give another file") from error
+    write_file("".join(f"{line}\n" for line in lines), path, "--save-map")
     talk(f"wrote the map to {printable(str(path))}")
 
 

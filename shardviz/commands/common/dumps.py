@@ -10,7 +10,7 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
-from shardviz.commands.common.streams import Count, progress, reader_may_leave, talk
+from shardviz.commands.common.streams import Count, progress, reader_may_leave, talk, write_file
 from shardviz.dump.dump import Dump, dump_of
 from shardviz.dump.gather import read_parts
 from shardviz.dump.read import is_dump, ranks_here, read_run
@@ -35,8 +35,12 @@ _SOURCES = frozenset({".py", ".ipynb", ".md", ".toml", ".yaml", ".yml", ".sh", "
 """Files of a user's own, which an answer never replaces."""
 
 
-def read_dump(*folders: Path) -> Dump:
+def read_dump(*folders: Path, warns: bool = True) -> Dump:
     """Read a dump, or its parts as one; warn about damaged files on stderr, and read the rest.
+
+    Args:
+        folders: The dump's folder, or those of its parts.
+        warns: Whether there is a warning: a check reports each such file as a finding.
 
     Raises:
         DumpError: A folder is not a dump, or parts are not of one dump.
@@ -44,7 +48,8 @@ def read_dump(*folders: Path) -> Dump:
     count = Count("read {done} of {of} ranks")
     with naming_checkpoints(*folders), progress(lambda: str(count)):
         files = read_parts(folders, strict=False, on_progress=count)
-    _warn_of(list(files.damaged.values()))
+    if warns:
+        _warn_of(list(files.damaged.values()))
     return dump_of(files)
 
 
@@ -195,10 +200,6 @@ def write_markup(text: str, output: Path | None, option: str = "-o") -> None:
 
 
 def _write_file(text: str, output: Path, option: str = "-o") -> None:
-    content = text.encode("utf-8")
-    try:
-        output.write_bytes(content)
-    except OSError as error:
-        raise ShardvizError(f"cannot write {output}: {error.strerror}", f"choose another file with {option}") from error
+    write_file(text, output, option)
     opened = "; open it in a browser" if output.suffix.lower() in (".html", ".htm", ".svg") else ""
-    talk(f"wrote {printable(str(output))}, {bytes_text(len(content))}{opened}")
+    talk(f"wrote {printable(str(output))}, {bytes_text(len(text.encode('utf-8')))}{opened}")

@@ -7,14 +7,15 @@ import shutil
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, TextIO
 
+from shardviz.errors import ShardvizError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from shardviz.errors import ShardvizError
+    from pathlib import Path
 
 INDENT = "  "
 
@@ -125,3 +126,22 @@ class Count:
 
     def __str__(self) -> str:
         return self.words.format(done=f"{self.done:,}", of=f"{self.of:,}")
+
+
+def write_file(content: str, output: Path, option: str = "-o") -> None:
+    """Write a file in UTF-8, which is not there if it cannot be written whole.
+
+    Args:
+        option: The option that names the file.
+
+    Raises:
+        ShardvizError: It cannot be written.
+    """
+    is_new = not output.exists()
+    try:
+        output.write_bytes(content.encode("utf-8"))
+    except OSError as error:
+        if is_new:
+            with suppress(OSError):
+                output.unlink()
+        raise ShardvizError(f"cannot write {output}: {error.strerror}", f"choose another file with {option}") from error

@@ -19,13 +19,14 @@ class DamagedFile(Cause, kind="incomplete"):
 
 
 class DamagedNumbers(Cause, kind="incomplete"):
-    """A rank's file was damaged after it was written, so nothing that it holds was checked.
+    """A rank's file was changed or replaced after it was written, so none of it was checked.
 
-    Each file has a checksum, and each tensor in a file of numbers has one. One of them no longer fits: a disk, a copy
-    over a network or another program changed bytes. The model is not to blame. All other ranks are still checked.
+    Each file has a checksum, and names the rank and the run that wrote it. Each tensor in a file of numbers has a
+    checksum, too. One of them no longer fits: a disk, a copy over a network or another program changed bytes, or gave
+    a file another's name. The model is not to blame. All other ranks are still checked.
     """
 
-    why = "A disk, a copy or another program changed the file after shardviz wrote it; this says nothing of the model"
+    why = "A disk, a copy or another program changed or replaced the file; this says nothing of the model"
     how = "copy the file again from the machine that wrote it, or write the dump again"
 
 

@@ -246,12 +246,15 @@ def named_tensors(model: nn.Module) -> Iterator[tuple[Role, str, torch.Tensor]]:
 
 
 def tied_names(model: nn.Module, prefix: str = "") -> list[tuple[str, ...]]:
-    """Return the groups of names that share storage on this rank, each name with a prefix."""
+    """Return the groups of names that share storage on this rank, each name with a prefix.
+
+    A tensor without elements here is tied to itself under its other names: ZeRO-3 empties its parameters.
+    """
     groups: dict[tuple[int, int, tuple[int, ...]], list[str]] = {}
     for _, name, tensor in named_tensors(model):
         local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-        if local.numel():
-            groups.setdefault(storage_key(local), []).append(prefix + clean_name(name))
+        key = storage_key(local) if local.numel() else (id(tensor), 0, ())
+        groups.setdefault(key, []).append(prefix + clean_name(name))
     return [tuple(names) for names in groups.values() if len(names) > 1]
 
 

@@ -71,10 +71,17 @@ def torch_placement(placement: placements.Placement) -> Any:
 
 
 def root_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    """Return the mesh that a sub-mesh was sliced or flattened from, or the mesh itself.
+    """Return the mesh that a sub-mesh was sliced or flattened from, or the mesh itself if that says as much.
 
-    `_get_root_mesh` in torch 2.13.0 and 2.15.0; `_mesh_resources.get_root_mesh` in 2.6.0.
+    A mesh of all ranks that was unflattened from a root of fewer axes has the names that the job uses (torchtitan's
+    `fsdp` of a root `world`).
     """
+    root = _root_mesh(mesh)
+    return root if (root.size(), root.ndim) > (mesh.size(), mesh.ndim) else mesh
+
+
+def _root_mesh(mesh: DeviceMesh) -> DeviceMesh:
+    """Return torch's root: `_get_root_mesh` in 2.13.0 and 2.15.0; `_mesh_resources.get_root_mesh` in 2.6.0."""
     if hasattr(mesh, "_get_root_mesh"):
         newer: DeviceMesh = mesh._get_root_mesh()
         return newer

@@ -172,7 +172,8 @@ def choose(
     told_apart = _unexplained_axes(replies, stage_axes)
     with_read = tuple(axis for axis in long_axes if axis in {*told_apart, *replies.reads})
     for axes in dict.fromkeys(filter(None, (told_apart, with_read, long_axes))):
-        replies.parts, replies.axes = _ask_along(replies, axes), axes
+        replies.axes = axes
+        replies.parts = _ask_along(replies, axes)
         stand_for = replies.stand_for()
         if all(explains(stand_for[rank], reply, mesh) for rank, reply in replies.by_rank.items()):
             break

@@ -317,8 +317,15 @@ def _places(late: Sequence[Member], coords: Sequence[str], folder: Path) -> dict
     for member in late:
         stack = answers.get(member.rank, {}).get(member.thread or 0, ())
         axes = stacks.axes_text(groups.get(member.rank, ()), coords)
-        places.setdefault((_place(member, stack, axes), stacks.user_frames(stack)), []).append(member.rank)
+        places.setdefault((_place(member, stack, axes), _shown_frames(stack)), []).append(member.rank)
     return places
+
+
+def _shown_frames(stack: stacks.Stack) -> stacks.Stack:
+    """Return the frames from the user's own code on; the last one of a stack that has none of it."""
+    frames = stacks.user_frames(stack)
+    own = [index for index, frame in enumerate(frames) if not is_of_shardviz(frame.file)]
+    return frames[own[0] :] if own else frames[-1:]
 
 
 def _place(member: Member, stack: stacks.Stack, axes: str) -> str:
@@ -327,7 +334,8 @@ def _place(member: Member, stack: stacks.Stack, axes: str) -> str:
     if not stack:
         return "not answering"
     place = stacks.waiting_in(stack)
-    return f"{place} {axes}" if axes and place.startswith("waiting") else place
+    caller = ", called by shardviz" if all(is_of_shardviz(frame.file) for frame in _shown_frames(stack)) else ""
+    return (f"{place} {axes}" if axes and place.startswith("waiting") else place) + caller
 
 
 def _summary(

@@ -117,6 +117,8 @@ GRACE = 0.5
 """Seconds after the first failure in which others may fail too, to be counted, or turn out to be first."""
 ECHO_GRACE = 2.0
 """The same while all failures look like echoes of one that has not been seen yet."""
+LONG = 5.0
+"""Seconds after which Ctrl-C is taken to mean that ranks hang, and their places are said."""
 START_LIMIT = 240.0
 """Seconds without news, beyond the timeout, that ranks have for importing torch and meeting."""
 
@@ -137,9 +139,15 @@ class Watch:
         Raises:
             ShardvizError: A rank raised it.
             RankFailedError: A rank raised something else, died, or did not finish in time.
+            KeyboardInterrupt: Ctrl-C; with where ranks were, if they had run for a while.
         """
-        while self._running() and time.monotonic() < self._deadline():
-            self._listen(max(0.0, self._deadline() - time.monotonic()))
+        try:
+            while self._running() and time.monotonic() < self._deadline():
+                self._listen(max(0.0, self._deadline() - time.monotonic()))
+        except KeyboardInterrupt as interrupt:
+            if time.monotonic() - self._heard_at > LONG and all(member.ready for member in self._members):
+                interrupt.args = (failures.places_text(self._members, self._coords, self._job.folder),)
+            raise
         outcomes = {member.rank: member.outcome for member in self._members if member.outcome is not None}
         if self._failed_at is not None:
             waiting = failures.places_text(self._members, self._coords, self._job.folder)

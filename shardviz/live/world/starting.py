@@ -6,6 +6,7 @@ launcher's `__main__` again (tasks are named by string), they never see Ctrl-C, 
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
 import resource
@@ -49,6 +50,8 @@ LEAVE_OUT_FOLDER = "import sys; sys.path = [*filter(None, sys.path)]; "
 _main_lock = threading.Lock()
 _server_lock = threading.Lock()
 _also: list[str] = []
+_used_servers: set[int | None] = set()
+"""Fork servers that ranks were asked of."""
 
 
 @dataclass(slots=True)
@@ -88,7 +91,23 @@ def prepare(method: Method = "fork", also: Sequence[str] = ()) -> None:
         resource_tracker.ensure_running()  # first: it lets SIGINT through again on its way
         with interrupts_held(), _server_environment():
             _make_room_for_sockets()
+            is_running = _server_pid() is not None
             forkserver.ensure_running()
+            if not is_running:
+                atexit.register(_end_unused_server, _server_pid())
+
+
+def _server_pid() -> int | None:
+    """Return the process of the fork server, if one was started: multiprocessing keeps it to itself."""
+    pid: int | None = getattr(forkserver._forkserver, "_forkserver_pid", None)
+    return pid
+
+
+def _end_unused_server(pid: int | None) -> None:
+    """End a fork server that no rank came from: it would see the end of this process after seconds of imports."""
+    if pid is not None and pid == _server_pid() and pid not in _used_servers:
+        with suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
 
 
 @contextmanager
@@ -144,6 +163,7 @@ def start(members: list[Member], job: Job, method: Method) -> None:
 def _start_first(members: list[Member], job: Job, method: Method) -> None:
     """Start the first process, whose fork server may be importing torch or have died."""
     prepare(method)
+    _used_servers.add(_server_pid())
     if not _has_server(method):
         _start_process(members, job, 0, method)
         return
@@ -169,7 +189,7 @@ def _import_time_limit() -> Iterator[None]:
     def expire() -> None:
         expired.set()
         with suppress(OSError, TypeError):  # it may have ended by itself
-            os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)  # type: ignore[attr-defined]
+            os.kill(_server_pid(), signal.SIGKILL)  # type: ignore[arg-type]
 
     timer = threading.Timer(IMPORT_LIMIT, expire)
     timer.daemon = True

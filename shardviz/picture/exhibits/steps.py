@@ -154,7 +154,8 @@ def beside_reference(finding: Finding) -> Exhibit | None:
     if not finding.tensor:
         rows = [replace(row, count=1) for one in wrong for row in _rows(one, one.name)[:1]]
         return exhibit("the element of each gradient that is farthest off", HEADS, rows, noun="gradient")
-    what = f"{wrong[0].name}'s {WHAT[wrong[0].role]}"
+    name, kind = wrong[0].name, WHAT[wrong[0].role]
+    what = f"the {kind}" if name == kind else f"{name}'s {kind}"
     caption = f"the element of {what} that is farthest off, rank by rank" if wrong[0].wanted.ndim else what
     return exhibit(caption, HEADS, _rows(wrong[0]), noun="rank")
 

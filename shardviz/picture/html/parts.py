@@ -88,8 +88,10 @@ def names_of(folded: Fold) -> str:
 
 
 _CODE = re.compile(
-    r"(?:[A-Za-z_][\w.]*)?\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"  # a call, or a tuple
-    r"|[A-Za-z_]\w+(?:\.(?:[A-Za-z_]\w*|\d+|\[[\d,-]+\]))+"  # a dotted name, of a tensor too
+    r"`[^`]+`"  # a line of the user's own
+    r"|(?:[A-Za-z_][\w.]*)?\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"  # a call, or a tuple
+    r"|(?:\b(?:\d+\.)+[A-Za-z_]\w*|[A-Za-z_]\w+(?=\.[\w\[]))(?:\.(?:[A-Za-z_]\w*|\d+|\[[\d,-]+\]))*(?:(?<=\.py):\d+)?"
+    # a dotted name, of a tensor or a file too
     r"|[A-Za-z_]\w*=[\w.-]+|\w*[a-z0-9]_\w+"  # a setting, a name with an underscore
     r"|(?:\b[a-z]+[0-9]+)?\[[^\[\]]*\]"  # a layout
 )
@@ -107,7 +109,7 @@ def with_code(text: str) -> str:
     written, at = [], 0
     for match in _CODE.finditer(text):
         if _IS_CODE.match(match[0]):
-            written += [words(text[at : match.start()]), element("code", words(match[0]))]
+            written += [words(text[at : match.start()]), element("code", words(match[0].strip("`")))]
             at = match.end()
     return "".join([*written, words(text[at:])])
 
@@ -303,7 +305,7 @@ def article(anchor: str, finding: Finding, facts: Iterable[tuple[str, str]], tab
     return element(
         "article",
         element("h3", kind, " ", element("code", words(finding.title)), self_link(anchor)),
-        element("p", words(finding.summary)),
+        element("p", with_code(finding.summary)),
         table,
         element("dl", *(element("dt", title) + element("dd", text) for title, text in facts)),
         picture,
@@ -337,7 +339,7 @@ def advice(finding: Finding) -> list[tuple[str, str]]:
             filter(None, (", ".join(map(reference_link, finding.refs)), element("code", words(finding.page_command))))
         ),
     }
-    return [(title, markup.get(title, words)(text)) for title, text in finding.advice]
+    return [(title, markup.get(title, with_code)(text)) for title, text in finding.advice]
 
 
 MOST_LIT = 64

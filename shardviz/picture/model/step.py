@@ -269,6 +269,7 @@ class StepHeat:
         off: How far apart the two are.
         allowed: How far an element may be off.
         is_wrong: Whether they are off.
+        side: Which side of the first wrong module's call it is, as the tree's columns are called.
     """
 
     ranks: tuple[int, ...]
@@ -279,6 +280,7 @@ class StepHeat:
     off: NDArray[np.float64]
     allowed: float
     is_wrong: bool
+    side: str = ""
 
     @property
     def most(self) -> float:
@@ -331,7 +333,9 @@ def heats_of(evidence: Evidence) -> list[StepHeat]:
     # With two axes of one size several layouts fit the shapes; under a wrong one copies of a part would differ.
     fitting = [fit for fit in islice(compared_at(evidence, first), MAX_LAYOUTS) if fit.values]
     one = min(fitting, key=lambda fit: len(fit.copies_differ_along), default=None)
-    return _heats(one) if one is not None and not one.incomparable else []
+    heats = _heats(one) if one is not None and not one.incomparable else []
+    side = SHORT[first.point.what] if first.point is not None else ""
+    return [replace(heat, side=side) for heat in heats]
 
 
 def _heats(result: Compared) -> list[StepHeat]:

@@ -137,11 +137,12 @@ def report_lines(dump: Dump, report: Report, terminal: Terminal) -> list[Text]:
     findings = findings_lines(report.findings, terminal)
     unchecked, step = not_checked_lines(report, terminal), step_text(dump)
     tensors = table_lines(dump, report, terminal)
+    step_rows = wrapped(f"step: {step}", terminal.width, line("  "), 4) if step else []
     return [
         *([*tensors, line("")] if tensors else []),
         *([*findings, line("")] if findings else []),
         *([*unchecked, line("")] if unchecked else []),
-        *([line((f"  step: {step}", DIM))] if step else []),
+        *(line((row.plain, DIM)) for row in step_rows),
         *summary_lines(report, terminal, step_results(dump), not_compared(dump)),
     ]
 

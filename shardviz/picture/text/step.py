@@ -116,7 +116,8 @@ def heat_lines(heat: StepHeat, glyphs: Glyphs, reference: str = UNSHARDED) -> li
     ]
     due = reference.removeprefix("the ")
     width = max(len(fields[0][0]), len(due))
-    title = f"{ranks_in_words(heat.ranks, MOST_RANKS)}, {list(heat.shape)} of {heat.layout}"
+    side = f"{heat.side} on " if heat.side else ""
+    title = f"{side}{ranks_in_words(heat.ranks, MOST_RANKS)}, {list(heat.shape)} of {heat.layout}"
     heads = ("has", due, "difference")
     lines = [line((printable(title), "bold")), line((" ".join(f"{head:<{width + 1}}" for head in heads).rstrip(), DIM))]
     for row in zip(*fields, strict=True):

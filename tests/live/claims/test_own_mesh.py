@@ -1,12 +1,17 @@
-"""The label that a fix gives is for the tensor's own mesh, as DTensor.from_local takes it."""
+"""A claim and a fix name the axes of the tensor's own mesh, as DTensor.from_local takes it."""
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import shardviz
 from shardviz.check.run import check_dump
+from shardviz.dump.dump import dump_of
+from shardviz.dump.read import read_files
+from shardviz.layout.notation import write
 from shardviz.testing import spmd
 from tests.lanes import at_night
 
@@ -31,3 +36,16 @@ def test_a_tensor_on_a_part_of_the_mesh_gets_placements_for_that_part(mesh, shar
     assert (finding.claimed, finding.held) == ("[24/tp, 6]", "[24/3/tp, 6]")
     label = "(Replicate(), _StridedShard(0, split_factor=3))" if whole else "(_StridedShard(0, split_factor=3),)"
     assert f"label the local tensors by {label}," in finding.fix
+
+
+@pytest.mark.skipif(not hasattr(DeviceMesh, "_unflatten"), reason="needs a torch whose meshes can be unflattened")
+@spmd(mesh={"world": 2})
+def test_a_mesh_that_a_job_unflattens_from_all_ranks_keeps_the_jobs_name(mesh, shard_dump):
+    """torchtitan makes a mesh `world` and unflattens it to `fsdp`: findings were along an axis that no one knows."""
+    model = nn.Linear(6, 24, bias=False)
+    stamps = shardviz.stamp(model)
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,), mesh_dim_names=("world",))._unflatten(0, (2,), ("fsdp",)))
+    shardviz.capture(model, shard_dump, stamps=stamps)
+    (weight,) = dump_of(read_files(shard_dump)).at("stamped")
+    assert write(weight.claimed) == "[24/fsdp, 6]"
+    assert weight.claimed.mesh.axes == read_files(shard_dump).mesh.axes == ("fsdp",)

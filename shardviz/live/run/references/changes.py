@@ -177,8 +177,8 @@ def notes_on_rounding(of_all: Mapping[str, list[Candidate]], rounded: Mapping[st
 WRITTEN = "its values were written after it was sharded: no rank holds any of the values from before"
 AGAIN = "every rank computed it again after it was sharded, with equal results"
 DIFFERED = (
-    "ranks had different values from the start, as with a seed per rank, so the order of elements cannot be checked; "
-    "seed or load alike on all ranks to have it checked"
+    "ranks had different values from the start, as without a seed or with one per rank, so the order of elements "
+    "cannot be checked; seed or load alike on all ranks to have it checked"
 )
 
 FEW = 0.1
