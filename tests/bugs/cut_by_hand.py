@@ -257,8 +257,9 @@ CASES = (
         "tp=2",
         HEADS,
         ((".permute(1, 2, 0, 3)", ".permute(1, 2, 3, 0)"),),
-        ("misordered",),
-        ("a different order",),
+        ("misordered", "wrong-value"),
+        ("call permute(0, 1, 3, 2)",),
+        with_lines=True,
     ),
     Bug(
         "a residual within the sum of a hand-cut block under FSDP",

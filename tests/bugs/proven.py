@@ -576,7 +576,7 @@ CASES = (
         STAGED,
         (("if int(name) == 0", "if number == 0"),),
         ("wrong-value",),
-        ("layers.2", "input 1", "masked_fill", "True for False"),
+        ("layers.2", "`mask`", "masked_fill", "True for False"),
         with_lines=True,
     ),
     Bug(
