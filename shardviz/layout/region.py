@@ -130,6 +130,19 @@ class Region:
         ends = [max((stop for _, stop in ranges), default=0) for ranges in self.dims]
         return len(ends) == len(shape) and all(end <= size for end, size in zip(ends, shape, strict=True))
 
+    def clipped(self, shape: Sequence[int]) -> Region:
+        """Return what of the region a tensor of `shape` has.
+
+        Example:
+            >>> print(Region((((4, 8),), ((0, 2),))).clipped((7, 2)))
+            [4:7, 0:2]
+        """
+        dims = (
+            tuple((start, min(stop, size)) for start, stop in ranges if start < size)
+            for ranges, size in zip(self.dims, shape, strict=True)
+        )
+        return Region(tuple(dims))
+
     def flat_ids(self, shape: Sequence[int]) -> NDArray[np.int64]:
         """Return every element's row-major index in `shape`, as an array of the region's shape.
 

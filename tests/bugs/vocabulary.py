@@ -356,14 +356,20 @@ CASES = (
         ("maximum",),
         never=("label it",),
     ),
-    Bug(
-        "padding that a softmax over shards counts",
-        "tp=2",
-        MASKED,
-        (("    logits = logits.masked_fill(~real, -1e30)\n", ""),),
-        ("wrong-value",),
-        ("padded from 13 to 14", "counts the padding"),
-        never=("label it", "mean of means"),
+    *(
+        Bug(
+            f"padding that a softmax over shards counts{how}",
+            "tp=2",
+            program,
+            (("    logits = logits.masked_fill(~real, -1e30)\n", ""),),
+            ("wrong-value",),
+            (f"padded from 13 to {length}", "counts the padding"),
+            never=("label it", "mean of means"),
+        )
+        for how, program, length in (
+            ("", MASKED, 14),
+            (", to a multiple of 8", MASKED.replace("-WORDS % size", "-WORDS % 8"), 16),
+        )
     ),
     Bug(
         "padding that is gathered with the words",

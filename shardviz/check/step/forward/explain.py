@@ -256,6 +256,19 @@ def _by_shape(comparison: Compared) -> Iterator[Layout]:
             is_split = comparison.mesh.axis_size(axis) > 1
             if is_split and all(_holds_part(comparison, layout, dim, rank) for rank in comparison.values):
                 yield layout
+            elif is_split and (longer := _padded_to_multiple(comparison, layout, dim, axis)) is not None:
+                yield longer
+
+
+def _padded_to_multiple(comparison: Compared, layout: Layout, dim: int, axis: str) -> Layout | None:
+    """Return the layout of a dim that was padded to a multiple before it was split evenly; None if it was not."""
+    held = {values.shape for values in comparison.values.values()}
+    own, size = next(iter(held))[dim], comparison.mesh.axis_size(axis)
+    length, wanted = own * size, comparison.wanted.shape[dim]
+    longer = replace(layout, shape=(*layout.shape[:dim], length, *layout.shape[dim + 1 :]))
+    is_even = len(held) == 1 and wanted < length < wanted + own
+    fits = is_even and all(longer.region_of_rank(rank).shape in held for rank in comparison.values)
+    return longer if fits else None
 
 
 def _holds_part(comparison: Compared, layout: Layout, dim: int, rank: int) -> bool:
@@ -265,7 +278,9 @@ def _holds_part(comparison: Compared, layout: Layout, dim: int, rank: int) -> bo
 
 
 def _laid_out(comparison: Compared, layout: Layout) -> Compared:
-    regions = {rank: layout.region_of_rank(rank) for rank in comparison.values}
+    whole = comparison.wanted.shape
+    regions = {rank: layout.region_of_rank(rank).clipped(whole) for rank in comparison.values}
+    layout = replace(layout, shape=whole)
     values = {rank: held[tuple(map(slice, regions[rank].shape))] for rank, held in comparison.values.items()}
     sides = [zip(comparison.values[rank].shape, values[rank].shape, strict=True) for rank in values]
     cut = next(((dim, held) for shapes in sides for dim, (held, own) in enumerate(shapes) if held > own), None)

@@ -19,7 +19,6 @@ from shardviz.explain.step.losses import PaddingRead
 from shardviz.explain.step.modules import UnexplainedModule
 from shardviz.explain.step.whole_step import UnexplainedBackward, UnexplainedForward
 from shardviz.layout.layout import Layout, shared_placements
-from shardviz.layout.region import Region
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from shardviz.check.step.trace.traces import Kept
     from shardviz.explain.finding import Finding
     from shardviz.layout.mesh import Mesh
+    from shardviz.layout.region import Region
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def _unpadded(whole: Weight, parts: Mapping[int, Weight], mesh: Mesh) -> Unpadde
         return None
 
     def fits(rank: int, region: Region) -> bool:
-        own = _clipped(region, whole.shape)
+        own = region.clipped(whole.shape)
         assert whole.values is not None
         return are_equal_parts(whole.values, _first(kept[rank], own.shape), own)
 
@@ -112,7 +112,7 @@ def _unpadded(whole: Weight, parts: Mapping[int, Weight], mesh: Mesh) -> Unpadde
         is_longer = not first.flat and first.shape in _longer(whole.shape, first.shape, (1,))
         are_parts = is_longer and all(_is_cut_alike(layout, whole.shape, rank) for rank, layout in layouts.items())
         are_parts = are_parts and all(fits(rank, region) for rank, region in regions.items())
-        own = {rank: _clipped(region, whole.shape) for rank, region in regions.items()} if are_parts else {}
+        own = {rank: region.clipped(whole.shape) for rank, region in regions.items()} if are_parts else {}
         return Unpadded(whole.shape, first.shape, own) if are_parts else None
     if layouts:
         return None
@@ -122,14 +122,14 @@ def _unpadded(whole: Weight, parts: Mapping[int, Weight], mesh: Mesh) -> Unpadde
         placements = shared_placements(padded, shapes, mesh, fits)
         if placements is not None:
             layout = Layout.from_placements(mesh, padded, placements)
-            regions = {rank: _clipped(layout.region_of_rank(rank), whole.shape) for rank in parts}
+            regions = {rank: layout.region_of_rank(rank).clipped(whole.shape) for rank in parts}
             return Unpadded(whole.shape, padded, regions)
     return None
 
 
 def _is_cut_alike(layout: Layout, shape: tuple[int, ...], rank: int) -> bool:
     """Whether a rank has the same slices of a shorter tensor, cut by the same placements, as of a padded one."""
-    return _clipped(layout.region_of_rank(rank), shape) == replace(layout, shape=shape).region_of_rank(rank)
+    return layout.region_of_rank(rank).clipped(shape) == replace(layout, shape=shape).region_of_rank(rank)
 
 
 def _choices(count: int) -> Iterator[tuple[int, ...]]:
@@ -148,12 +148,3 @@ def _longer(shape: tuple[int, ...], own: tuple[int, ...], sizes: Sequence[int]) 
         for length in lengths if shape[dim] not in lengths else ():
             if shape[dim] < length < shape[dim] + own[dim]:
                 yield (*shape[:dim], length, *shape[dim + 1 :])
-
-
-def _clipped(region: Region, shape: tuple[int, ...]) -> Region:
-    """Return what of a region is within a shape."""
-    dims = (
-        tuple((start, min(end, size)) for start, end in ranges if start < size)
-        for ranges, size in zip(region.dims, shape, strict=True)
-    )
-    return Region(tuple(dims))
