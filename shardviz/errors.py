@@ -53,6 +53,10 @@ class ChangedError(DumpError):
     """A file of a dump was damaged or replaced after it was written: its checksum, rank or run differs."""
 
 
+class RefusedError(DumpError):
+    """A file of a dump is there and is not read: it is a link or no plain file, or may not be opened."""
+
+
 class NoDumpError(DumpError):
     """A folder isn't a dump and contains none; it may be something else."""
 

@@ -29,6 +29,7 @@ from shardviz.explain.placement.whole_run import (
     MeshNotRising,
     ModuleAbsentOnRanks,
     RankWithoutFile,
+    RefusedFile,
     SameModules,
     TensorAbsentEverywhere,
 )
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
     from shardviz.dump.dump import Dump, Tensor
     from shardviz.dump.records.tensors import MeshRecord
+    from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
     from shardviz.layout.mesh import Mesh
 
@@ -56,7 +58,8 @@ def check_completeness(dump: Dump) -> Iterator[Finding]:
     for rank, why in sorted(files.damaged.items()):
         problem = why.replace(f"{files.path}/", "")
         lost = ("nothing of what this rank holds was checked",)
-        cause = DamagedNumbers() if rank in files.changed else DamagedFile()
+        cause: Cause = DamagedNumbers() if rank in files.changed else DamagedFile()
+        cause = RefusedFile() if rank in files.refused else cause
         yield cause.finding("", (rank,), problem, severity="warning", details=lost)
     missing = tuple(rank for rank in files.missing_ranks if rank not in files.damaged)
     if missing:

@@ -30,7 +30,7 @@ import msgspec
 import numpy as np
 
 from shardviz.dump.records.base import DIGEST_LENGTH
-from shardviz.errors import ChangedError, DumpError
+from shardviz.errors import ChangedError, DumpError, RefusedError
 from shardviz.text import counted, printable
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ def _open_arrays(path: Path) -> Iterator[Any]:
     except FileNotFoundError as error:
         raise DumpError(f"{path} is missing", _HINT) from error
     except PermissionError as error:
-        raise DumpError(f"cannot read {path}: {error.strerror}", "change its permissions") from error
+        raise RefusedError(f"cannot read {path}: {error.strerror}", "change its permissions") from error
     except (OSError, SafetensorError, msgspec.DecodeError, TypeError, AttributeError, KeyError, ValueError) as error:
         # TypeError and AttributeError: a dtype that numpy does not have. KeyError and what msgspec says:
         # another file than was opened first.

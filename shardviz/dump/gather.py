@@ -59,6 +59,7 @@ def read_parts(
         ranks={rank: record for part in parts for rank, record in part.ranks.items()},
         damaged={rank: why for part in parts for rank, why in part.damaged.items()},
         changed=frozenset().union(*(part.changed for part in parts)),
+        refused=frozenset().union(*(part.refused for part in parts)),
         folder_of=folder_of,
     )
 

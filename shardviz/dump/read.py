@@ -25,7 +25,7 @@ from shardviz.dump.records.base import MAX_NUMBER, SCHEMA
 from shardviz.dump.records.files import RankRecord, RunRecord
 from shardviz.dump.validate import StampedShapes, check_rank, check_run, layout_of, mesh_of
 from shardviz.dump.write import PLAN_FILE, RANK_FILE, RUN_FILE, SUFFIX, dense_file, rank_file
-from shardviz.errors import ChangedError, DumpError, NoDumpError
+from shardviz.errors import ChangedError, DumpError, NoDumpError, RefusedError
 from shardviz.layout.mesh import Mesh
 from shardviz.machine import collector_paused
 from shardviz.text import Fold, listed, nearest, printable
@@ -101,11 +101,11 @@ def plain_file(folder: Path, name: str) -> Path:
     except (FileNotFoundError, NotADirectoryError):
         return path
     except OSError as error:
-        raise DumpError(f"cannot read {path}: {error.strerror}", _PERMISSIONS) from error
+        raise RefusedError(f"cannot read {path}: {error.strerror}", _PERMISSIONS) from error
     if stat.S_ISLNK(mode):
-        raise DumpError(f"{path} is a link", "a dump's files are plain files; copy the target here")
+        raise RefusedError(f"{path} is a link", "a dump's files are plain files; copy the target here")
     if not stat.S_ISREG(mode):
-        raise DumpError(f"{path} is not a plain file", "remove it, or write the dump again")
+        raise RefusedError(f"{path} is not a plain file", "remove it, or write the dump again")
     return path
 
 
@@ -121,6 +121,8 @@ def _content(folder: Path, name: str) -> bytes:
         if name == RUN_FILE:
             raise no_dump(folder) from None
         raise DumpError(f"{folder} is not a dump: it has no {name}", "write the dump again") from None
+    except PermissionError as error:
+        raise RefusedError(f"cannot read {path}: {error.strerror}", _PERMISSIONS) from error
     except OSError as error:
         raise DumpError(f"cannot read {path}: {error.strerror}") from error
 
@@ -212,6 +214,7 @@ class DumpFiles:
         damaged: Ranks whose file could not be read, or whose dense values could not, with the line that says why;
             empty when read strictly.
         changed: Those of them whose file was damaged or replaced after it was written.
+        refused: Those of them whose file is a link or no plain file, or may not be opened.
         folder_of: The folders of ranks, if several parts of a dump were read as one.
     """
 
@@ -220,6 +223,7 @@ class DumpFiles:
     ranks: Mapping[int, RankRecord]
     damaged: dict[int, str] = field(default_factory=dict)
     changed: frozenset[int] = frozenset()
+    refused: frozenset[int] = frozenset()
     folder_of: Mapping[int, Path] = field(default_factory=dict)
 
     def folder(self, rank: int) -> Path:
@@ -327,7 +331,7 @@ def read_files(
         return DumpFiles(folder, run, _read_plan(folder, run, stamped))
     ranks: dict[int, RankRecord] = {}
     damaged: dict[int, str] = {}
-    changed: frozenset[int] = frozenset()
+    changed, refused = frozenset[int](), frozenset[int]()
     files = _rank_files(folder)
     with collector_paused():
         for count, (rank, name) in enumerate(files):
@@ -339,12 +343,13 @@ def read_files(
                     raise
                 damaged.setdefault(rank, error.message)
                 changed |= {rank} if isinstance(error, ChangedError) else frozenset()
+                refused |= {rank} if isinstance(error, RefusedError) else frozenset()
             if on_first and len(ranks) == 1 and count + 1 < len(files):
                 on_first(DumpFiles(folder, run, dict(ranks)))
                 on_first = None
             if on_progress:
                 on_progress(count + 1, len(files))
-    return DumpFiles(folder, run, ranks, damaged, changed)
+    return DumpFiles(folder, run, ranks, damaged, changed, refused)
 
 
 def ranks_here(folder: Path) -> list[int]:

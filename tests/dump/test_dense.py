@@ -181,5 +181,5 @@ def test_a_file_that_may_not_be_read_is_not_called_missing(tmp_path: Path) -> No
         folder.chmod(0o755)
     command = [sys.executable, "-c", AS_NOBODY]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    said = "DumpError cannot read d/rank_00000.safetensors: Permission denied\nHint: change its permissions\n"
+    said = "RefusedError cannot read d/rank_00000.safetensors: Permission denied\nHint: change its permissions\n"
     assert done.stdout == said, done.stderr

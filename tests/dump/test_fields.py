@@ -293,7 +293,7 @@ def test_a_folder_that_may_not_be_entered_is_reported(tmp_path: Path):
     command = [sys.executable, "-c", AS_NOBODY]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     (tmp_path / "d").chmod(0o755)
-    assert done.stdout == "DumpError cannot read d/run.json: Permission denied\n", done.stderr
+    assert done.stdout == "RefusedError cannot read d/run.json: Permission denied\n", done.stderr
 
 
 AS_NOBODY = """

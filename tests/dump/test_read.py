@@ -16,7 +16,7 @@ from shardviz.dump.arrays import read_array
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.errors import ChangedError, DumpError
-from shardviz.explain.placement.whole_run import DamagedNumbers
+from shardviz.explain.placement.whole_run import DamagedNumbers, RefusedFile
 from shardviz.layout.mesh import Mesh, parse_mesh
 from tests.dump.samples import RUN, rank_record, spoil, write_sample
 from tests.dumps import make_dump
@@ -255,6 +255,16 @@ def test_a_missing_or_linked_file_of_dense_values_is_reported(sample: Path, tmp_
     with pytest.raises(DumpError) as caught:
         read_files(sample)
     assert caught.value.message == f"{path} is a link"
+
+
+def test_read_leniently_a_linked_file_is_refused_and_not_called_cut_off(sample: Path, tmp_path: Path):
+    path = sample / "rank_00001.safetensors"
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    files = read_files(sample, strict=False)
+    assert (files.refused, files.changed) == ({1}, frozenset())
+    causes = [type(one.explanation) for one in check_completeness(dump_of(files))]
+    assert causes[0] is RefusedFile
 
 
 def test_read_leniently_a_rank_without_its_dense_values_is_noted_and_the_rest_is_read(sample: Path):

@@ -18,6 +18,17 @@ class DamagedFile(Cause, kind="incomplete"):
     how = "copy the rank's files again, or write the dump again"
 
 
+class RefusedFile(Cause, kind="incomplete"):
+    """A rank's file is there and was not read, so nothing that the rank holds was checked.
+
+    A dump comes from other machines: a link may lead anywhere, and is not followed. Another user's job may have written
+    the file for itself alone. All other ranks are still checked.
+    """
+
+    why = "The file is a link or no plain file, or this user may not read it"
+    how = "give the user the right to read it, or put a copy of what the link leads to in its place"
+
+
 class DamagedNumbers(Cause, kind="incomplete"):
     """A rank's file was changed or replaced after it was written, so none of it was checked.
 
