@@ -202,7 +202,8 @@ OTHER_DISK = "free some space, or give a folder on another disk with -o"
 
 def _full_disk(output: Path) -> str:
     """Say that the dump's disk is full; empty if it isn't, or doesn't say how much it holds."""
-    there = next(folder for folder in Path(os.path.abspath(output)).parents if folder.exists())
+    path = Path(os.path.abspath(output))
+    there = next(folder for folder in (path, *path.parents) if folder.exists())
     disk = shutil.disk_usage(there)
     if not disk.total or disk.free >= LEAST_FREE:
         return ""

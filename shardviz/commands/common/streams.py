@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, TextIO
 
@@ -15,7 +16,6 @@ from shardviz.errors import ShardvizError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 INDENT = "  "
 
@@ -129,7 +129,7 @@ class Count:
 
 
 def write_file(content: str, output: Path, option: str = "-o") -> None:
-    """Write a file in UTF-8, which is not there if it cannot be written whole.
+    """Write a file in UTF-8, as a whole or not at all: one that is there stays as it is if there is no room.
 
     Args:
         option: The option that names the file.
@@ -137,11 +137,18 @@ def write_file(content: str, output: Path, option: str = "-o") -> None:
     Raises:
         ShardvizError: It cannot be written.
     """
-    is_new = not output.exists()
+    target = Path(os.path.realpath(output))
+    is_plain = target.is_file() or not target.exists()  # and no pipe or device
+    is_beside = is_plain and os.access(target.parent, os.W_OK)
+    written = target.with_name(f".shardviz-{os.getpid()}") if is_beside else target
     try:
-        output.write_bytes(content.encode("utf-8"))
+        written.write_bytes(content.encode("utf-8"))
+        if is_beside:
+            if target.exists():
+                shutil.copymode(target, written)
+            written.replace(target)
     except OSError as error:
-        if is_new:
+        if is_beside:
             with suppress(OSError):
-                output.unlink()
+                written.unlink()
         raise ShardvizError(f"cannot write {output}: {error.strerror}", f"choose another file with {option}") from error

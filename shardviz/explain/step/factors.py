@@ -256,8 +256,8 @@ class AveragedNotSummed(FactorOfAxes):
     )
     how = (
         "pass op=ReduceOp.SUM to the all_reduce over {over}, and don't divide its result",
-        "{of_some:?add it once behind that sum, undivided, or sum these gradients over {over}|don't divide the loss by "
-        "the size of {over}, or pass op=ReduceOp.SUM to the all_reduce: not both}",
+        "{of_some:?add it once to the summed result, undivided, or sum these gradients over {over}|don't divide the "
+        "loss by the size of {over}, or pass op=ReduceOp.SUM to the all_reduce: not both}",
     )
     references = ("gpt-neox#1259",)
 

@@ -265,7 +265,7 @@ class PartialVocabularyLoss(Cause):
 class FunctionBeforeMean(Cause):
     """A function of the loss, such as its exponential, is averaged instead of the loss.
 
-    Perplexity is the exponential of the mean loss. The mean of the ranks' perplexities is another, near number.
+    Perplexity is the exponential of the mean loss. The ranks' mean is near that, and is not it.
     """
 
     function: str

@@ -94,7 +94,7 @@ def prepare(method: Method = "fork", also: Sequence[str] = ()) -> None:
             is_running = _server_pid() is not None
             forkserver.ensure_running()
             if not is_running:
-                atexit.register(_end_unused_server, _server_pid())
+                atexit.register(_end_unused_server, _server_pid(), os.getpid())
 
 
 def _server_pid() -> int | None:
@@ -103,9 +103,10 @@ def _server_pid() -> int | None:
     return pid
 
 
-def _end_unused_server(pid: int | None) -> None:
-    """End a fork server that no rank came from: it would see the end of this process after seconds of imports."""
-    if pid is not None and pid == _server_pid() and pid not in _used_servers:
+def _end_unused_server(pid: int | None, launcher: int) -> None:
+    """End a fork server that no rank came from: it would see the end of its launcher after seconds of imports."""
+    is_own = os.getpid() == launcher  # a forked child ends, too
+    if is_own and pid is not None and pid == _server_pid() and pid not in _used_servers:
         with suppress(OSError):
             os.kill(pid, signal.SIGKILL)
 

@@ -23,10 +23,10 @@ from shardviz.check.step.jobs.later_outputs import later_outputs_of
 from shardviz.check.step.jobs.line_values import OrderInCalls
 from shardviz.check.step.jobs.module_settings import with_module_settings
 from shardviz.check.step.jobs.one_sided import (
-    copies_apart,
     frozen_in_one_job,
     held_back_gradients,
     trained_in_one_job,
+    with_copies_apart,
 )
 from shardviz.check.step.jobs.optimizers import different_settings, is_one_resumed, lost_states, states_before
 from shardviz.check.step.jobs.other_steps import (
@@ -109,7 +109,7 @@ LINES_OF_LOSSES = "the lines around the model: the step calls it several times, 
 """Why lines were not compared: it matters only if something differs."""
 DRIFTED = (
     "{} before the step, up to {:.2g} of their size apart: rounding decides where an optimizer moves an element "
-    "whose gradient is nearly zero; what the optimizers keep of the gradients before agrees"
+    "whose gradient is nearly zero; what the optimizers keep of the gradients before agrees, or is rounding alone"
 )
 DIFFERS_AFTER_DRIFT = (
     "the step, module by module: it differs, as it may if it begins with weights that rounding took apart; trace the "
@@ -336,7 +336,6 @@ def _step_of(
     results += frozen_in_one_job(weights, job) if not findings_in(results) else ()
     results += [*held_back_gradients(weights, job), *different_settings(reference, job), *lost_states(reference, job)]
     results += stale_copies(reference, job)
-    results += copies_apart(reference, job) if not findings_in(results) else ()
     findings = _explained(grouped(findings_in(results), ranks_by_name(dump)), evidence, reference, job)
     look = _look_at_lines(findings, reference, job)
 
@@ -354,6 +353,7 @@ def _step_of(
     unless_wrong(lambda: between_steps(reference, job, weights))
     later = LaterResult() if findings else later_steps_of(reference, job)
     of_outputs, num_with_outputs = later_outputs_of(reference, job) if later.agrees else (None, 0)
+    of_outputs = with_copies_apart(of_outputs, reference, job) if of_outputs is not None else None
     not_compared = [result for result in results if isinstance(result, NotChecked)]
     not_compared += [NotChecked("", why, "step") for why in later.gaps]
     not_compared += [NotChecked(name, WITHOUT_GRADIENT, "step") for name in sampled]

@@ -6,19 +6,20 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from shardviz.check.step.departure import departure_for
 from shardviz.check.step.trace.traces import largest_of
 from shardviz.explain.step.gradients import ReductionSwitchedOff
 from shardviz.explain.step.sums import GradientNotReduced
-from shardviz.explain.step.two_jobs import TrainedInOneJob
+from shardviz.explain.step.two_jobs import OtherLaterOutputs, TrainedInOneJob
 from shardviz.explain.step.update import CopiesSteppedApart
 from shardviz.layout.mesh import ranks_by
 from shardviz.relate.factors import pairs_along
 from shardviz.relate.values import farthest
-from shardviz.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from shardviz.check.step.departure import Departure
     from shardviz.check.step.jobs.starts import Weights
     from shardviz.check.step.jobs.whole_job import WholeJob
     from shardviz.check.step.trace.traces import Kept, Weight
@@ -56,30 +57,39 @@ def held_back_gradients(weights: Weights, job: WholeJob) -> Iterator[Finding]:
         yield ReductionSwitchedOff().finding(name, tuple(ranks_of[name]), text)
 
 
-def copies_apart(reference: WholeJob, job: WholeJob) -> Iterator[Finding]:
-    """Yield weights of other names than the other job's that ranks hold alike before the step, and not after it.
+def with_copies_apart(departure: Departure, reference: WholeJob, job: WholeJob) -> Departure:
+    """Return wrong outputs of a later step with the weights that the steps took apart, if nothing else explains them.
 
-    A program that fuses weights, or renames them, has gradients of its own to reduce. Equal values say that they are
-    copies, unless all elements are one number, as of a part that begins with zeros.
+    A program that fuses weights, or renames them, has gradients of its own to reduce. Weights that begin with equal
+    values may be copies; if outputs go wrong after they were stepped apart, they are.
     """
+    is_open = isinstance(departure.explanation, OtherLaterOutputs)
+    apart = next(_copies_apart(reference, job), None) if is_open else None
+    if apart is None:
+        return departure
+    sentence = f"{departure.sentence}; of {apart.tensor} {apart.sentence}"
+    return departure_for(apart.explanation, departure.kind, apart.tensor, sentence)
+
+
+def _copies_apart(reference: WholeJob, job: WholeJob) -> Iterator[Finding]:
+    """Yield weights of other names than the other job's that ranks hold alike before the step, and not after it."""
     before, gradients, after = job.weights("param"), job.weights("grad"), job.weights("param", "updated")
     known, then = reference.weights("param"), job.weights("param", "next")
     for name in (name for name in after if name in before and name not in known):
         held, made = _values(before[name]), _values(after[name] | then.get(name, {}))
+        split = {axis for part in before[name].values() if part.layout for axis in part.layout.split_axes}
         axes = [axis for axis in job.mesh.long_axes if _are_copies(held, axis, job) and _are_apart(made, axis, job)]
+        axes = [axis for axis in axes if axis not in split]
         if not axes or any(np.ptp(values.values) == 0 for values in held.values()):
             continue
         is_reduced = not _are_apart(_values(gradients.get(name, {})), axes[0], job)
         what = "the same gradient" if is_reduced else "other gradients"
-        text = f"ranks along {axes[0]} have the same values of it before the step, {what}, and other values after it"
+        text = f"ranks along {axes[0]} have the same values before the traced step, {what}, and other values after it"
         if is_reduced:
             yield CopiesSteppedApart(axes[0]).finding(name, tuple(sorted(held)), text)
             continue
-        others = [_values(parts) for parts in gradients.values()]
-        num_reduced = sum(len(parts) > 1 and not _are_apart(parts, axes[0], job) for parts in others)
-        reduced = counted(num_reduced, "other gradient") if num_reduced else ""
         wrapper: Literal["", "none"] = "" if job.wrappers else "none"
-        yield GradientNotReduced((axes[0],), reduced=reduced, wrapper=wrapper).finding(name, tuple(sorted(held)), text)
+        yield GradientNotReduced((axes[0],), wrapper=wrapper).finding(name, tuple(sorted(held)), text)
 
 
 def _values(parts: Mapping[int, Weight]) -> dict[int, Kept]:

@@ -109,14 +109,15 @@ def histories_of(reference: WholeJob, job: WholeJob, weights: Weights) -> dict[s
     histories = dict.fromkeys(weights.params if job.steps_before else (), unknown)
     for states in states_of(reference, job, weights)[0] if histories else ():
         # Of a gradient whose terms cancel, rounding leaves less than it may take one from the other.
-        of_all = max(magnitude(state.wanted) for state in states.states)
         narrow = noise_of_terms(states.narrowest)
-        narrowed = replace(states, noise=narrow * of_all)
+        sizes = {weight_of("optim", state.name): magnitude(state.wanted) for state in states.states}
         for state in states.states:
             name = weight_of("optim", state.name)
             history = histories.get(name, unknown)
             is_square = bool(np.all(state.wanted >= 0))
-            most = (narrow**2 if is_square else narrow) * of_all
+            of_others = _largest_beside(name, sizes) if states.narrowest <= EPSILON["float32"] else max(sizes.values())
+            narrowed = replace(states, noise=narrow * of_others)
+            most = (narrow**2 if is_square else narrow) * of_others
             is_noise = all(magnitude(values) <= most for values in (state.wanted, *state.reduced.values()))
             histories[name] = History(
                 history.part,
@@ -125,6 +126,16 @@ def histories_of(reference: WholeJob, job: WholeJob, weights: Weights) -> dict[s
                 is_noise or history.is_noise,
             )
     return histories
+
+
+def _largest_beside(name: str, sizes: Mapping[str, float]) -> float:
+    """Return the largest size of what is kept of a weight's own module, with all in it.
+
+    A bias whose gradient cancels stands beside a weight whose gradient does not; a branch that is scaled down has only
+    small ones.
+    """
+    module = f"{name.rpartition('.')[0]}." if "." in name else ""
+    return max(size for other, size in sizes.items() if other.startswith(module))
 
 
 def drifts_of(names: Iterable[str], reference: WholeJob, job: WholeJob, weights: Weights) -> dict[str, float]:

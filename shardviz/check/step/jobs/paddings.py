@@ -1,7 +1,7 @@
 """Weights that a job pads, so that ranks have equal parts of them: what is behind the other job's last slice.
 
 Programs pad a vocabulary, or features, to a multiple of what divides them. What stands there is nobody's to judge: the
-rest is compared, and a padding that is read shows in what the model computes.
+rest is compared. Padding that is read shows in what the model computes, some of it only once it was trained.
 """
 
 from __future__ import annotations
@@ -39,15 +39,18 @@ class Unpadded:
         shape: Its shape without padding.
         padded: Its shape with padding.
         regions: Which region of that each rank has.
+        held: The shape that each rank has with padding.
     """
 
     shape: tuple[int, ...]
     padded: tuple[int, ...]
     regions: Mapping[int, Region]
+    held: Mapping[int, tuple[int, ...]]
 
     def part(self, rank: int, weight: Weight) -> Weight:
         """Return what a rank has of the weight, or of what belongs to it and has its dims, without padding."""
-        if len(weight.shape) != len(self.shape):  # as a state of its rows
+        own = weight.values.shape if weight.values is not None else ()
+        if own not in (self.held[rank], self.padded):  # as a state of its rows, or of a part of them
             return weight
         layout = None if weight.layout is None else replace(weight.layout, shape=self.shape)
         region = self.regions[rank] if layout is None else layout.region_of_rank(rank)
@@ -77,9 +80,10 @@ def _first(kept: Kept, shape: tuple[int, ...]) -> Kept:
 
 
 def with_padding_read(finding: Finding, job: WholeJob) -> Finding:
-    """Return a finding of the model or the loss that no rule explains, with the padding that has a gradient, if any.
+    """Return a finding of the model or the loss that no rule explains, with the words behind the last that it counts.
 
-    What is masked or cut off gets none.
+    What is masked or cut off gets no gradient. A softmax gives all rows of its words gradients that add up to zero,
+    unless an embedding has the same weight.
     """
     is_open = isinstance(finding.explanation, UnexplainedBackward | UnexplainedForward | UnexplainedModule)
     gradients = JobTrace.weights(job, "grad") if is_open and not finding.module and job.padded else {}
@@ -87,11 +91,24 @@ def with_padding_read(finding: Finding, job: WholeJob) -> Finding:
         for rank, gradient in gradients.get(name, {}).items():
             own = unpadded.part(rank, gradient).values
             held = gradient.values
-            if held is not None and own is not None and np.count_nonzero(held.values) > np.count_nonzero(own.values):
-                sizes = enumerate(zip(unpadded.shape, unpadded.padded, strict=True))
-                dim, size, padded = next((dim, size, padded) for dim, (size, padded) in sizes if padded > size)
-                return finding.because(PaddingRead(dim, size, padded, weight=name))
+            is_read = (
+                held is not None and own is not None and np.count_nonzero(held.values) > np.count_nonzero(own.values)
+            )
+            if is_read and unpadded.padded[0] > unpadded.shape[0] and _is_of_words(name, gradients[name], job):
+                return finding.because(PaddingRead(0, unpadded.shape[0], unpadded.padded[0], weight=name))
     return finding
+
+
+def _is_of_words(name: str, gradients: Mapping[int, Weight], job: WholeJob) -> bool:
+    """Whether all rows of a weight, those of the padding with them, get what a softmax over them sends back."""
+    if any(name in names for record in job.records.values() for names in record.tied):
+        return True
+    kept = [part.values for part in gradients.values() if part.values is not None]
+    parts = {part.values.tobytes(): part.values for part in kept}
+    total = sum((part.sum(axis=0) for part in parts.values()), np.zeros(()))
+    size = sum((np.abs(part).sum(axis=0) for part in parts.values()), np.zeros(()))
+    near = max((part.tolerance for part in kept), default=0.0)
+    return bool(np.all(np.abs(total) <= near * np.max(size, initial=0.0)))
 
 
 def _unpadded(whole: Weight, parts: Mapping[int, Weight], mesh: Mesh) -> Unpadded | None:
@@ -99,6 +116,8 @@ def _unpadded(whole: Weight, parts: Mapping[int, Weight], mesh: Mesh) -> Unpadde
     kept = {rank: part.values for rank, part in parts.items() if part.values is not None}
     if whole.values is None or not kept or len(kept) < len(parts):
         return None
+
+    shapes = {rank: part.shape for rank, part in kept.items()}
 
     def fits(rank: int, region: Region) -> bool:
         own = region.clipped(whole.shape)
@@ -113,17 +132,16 @@ def _unpadded(whole: Weight, parts: Mapping[int, Weight], mesh: Mesh) -> Unpadde
         are_parts = is_longer and all(_is_cut_alike(layout, whole.shape, rank) for rank, layout in layouts.items())
         are_parts = are_parts and all(fits(rank, region) for rank, region in regions.items())
         own = {rank: region.clipped(whole.shape) for rank, region in regions.items()} if are_parts else {}
-        return Unpadded(whole.shape, first.shape, own) if are_parts else None
+        return Unpadded(whole.shape, first.shape, own, shapes) if are_parts else None
     if layouts:
         return None
-    shapes = {rank: part.shape for rank, part in kept.items()}
     sizes = sorted({math.prod(mesh.shape[axis] for axis in axes) for axes in _choices(mesh.ndim)})
     for padded in _longer(whole.shape, shapes[min(shapes)], sizes):
         placements = shared_placements(padded, shapes, mesh, fits)
         if placements is not None:
             layout = Layout.from_placements(mesh, padded, placements)
             regions = {rank: layout.region_of_rank(rank).clipped(whole.shape) for rank in parts}
-            return Unpadded(whole.shape, padded, regions)
+            return Unpadded(whole.shape, padded, regions, shapes)
     return None
 
 

@@ -180,6 +180,12 @@ OF_POWERS = ("logsumexp", "softmax", "log_softmax", "cross_entropy")
 PRODUCTS = ("linear", "matmul")
 """Products of what each is given first with a weight."""
 
+MIXING = (
+    *("mm", "bmm", "addmm", "baddbmm", "einsum", "scaled_dot_product_attention", "embedding", "gather", "index_select"),
+    *("take_along_dim", "conv1d", "conv2d", "cumsum", "flip", "roll", "sort", "topk"),
+)
+"""Functions that add up a dim of what they are given, read it by an index or give it another order."""
+
 NO_POWER = -1000.0
 """The power of e of a smaller number is 0."""
 
@@ -259,9 +265,14 @@ def _dim_in(call: Call, read: Value, dim: int, shape: tuple[int, ...], made: tup
     if call.function in PRODUCTS and call.inputs.index(read) == 1:
         is_kept = dim == (0 if call.function == "linear" else len(shape) - 1)
         return len(made) - 1 if is_kept else None
+    if call.function in PRODUCTS:
+        return dim if dim < len(shape) - 1 and made[:-1] == shape[:-1] else None
+    if call.function in MIXING:
+        return None
     if made == shape:
         return dim
-    return made.index(shape[dim]) if made.count(shape[dim]) == shape.count(shape[dim]) == 1 else None
+    is_one = made.count(shape[dim]) == shape.count(shape[dim]) == 1
+    return made.index(shape[dim]) if is_one and call.function in MOVES else None
 
 
 def _held_behind(

@@ -121,7 +121,8 @@ def _fitted(comparison: Compared, rank: int, parts: Parts) -> Weights:
     solved = weights_between(columns, held) if len(held) >= 2 * len(parts) else None
     if solved is None:
         return ()
-    weights = tuple(round(float(weight), DIGITS) + 0.0 for weight in solved)
+    is_sure = min(map(magnitude, columns.T)) > TELLING * comparison.tolerance
+    weights = tuple(round(float(weight), DIGITS if is_sure else 1) + 0.0 for weight in solved)
     fits = comparison.near(columns @ np.array(weights), held, scale=max(map(abs, weights)))
     return weights if fits and len(set(weights)) > 1 else ()
 

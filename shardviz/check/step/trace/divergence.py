@@ -405,6 +405,10 @@ def _outside(calls: Calls, call: Call) -> Divergence | None:
     return Divergence("backward", "outside", maker, maker.point(OUTPUT, *BAD), after=last.module, output=output)
 
 
+LAYERS = ("Linear", "Conv1d", "Conv2d", "Conv3d", "LayerNorm", "RMSNorm")
+"""Layers of torch: where their weights' gradients are right, what they send back is."""
+
+
 def blamed_by_weights(first: Divergence | None, calls: Calls, gradients: Mapping[str, Compared]) -> Divergence | None:
     """Return a divergence in backward with the reader that is to blame, if weights' gradients say so."""
     if first is None or (first.direction, first.way) != ("backward", "within") or first.before:
@@ -423,8 +427,8 @@ def blamed_by_weights(first: Divergence | None, calls: Calls, gradients: Mapping
     if outer and is_residual and outer.tensors(INPUT) & tensors:
         return replace(first, call=outer)
     before = _before_readers(calls, first)
-    if before is None and outer is not None and outer.is_good(OUTPUT) and not calls.within(first.call):
-        return replace(first, call=outer)  # its code reads the same tensor: the call itself did its part
+    if before is None and outer is not None and outer.is_good(OUTPUT) and first.call.type in LAYERS:
+        return replace(first, call=outer)  # its code reads the same tensor: torch's own layer did its part
     return before or first
 
 
