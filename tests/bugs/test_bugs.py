@@ -28,3 +28,16 @@ def test_a_right_program_gives_no_finding_and_is_looked_at(case, tmp_path):
     assert report.findings == (), text_of(report)
     not_looked_at = [one.why for one in report.not_checked if not one.why.endswith("in the model's own dtypes")]
     assert not any(" raised " in why for why in not_looked_at), text_of(report)
+
+
+def test_gradients_of_weights_that_are_padded_by_hand_are_compared(tmp_path):
+    (bug,) = [bug for bug in BUGS if bug.name == "padding that a softmax over shards counts, to a multiple of 8"]
+    report = report_of(bug.right, bug.mesh, tmp_path)
+    assert report.not_checked == (), text_of(report)
+    changed = bug.right.replace(
+        "loss(model, batch):", "loss(model, batch):\n    model.embed.weight.register_hook(turned)"
+    )
+    hook = "def turned(gradient):\n    return gradient.flip(0) if len(gradient) < WORDS else gradient\n\n\ndef loss("
+    (tmp_path / "wrong").mkdir()
+    wrong = report_of(changed.replace("def loss(", hook), bug.mesh, tmp_path / "wrong")
+    assert [finding.tensor for finding in wrong.findings] == ["embed.weight"], text_of(wrong)

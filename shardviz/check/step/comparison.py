@@ -199,8 +199,10 @@ def laid_out(dump: Dump, tensor: Tensor, name: str, expected: NDArray[np.float64
     values, regions = {}, {}
     weight = weight_of(tensor.role, name)
     for rank, shard in tensor.shards.items():
-        values[rank] = dump.values(shard, name)
-        regions[rank] = _region(dump, shard, weight, expected.shape)
+        held, region = dump.values(shard, name), _region(dump, shard, weight, expected.shape)
+        is_cut = isinstance(region, Elements) and len(region.shape) == held.ndim
+        values[rank] = held[tuple(map(slice, region.shape))] if is_cut else held
+        regions[rank] = region
     mesh = claimed.mesh if claimed else dump.files.mesh
     noise = dump.noises.get((tensor.role, name))
     largest, typical = (noise.largest, noise.typical) if noise is not None else (0.0, 0.0)
@@ -284,10 +286,20 @@ def _region(dump: Dump, shard: Shard, name: str, shape: tuple[int, ...]) -> Regi
         if ids.held is not None and ids.held.shape == shard.body.local_shape:
             return ids.held
         if ids.body.runs is not None and ids.body.local_shape == shard.body.local_shape:
-            numbers = dump.local_ids(ids, name) - 1
+            numbers = _without_padding(dump.local_ids(ids, name) - 1)
             if numbers.min(initial=0) >= 0:
-                return Elements(tuple(numbers.ravel().tolist()), shard.body.local_shape)
+                return Elements(tuple(numbers.ravel().tolist()), numbers.shape)
     return Region.whole(shape)
+
+
+def _without_padding(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the elements of a part that was cut by hand without the zeros at the end of a dim, as padding is."""
+    for dim in range(numbers.ndim):
+        is_empty = np.all(numbers < 0, axis=tuple(other for other in range(numbers.ndim) if other != dim))
+        size = len(is_empty) - int(is_empty.sum())
+        if 0 < size < len(is_empty) and is_empty[size:].all():
+            return numbers.take(range(size), dim)
+    return numbers
 
 
 @dataclass(frozen=True, slots=True)
