@@ -41,7 +41,7 @@ from shardviz.layout.splits import (
 from shardviz.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -344,6 +344,28 @@ def shared_placements(
         if all(placements in own and fits(rank, own[placements]) for rank, own in regions.items()):
             return placements
     return None
+
+
+def padded_shapes(shape: tuple[int, ...], local: tuple[int, ...], sizes: Collection[int]) -> Iterator[tuple[int, ...]]:
+    """Yield the shapes of a whole that was padded at the end of one dim, and then split into equal parts.
+
+    Parts that make up the whole without padding have none, and none is padding alone: copies that ranks share, as of
+    heads, are as long.
+
+    Args:
+        shape: The shape of the whole without padding.
+        local: The shape of a part.
+        sizes: Into how many parts a mesh may split a dim; a part that is longer than the whole is no split.
+
+    Example:
+        >>> list(padded_shapes((45, 8), (24, 8), (1, 2)))
+        [(48, 8)]
+    """
+    for dim in range(len(shape) if len(shape) == len(local) else 0):
+        lengths = [local[dim] * size for size in (sizes if local[dim] < shape[dim] else (1,))]
+        for length in lengths if shape[dim] not in lengths else ():
+            if shape[dim] < length < shape[dim] + local[dim]:
+                yield (*shape[:dim], length, *shape[dim + 1 :])
 
 
 def num_splits(placements: Placements) -> int:

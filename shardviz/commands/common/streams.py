@@ -148,7 +148,8 @@ def write_file(content: str, output: Path, option: str = "-o") -> None:
                 shutil.copymode(target, written)
             written.replace(target)
     except OSError as error:
+        raise ShardvizError(f"cannot write {output}: {error.strerror}", f"choose another file with {option}") from error
+    finally:  # of Ctrl-C, too
         if is_beside:
             with suppress(OSError):
-                written.unlink()
-        raise ShardvizError(f"cannot write {output}: {error.strerror}", f"choose another file with {option}") from error
+                written.unlink(missing_ok=True)

@@ -37,7 +37,7 @@ from shardviz.explain.step.forward import WrongOutputLabel
 from shardviz.explain.step.modules import AveragedForward, RepeatedForwardSum
 from shardviz.explain.step.sums import ConcatenatedTerms, UnreducedBesideVector
 from shardviz.explain.templates import times_text
-from shardviz.layout.layout import Layout, shared_placements
+from shardviz.layout.layout import Layout, padded_shapes, shared_placements
 from shardviz.layout.notation import write
 from shardviz.layout.placements import Replicate, Shard
 from shardviz.relate.orders import matches
@@ -263,10 +263,9 @@ def _by_shape(comparison: Compared) -> Iterator[Layout]:
 def _padded_to_multiple(comparison: Compared, layout: Layout, dim: int, axis: str) -> Layout | None:
     """Return the layout of a dim that was padded to a multiple before it was split evenly; None if it was not."""
     held = {values.shape for values in comparison.values.values()}
-    own, size = next(iter(held))[dim], comparison.mesh.axis_size(axis)
-    length, wanted = own * size, comparison.wanted.shape[dim]
-    longer = replace(layout, shape=(*layout.shape[:dim], length, *layout.shape[dim + 1 :]))
-    is_even = len(held) == 1 and wanted < length < wanted + own
+    own, size = next(iter(held)), comparison.mesh.axis_size(axis)
+    longer = replace(layout, shape=(*layout.shape[:dim], own[dim] * size, *layout.shape[dim + 1 :]))
+    is_even = len(held) == 1 and longer.shape in padded_shapes(layout.shape, own, (size,))
     fits = is_even and all(longer.region_of_rank(rank).shape in held for rank in comparison.values)
     return longer if fits else None
 

@@ -18,10 +18,10 @@ from shardviz.check.step.trace.traces import JobTrace, Weight
 from shardviz.explain.step.losses import PaddingRead
 from shardviz.explain.step.modules import UnexplainedModule
 from shardviz.explain.step.whole_step import UnexplainedBackward, UnexplainedForward
-from shardviz.layout.layout import Layout, shared_placements
+from shardviz.layout.layout import Layout, padded_shapes, shared_placements
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from shardviz.check.step.jobs.starts import PartsByName
     from shardviz.check.step.jobs.whole_job import WholeJob
@@ -91,9 +91,9 @@ def with_padding_read(finding: Finding, job: WholeJob) -> Finding:
         for rank, gradient in gradients.get(name, {}).items():
             own = unpadded.part(rank, gradient).values
             held = gradient.values
-            is_read = (
-                held is not None and own is not None and np.count_nonzero(held.values) > np.count_nonzero(own.values)
-            )
+            if held is None or own is None:
+                continue
+            is_read = np.count_nonzero(held.values) > np.count_nonzero(own.values)
             if is_read and unpadded.padded[0] > unpadded.shape[0] and _is_of_words(name, gradients[name], job):
                 return finding.because(PaddingRead(0, unpadded.shape[0], unpadded.padded[0], weight=name))
     return finding
@@ -128,7 +128,7 @@ def _unpadded(whole: Weight, parts: Mapping[int, Weight], mesh: Mesh) -> Unpadde
     if len(layouts) == len(parts):
         first = next(iter(layouts.values()))
         regions = {rank: layout.region_of_rank(rank) for rank, layout in layouts.items()}
-        is_longer = not first.flat and first.shape in _longer(whole.shape, first.shape, (1,))
+        is_longer = not first.flat and first.shape in padded_shapes(whole.shape, first.shape, (1,))
         are_parts = is_longer and all(_is_cut_alike(layout, whole.shape, rank) for rank, layout in layouts.items())
         are_parts = are_parts and all(fits(rank, region) for rank, region in regions.items())
         own = {rank: region.clipped(whole.shape) for rank, region in regions.items()} if are_parts else {}
@@ -136,7 +136,7 @@ def _unpadded(whole: Weight, parts: Mapping[int, Weight], mesh: Mesh) -> Unpadde
     if layouts:
         return None
     sizes = sorted({math.prod(mesh.shape[axis] for axis in axes) for axes in _choices(mesh.ndim)})
-    for padded in _longer(whole.shape, shapes[min(shapes)], sizes):
+    for padded in padded_shapes(whole.shape, shapes[min(shapes)], sizes):
         placements = shared_placements(padded, shapes, mesh, fits)
         if placements is not None:
             layout = Layout.from_placements(mesh, padded, placements)
@@ -153,16 +153,3 @@ def _is_cut_alike(layout: Layout, shape: tuple[int, ...], rank: int) -> bool:
 def _choices(count: int) -> Iterator[tuple[int, ...]]:
     for size in range(count + 1):
         yield from combinations(range(count), size)
-
-
-def _longer(shape: tuple[int, ...], own: tuple[int, ...], sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Yield the shapes of a whole that is longer along one dim, as some numbers of parts like a rank's own make it.
-
-    Parts that make up the weight without padding, in one of these numbers, have none. And no part is padding alone:
-    copies of heads that ranks share are as long.
-    """
-    for dim in range(len(shape) if len(shape) == len(own) else 0):
-        lengths = [own[dim] * size for size in (sizes if own[dim] < shape[dim] else (1,))]
-        for length in lengths if shape[dim] not in lengths else ():
-            if shape[dim] < length < shape[dim] + own[dim]:
-                yield (*shape[:dim], length, *shape[dim + 1 :])

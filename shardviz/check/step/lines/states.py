@@ -13,13 +13,13 @@ from shardviz.check.step.lines.calls import ADDITIONS, Call, Lines, Value
 from shardviz.check.step.lines.state import UNKNOWN, State, state_of
 from shardviz.dump.records.trace import of_value
 from shardviz.errors import ShardvizError
-from shardviz.layout.layout import Layout, shared_placements
+from shardviz.layout.layout import Layout, padded_shapes, shared_placements
 from shardviz.layout.splits import segment_numbers
 from shardviz.relate.factors import over, pairs_along
 from shardviz.relate.relations import Pair
 from shardviz.relate.search import relation_of
 from shardviz.relate.tolerance import ELEMENT, EXACT, SINGLE, Bound
-from shardviz.relate.values import error_of, part_of
+from shardviz.relate.values import error_of, padded_to, part_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -351,17 +351,13 @@ class States:
         first = next(iter(held.values()))
         is_even = first.ndim == whole.ndim and all(array.shape == first.shape for array in held.values())
         shapes = {rank: array.shape for rank, array in held.items()}
-        for dim, size in enumerate(whole.shape if is_even else ()):
-            for count in (1, *(self.mesh.axis_size(axis) for axis in self.mesh.long_axes)):
-                length = first.shape[dim] * count
-                if not size < length < size + first.shape[dim] or whole.size * length > MAX_SIZE * size:
-                    continue
-                zeros = np.zeros((*whole.shape[:dim], length - size, *whole.shape[dim + 1 :]))
-                padded = np.concatenate((whole, zeros), dim)
-                fits = partial(_is_near, padded, held, near)
-                placements = shared_placements(padded.shape, shapes, self.mesh, fits)
+        sizes = (1, *(self.mesh.axis_size(axis) for axis in self.mesh.long_axes))
+        for shape in padded_shapes(whole.shape, first.shape, sizes) if is_even else ():
+            if math.prod(shape) <= MAX_SIZE:
+                fits = partial(_is_near, padded_to(whole, shape), held, near)
+                placements = shared_placements(shape, shapes, self.mesh, fits)
                 if placements is not None:
-                    yield Layout.from_placements(self.mesh, padded.shape, placements)
+                    yield Layout.from_placements(self.mesh, shape, placements)
 
     def _is_rearranged(self, whole: NDArray[Any], held: Mapping[int, NDArray[Any]], near: float) -> bool:
         """Whether every rank, or all ranks along an axis together, have each number once, wherever it stands."""
