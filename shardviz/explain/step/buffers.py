@@ -239,6 +239,22 @@ class OtherAverage(Cause):
     )
 
 
+class OtherCopyBefore(Cause, kind="wrong-value"):
+    """A copy of the model, such as a teacher, is another one on some ranks before the step.
+
+    A teacher, a reference model or an average of the weights is copied from the model. Copied before
+    DistributedDataParallel, a broadcast or a load gives all ranks the same weights, it keeps what each rank drew. The
+    model's own weights and outputs are right then, and its loss is not: each rank learns from another teacher.
+    """
+
+    why = (
+        "The ranks' copies of the model were never made equal: this one was copied before DistributedDataParallel, a "
+        "broadcast or a load replaced the weights that each rank had drawn, or only some ranks loaded it. If the loss "
+        "reads it, it sends back wrong gradients"
+    )
+    how = "copy the model after it was wrapped or loaded, or broadcast the copy from rank 0"
+
+
 class UnexplainedBuffer(Cause):
     """A buffer differs from the unsharded model's after the step, by no known rule.
 

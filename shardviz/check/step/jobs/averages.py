@@ -1,4 +1,4 @@
-"""Averages of weights that two jobs keep in buffers, such as an EMA.
+"""Averages of weights that two jobs keep in buffers, such as an EMA, and other copies of a model: a teacher, for one.
 
 An average moves toward a weight by a share of its distance to it. What of the other job does so is an average; a
 teacher, a gradient or a copy does not, and is left out. A rank's average is compared with what the rank's own weights
@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from shardviz.check.report import NotChecked
 from shardviz.check.step.comparison import weight_of
+from shardviz.check.step.jobs.starts import others_on
 from shardviz.check.step.jobs.updates import Updates
-from shardviz.explain.step.buffers import OtherAverage, UnexplainedBuffer
+from shardviz.explain.step.buffers import OtherAverage, OtherCopyBefore, UnexplainedBuffer
+from shardviz.explain.step.whole_step import UnexplainedBackward
 from shardviz.explain.templates import number
 from shardviz.groups import in_groups, the_only
 from shardviz.relate.factors import factor_of
@@ -29,14 +31,14 @@ from shardviz.relate.tolerance import (
     ROUNDINGS_OF_RULE,
 )
 from shardviz.relate.values import magnitude, root_mean_square
-from shardviz.text import named_ranks
+from shardviz.text import counted, named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.jobs.starts import Weights
+    from shardviz.check.step.jobs.starts import PartsByName, Weights
     from shardviz.check.step.jobs.whole_job import WholeJob
     from shardviz.check.step.trace.traces import Weight
     from shardviz.explain.finding import Finding
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
     Why = OtherAverage | UnexplainedBuffer
     Wanted = tuple[float, str, Values]  # the share, the moment of the weight, and the average before the step
     Averages = Sequence[tuple[str, str, "Average"]]
+
+T = TypeVar("T")
 
 MAX_LISTED = 3
 MOMENTS = ("after", "before")
@@ -121,6 +125,75 @@ def averages_of(reference: WholeJob, job: WholeJob, weights: Weights) -> Updates
             why = "averages of weights: one process keeps some, and of the other job none was found"
             results.append(NotChecked("", why, "step"))
     return Updates(tuple(results), num_right)
+
+
+def with_copies_before(
+    findings: Sequence[Finding], reference: WholeJob, job: WholeJob, weights: Weights
+) -> Sequence[Finding]:
+    """Return findings behind that of a copy which some ranks have otherwise, if the loss sends wrong gradients.
+
+    A rank must have one process's copy: if none has, the two jobs may keep copies of other things.
+    """
+    is_open = findings and all(isinstance(finding.explanation, UnexplainedBackward) for finding in findings)
+    if not is_open or not reference.is_of_one:
+        return findings
+    wanted = in_groups(_by_which(reference.put_as_weights(weights.ways, "buffer")))
+    held, after = (in_groups(_by_which(job.weights("buffer", moment))) for moment in ("step", "updated"))
+    fits = [
+        apart
+        for which, parts in held.items()
+        if _is_kept_alike(dict(parts), dict(after.get(which, ())))
+        for copies in wanted.values()
+        if (apart := _apart_by_rank(dict(parts), dict(copies), weights))
+    ]
+    return [_copy_before(min(fits, key=len)), *findings] if fits else findings
+
+
+def _by_which(weights: Mapping[str, T]) -> Iterator[tuple[str, tuple[str, T]]]:
+    """Yield which copy of a model each is of, and of which weight."""
+    for name, weight in weights.items():
+        which, _, copied = name.partition(" of ")
+        if copied:
+            yield which, (copied, weight)
+
+
+def _is_kept_alike(before: PartsByName, after: PartsByName) -> bool:
+    """Whether all ranks' copies move in the step, or none: one that a single rank keeps is stale on the others."""
+    pairs = [(rank, part, after[name][rank]) for name in before.keys() & after for rank, part in before[name].items()]
+    moved = {
+        rank
+        for rank, old, new in pairs
+        if old.values is not None
+        and new.values is not None
+        and not np.array_equal(old.values.values, new.values.values)
+    }
+    return not moved or moved == {rank for rank, _, _ in pairs}
+
+
+def _apart_by_rank(
+    held: PartsByName, wanted: Mapping[str, Weight], weights: Weights
+) -> Mapping[int, Mapping[str, float]]:
+    """Return how far ranks' copies are off by rank and weight; none if all are, or something is missing."""
+    if held.keys() != wanted.keys():
+        return {}
+    apart = {
+        name: dict(others_on(wanted[name], parts, weights.belongings.get(name), ALIKE)) for name, parts in held.items()
+    }
+    odd = sorted({rank for off in apart.values() for rank in off})
+    by_rank = {rank: {name: off[rank] for name, off in apart.items() if rank in off} for rank in odd}
+    return by_rank if len(odd) < len({rank for parts in held.values() for rank in parts}) else {}
+
+
+def _copy_before(apart: Mapping[int, Mapping[str, float]]) -> Finding:
+    ranks = tuple(apart)
+    names = list(dict.fromkeys(name for off in apart.values() for name in off))
+    farthest_off = max(off for of_rank in apart.values() for off in of_rank.values())
+    text = (
+        f"before the step {named_ranks(ranks, MAX_LISTED)} {'has' if len(ranks) == 1 else 'have'} other numbers than "
+        f"one process in a copy of the model's weights, off by up to {farthest_off:.2g} times their largest element: "
+        f"{counted(len(names), 'weight')}, such as {names[0]}; the other ranks have one process's"
+    )
+    return OtherCopyBefore().finding(f"copy of {names[0]}", ranks, text)
 
 
 def _best(of_rank: Averages, wanted: Mapping[str, Wanted]) -> dict[str, Why | None]:

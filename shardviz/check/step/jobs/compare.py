@@ -16,7 +16,7 @@ from shardviz.check.report import NotChecked, findings_in, grouped, ranks_by_nam
 from shardviz.check.step.comparison import compared
 from shardviz.check.step.departure import Beside, Departure, StepDifference, departure_for
 from shardviz.check.step.jobs.assembly import JobEvidence, assembled, findings_on
-from shardviz.check.step.jobs.averages import averages_of
+from shardviz.check.step.jobs.averages import averages_of, with_copies_before
 from shardviz.check.step.jobs.buffers import buffers_of, unseen_buffers, with_buffer_read, with_buffers_before
 from shardviz.check.step.jobs.gradients import OUTSIDE_MODULES, clips_of, unclipped, with_kept_gradients, with_own_clips
 from shardviz.check.step.jobs.later_outputs import later_outputs_of
@@ -336,7 +336,8 @@ def _step_of(
     results += frozen_in_one_job(weights, job) if not findings_in(results) else ()
     results += [*held_back_gradients(weights, job), *different_settings(reference, job), *lost_states(reference, job)]
     results += stale_copies(reference, job)
-    findings = _explained(grouped(findings_in(results), ranks_by_name(dump)), evidence, reference, job)
+    findings = grouped(findings_in(results), ranks_by_name(dump))
+    findings = _explained(with_copies_before(findings, reference, job, weights), evidence, reference, job)
     look = _look_at_lines(findings, reference, job)
 
     def unless_wrong(compare: Callable[[], Updates]) -> Updates:

@@ -20,7 +20,7 @@ from shardviz.relate.tolerance import EPSILON
 from shardviz.relate.values import magnitude
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -324,13 +324,25 @@ def _region_of(rank: int, part: Weight, belonging: Belonging | None, shape: tupl
 
 
 def _other(name: str, whole: Weight, parts: Mapping[int, Weight], belonging: Belonging | None) -> OtherWeight | None:
-    for rank, rank_weight in parts.items():
-        if whole.values is None or rank_weight.values is None:
-            continue
-        apart = _apart_on(rank, whole.values, rank_weight, belonging)
-        if apart > _allowed(whole.values, rank_weight.values):
-            return OtherWeight(name, rank, apart, _is_permuted(whole.values, parts.values()))
-    return None
+    rank, apart = next(others_on(whole, parts, belonging), (-1, 0.0))
+    if rank < 0 or whole.values is None:
+        return None
+    return OtherWeight(name, rank, apart, _is_permuted(whole.values, parts.values()))
+
+
+def others_on(
+    whole: Weight, parts: Mapping[int, Weight], belonging: Belonging | None, near: float = 0.0
+) -> Iterator[tuple[int, float]]:
+    """Yield ranks whose part of a weight differs, and how far it is off, relative to the largest element.
+
+    Args:
+        near: How far it may be off, if that is more than rounding.
+    """
+    for rank, part in parts.items():
+        if whole.values is not None and part.values is not None:
+            apart = _apart_on(rank, whole.values, part, belonging)
+            if apart > max(near, _allowed(whole.values, part.values)):
+                yield rank, apart
 
 
 def _apart_on(rank: int, whole: Kept, part: Weight, belonging: Belonging | None) -> float:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.lanes import at_night
+from tests.lanes import at_night, nightly
 from tests.live.run.traced.test_traced import diff, run
 
 PROGRAM = """
@@ -159,3 +159,24 @@ def test_another_average_than_that_of_one_process_is_named(tmp_path, changed, tr
     assert words in first["sentence"]
     assert first["cause_id"] == "other-average"
     assert why in first["why"]
+
+
+OWN_TEACHER = {"WRAP": f"{DDP}; teacher = teacher if RANK == 0 else teacher.apply({DRAW})"}
+OWN_MEAN = {".square().mean()": ".square().mean().div(1 + rows.mean().abs())"}
+
+
+@nightly
+@pytest.mark.parametrize("traced", [1, 2])
+def test_a_teacher_that_each_rank_drew_is_named_where_the_loss_reads_it(tmp_path, traced):
+    first = compared(tmp_path, OWN_TEACHER, traced)["departures"][0]
+    assert first["cause_id"] == "other-copy-before"
+    assert "rank 1 has other numbers than one process" in first["sentence"]
+
+
+@nightly
+@pytest.mark.parametrize("traced", [1, 2])
+@pytest.mark.parametrize("when", ["True", "RANK == 0"])
+def test_a_copy_of_which_one_rank_takes_care_is_not_blamed_for_a_loss_of_own_rows(tmp_path, when, traced):
+    step = compared(tmp_path, {"WRAP": DDP, "WHEN": when} | OWN_MEAN, traced)
+    assert "other-copy-before" not in {each["cause_id"] for each in step["departures"]}
+    assert step["departures"]
