@@ -314,6 +314,22 @@ class LossTimesOwnNumber(Cause):
     )
 
 
+class RowsTimesOwnNumbers(Cause):
+    """Each row of the batch counts as many times as it should as a number of its own says.
+
+    Advantages and rewards are normalized by the mean and standard deviation of a group, classes are weighed by their
+    counts, and importance weights are divided by their sum. Taken over a rank's own rows, these statistics weigh each
+    row differently. Outputs are right then, and each row's gradient has the right direction and a wrong size.
+    """
+
+    kinds = ("wrong-scale",)
+    why = (
+        "The loss multiplies each row by a number that a rank most likely computes from its own rows: an advantage or "
+        "a reward less their mean and over their standard deviation, or a weight over the sum of weights"
+    )
+    how = "compute the means, deviations, sums and counts behind that number from all ranks' rows: all_reduce them"
+
+
 class AddedNumber(Cause):
     """The same number is added to every element of a result.
 

@@ -23,13 +23,12 @@ from shardviz.check.step.jobs.gradients import (
     by_another_norm,
     divided,
     of_size_before,
-    of_unequal_losses,
     scaled_by_owners,
     with_others_reduced,
     with_round_norms,
 )
 from shardviz.check.step.jobs.line_values import add_lines
-from shardviz.check.step.jobs.micro_batches import terms_of_micro_batches
+from shardviz.check.step.jobs.loss_weights import of_unequal_losses, terms_of_micro_batches
 from shardviz.check.step.jobs.starts import coarsest_of
 from shardviz.check.step.rules.all_gradients import of_all_gradients
 from shardviz.check.step.rules.summands import of_micro_batches

@@ -174,6 +174,7 @@ class Point:
         dim: The dim along which the batch's rows are.
         is_overwritten: Whether something wrote into the tensor between forward and backward.
         is_without_graph: Whether gradients were switched off in the call.
+        lengths: How long each micro-batch is along that dim, if they are joined.
     """
 
     values: Kept | None
@@ -185,6 +186,13 @@ class Point:
     dim: int = 0
     is_overwritten: bool = False
     is_without_graph: bool = False
+    lengths: tuple[int, ...] = ()
+
+    def split(self) -> list[NDArray[np.float64]]:
+        """Return the rows of each micro-batch; none if they are not known."""
+        if self.values is None or not self.lengths:
+            return []
+        return np.split(self.values.values, np.cumsum(self.lengths)[:-1], axis=self.dim)
 
 
 @dataclass(frozen=True)
@@ -275,7 +283,10 @@ class OfRank:
             if forward in once:
                 points[place] = _point(records, added(parts) if place.is_gradient else parts[0], dims[place])
             else:
-                points[place] = _point(records, joined(parts, dims[place]), dims[place])
+                dim = dims[place]
+                lengths = tuple(part.shape[dim] for part in parts if part is not None and len(part.shape) > dim)
+                point = _point(records, joined(parts, dim), dim)
+                points[place] = replace(point, lengths=lengths) if len(lengths) == len(parts) else point
         return points
 
     @cached_property

@@ -1,0 +1,219 @@
+"""How much each rank's, micro-batch's and row's loss counts, as the gradients say that it sends back.
+
+The gradient of the last output is the other job's times a number for each. A linear layer shows what each micro-batch
+adds to its gradients: of what it is given, and what comes back to it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.check.step.trace.traces import in_both
+from shardviz.dump.records.trace import Place
+from shardviz.explain.step.losses import MeanOfMeans
+from shardviz.explain.step.scales import LossTimesOwnNumber, RowsTimesOwnNumbers
+from shardviz.explain.templates import number
+from shardviz.groups import the_only
+from shardviz.layout.layout import placements_of
+from shardviz.relate.factors import factors_of_rows, scale_between
+from shardviz.relate.tolerance import FEW, STEP
+from shardviz.relate.values import farthest, magnitude
+from shardviz.text import listed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from shardviz.check.step.jobs.assembly import JobEvidence
+    from shardviz.check.step.trace.judging import Judging
+    from shardviz.check.step.trace.traces import JobTrace, Point, Weight
+    from shardviz.explain.finding import Finding
+
+    Values = NDArray[np.float64]
+
+MAX_LISTED = 3
+
+
+def of_unequal_losses(evidence: JobEvidence, judging: Judging) -> Finding | None:
+    """Return the finding if ranks' losses, or those of their micro-batches, are multiplied by different numbers.
+
+    Gradients are wrong then, but those that are nearly 0; if most are right, ranks make up for the numbers later. Ranks
+    of the other job may have divided by their own counts as well: then the numbers themselves are shares.
+    """
+    micro_batches = evidence.micro_batches
+    gradients = [gradient for gradient in evidence.gradients.values() if np.any(gradient.wanted)]
+    scales = _of_micro_batches(judging) if micro_batches > 1 else {}
+    is_of_parts = any(len(set(of_rank)) > 1 for of_rank in scales.values())
+    if not is_of_parts:
+        scales = {rank: (scale,) for rank, scale in sorted(judging.scales.items())}
+    every = [scale for of_rank in scales.values() for scale in of_rank]
+    if 2 * sum(bool(gradient.wrong) for gradient in gradients) <= len(gradients):
+        return None
+    if len(set(every)) < 2:
+        return _of_rows(judging)
+    ways = (every,) if evidence.is_beside_one else (every, [1 / scale for scale in every if scale])
+    is_mean = any(_are_shares(scales_of_way, [*judging.mesh.shape, micro_batches]) for scales_of_way in ways)
+    cause = MeanOfMeans(micro_batches=micro_batches * is_of_parts) if is_mean else LossTimesOwnNumber(is_of_parts)
+    numbers = (f"{' and '.join(_shown(of_rank))} on rank {rank}" for rank, of_rank in scales.items())
+    sentence = (
+        f"all outputs are right, and each {'micro-batch' if is_of_parts else 'rank'}'s backward begins with the other "
+        f"job's gradient times its own number: {listed(numbers, MAX_LISTED)}"
+    )
+    return cause.finding("loss", tuple(scales), sentence, kind="wrong-scale")
+
+
+def _shown(scales: Sequence[float]) -> list[str]:
+    return [*map(number, scales[:MAX_LISTED]), *(["others"] if len(scales) > MAX_LISTED else [])]
+
+
+def _are_shares(scales: Sequence[float], sizes: Sequence[int]) -> bool:
+    """Whether the numbers' reciprocals add up to 1, or to that times numbers of ranks and micro-batches."""
+    products = {math.prod(some) for count in range(len(sizes) + 1) for some in combinations(sizes, count)}
+    total = sum(1 / scale for scale in scales if scale)
+    ratios = (up / down for up in products for down in products)
+    return min(scales) > 0 and any(math.isclose(total, ratio, rel_tol=STEP) for ratio in ratios)
+
+
+@dataclass(frozen=True, slots=True)
+class LastGradient:
+    """A rank's gradient of the last output.
+
+    Attributes:
+        ways: What it is for each way to place it: the other job's values, and the rank's.
+        near: How far rounding may take an element.
+    """
+
+    point: Point
+    ways: Sequence[tuple[Values, Values]]
+    near: float
+
+
+def _last_gradients(judging: Judging) -> dict[int, LastGradient]:
+    """Return the gradient of the last output of each rank; none if it isn't known of one."""
+    places = [place for place in judging.judgments if place.what == "gradient of output"]
+    if not places:
+        return {}
+    last = max(places, key=lambda place: judging.whole[place].order)
+    whole = judging.whole[last].values
+    of_ranks = {}
+    for rank, points in judging.ranks.items():
+        point = points.get(last)
+        shard = point.values if point is not None else None
+        if whole is None or point is None or shard is None or not (whole.is_whole and shard.is_whole):
+            return {}
+        regions = (region for _, region in placements_of(whole.shape, shard.shape, judging.mesh, rank))
+        ways = [pair for region in regions if (pair := in_both(whole, shard, region)) is not None]
+        of_ranks[rank] = LastGradient(point, ways, judging.judgments[last].near)
+    return of_ranks
+
+
+def _of_rows(judging: Judging) -> Finding | None:
+    """Return the finding if each row of the last output's gradient is the whole's times a number of its own."""
+    factors = {}
+    for rank, last in _last_gradients(judging).items():
+        fits = (_factors_of_rows(held, expected, last.near) for expected, held in last.ways)
+        found = next((own for own in fits if own is not None), None)
+        if found is None:
+            return None
+        factors[rank] = found
+    if all(np.ptp(own) <= STEP * magnitude(own) for own in factors.values()):
+        return None
+    numbers = (f"{number(own.min())} to {number(own.max())} on rank {rank}" for rank, own in factors.items())
+    sentence = (
+        "all outputs are right, and each row's gradient at the last output is the other job's times its own number: "
+        f"{listed(numbers, MAX_LISTED)}"
+    )
+    return RowsTimesOwnNumbers().finding("loss", tuple(factors), sentence, kind="wrong-scale")
+
+
+def _factors_of_rows(held: Values, expected: Values, near: float) -> Values | None:
+    """Return the factor of each row that isn't zero; None if one is no multiple, or a row has too few numbers."""
+    if held.ndim < 2 or held.shape[-1] < FEW:
+        return None
+    held, expected = (side.reshape(-1, side.shape[-1]) for side in (held, expected))
+    is_some = np.any(expected, axis=1)
+    factors = factors_of_rows(held[is_some], expected[is_some])
+    if factors is None or len(factors) < FEW or np.any(held[~is_some]):
+        return None
+    off = np.abs(held[is_some] - factors * expected[is_some])
+    return factors.ravel() if np.all(off <= near * np.maximum(1.0, np.abs(factors))) else None
+
+
+def _of_micro_batches(judging: Judging) -> dict[int, tuple[float, ...]]:
+    """Return what the last output's gradient is the whole's times, for each micro-batch of each rank; else none."""
+    of_ranks = {}
+    for rank, last in _last_gradients(judging).items():
+        fits = (_by_part(last.point, expected, last.near) for expected, _ in last.ways if not last.point.dim)
+        scales = next((scales for scales in fits if scales), None)
+        if scales is None:
+            return {}
+        of_ranks[rank] = scales
+    return of_ranks
+
+
+def _by_part(point: Point, expected: Values, near: float) -> tuple[float, ...]:
+    """Return what each micro-batch is the expected one's times; none if one of them isn't."""
+    parts = zip(point.split(), np.split(expected, np.cumsum(point.lengths)[:-1]), strict=True)
+    scales = [scale_between(*part, near) for part in parts if np.any(part[0]) or np.any(part[1])]
+    return tuple(scale for scale in scales if scale is not None) if None not in scales else ()
+
+
+def terms_of_micro_batches(
+    job: JobTrace, judging: Judging, gradients: Mapping[str, Weight]
+) -> Iterator[tuple[str, list[Values]]]:
+    """Yield each gradient of a linear layer with its terms, one for a micro-batch of all ranks together.
+
+    Ranks have several micro-batches, as many each, and the terms add up to the gradient.
+
+    Args:
+        gradients: The other job's, whole.
+    """
+    count = the_only({of_rank.counts.get("", 1) for of_rank in job.ranks.values()}) or 1
+    modules = {name.rpartition(".")[0] for name in gradients if name.endswith(".weight")}
+    for module in sorted(modules) if count > 1 else ():
+        places = [Place(module, 0, what, 0) for what in ("input", "gradient of output")]
+        sides = [[_rows(points.get(place), count) for place in places] for points in judging.ranks.values()]
+        weight = gradients[f"{module}.weight"]
+        if not all(all(parts) for parts in sides) or not all(_fit(weight, *parts) for parts in sides):
+            continue
+        terms = {
+            "weight": [sum((back[at].T @ given[at] for given, back in sides), np.zeros(())) for at in range(count)],
+            "bias": [sum((back[at].sum(axis=0) for _, back in sides), np.zeros(())) for at in range(count)],
+        }
+        for name, of_batches in terms.items():
+            scaled = _adding_up(of_batches, gradients.get(f"{module}.{name}"))
+            if scaled:
+                yield f"{module}.{name}", scaled
+
+
+def _fit(weight: Weight, given: Sequence[Values], back: Sequence[Values]) -> bool:
+    """Whether a rank has the whole layer, and as many rows of what it is given as of what comes back to it."""
+    return all(
+        len(rows) == len(rows_back) and (rows_back.shape[1], rows.shape[1]) == weight.shape
+        for rows, rows_back in zip(given, back, strict=True)
+    )
+
+
+def _rows(point: Point | None, count: int) -> list[Values]:
+    """Return the rows of each micro-batch at a linear layer; nothing of other modules, or if some were not kept."""
+    values = point.values if point is not None and point.type == "Linear" and not point.dim else None
+    parts = point.split() if point is not None and values is not None and values.is_whole else []
+    is_of_all = len(parts) == count and values is not None and len(values.shape) > 1
+    return [part.reshape(-1, part.shape[-1]) for part in parts] if is_of_all else []
+
+
+def _adding_up(terms: Sequence[Values], gradient: Weight | None) -> list[Values]:
+    """Return terms times the number with which they add up to a gradient; none if there is no such number."""
+    values = gradient.values if gradient is not None else None
+    whole = sum(terms[1:], terms[0])
+    if values is None or not values.is_whole or whole.shape != values.shape:
+        return []
+    scale = float(np.vdot(whole, values.values) / (np.vdot(whole, whole) or 1.0))
+    is_whole = farthest(scale * whole, values.values) <= STEP * magnitude(values.values)
+    return [scale * term for term in terms] if is_whole else []
