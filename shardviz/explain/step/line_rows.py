@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from shardviz.explain.cause import AtLine, AtPlace
+from typing import Literal
+
+from shardviz.explain.cause import AtLine, AtPlace, Cause
 
 
 class CausalMaskOfPart(AtLine, kind="wrong-value"):
@@ -214,6 +216,34 @@ class TargetsOfOtherMicroBatch(AtLine, kind="wrong-value"):
     how = (
         "take the targets in the order in which micro-batches run{is_reversed:?, such as by pop(0) in place of pop()}, "
         "or keep them by the micro-batch's number"
+    )
+
+
+class RowsWithOtherLabels(Cause, kind="wrong-value"):
+    """The loss compares rows with other labels than the unsharded run does.
+
+    A cross entropy's gradient is negative at each row's label. Labels are cut, ordered, popped or shifted otherwise
+    than the rows: there are as many, so nothing raises. Labels that are shifted after they were cut lack the next
+    part's first one. Labels that the data shifted are shifted again by a loss that does so, too.
+
+    Attributes:
+        what: What a rank's labels are: those of the `next` or the `previous` row, the right ones but at the `ends` of
+            its part, those of other `micro-batches`, the same ones `moved` to other rows, or `other` ones.
+    """
+
+    what: Literal["next", "previous", "ends", "micro-batches", "moved", "other"]
+    why = (
+        "{what:next?Each row is compared with the next row's label: labels are shifted twice"
+        "|{what:previous?Each row is compared with the previous row's label: labels are not shifted"
+        "|{what:ends?The last row of each part has no label, or a wrong one: labels are shifted after they were cut"
+        "|{what:micro-batches?Each micro-batch is compared with the labels of another one: a list is read from its "
+        "end, or filled in another order|{what:moved?Labels and rows are cut or ordered in different ways"
+        "|Each rank makes its labels from its own rows, or takes those of other rows}}}}}"
+    )
+    how = (
+        "{what:next?shift labels once, in the data or in the loss|{what:previous?shift labels once, in the data or in "
+        "the loss|{what:ends?shift labels before you cut them|{what:micro-batches?take the targets in the order in "
+        "which the micro-batches were put in|cut and order labels exactly as the rows that they belong to}}}}"
     )
 
 

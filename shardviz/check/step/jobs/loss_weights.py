@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from shardviz.check.step.trace.traces import in_both
 from shardviz.dump.records.trace import Place
+from shardviz.explain.step.line_rows import RowsWithOtherLabels
 from shardviz.explain.step.losses import MeanOfMeans
 from shardviz.explain.step.scales import LossTimesOwnNumber, RowsTimesOwnNumbers
 from shardviz.explain.templates import number
@@ -39,6 +40,12 @@ if TYPE_CHECKING:
 
 MAX_LISTED = 3
 
+MANY_LABELS = 8
+"""Of fewer labels nothing is said about their order."""
+
+MOST_LABELS = 0.7
+"""Which share of labels are those of the next row if they are shifted: the last of each sequence are not."""
+
 
 def of_unequal_losses(evidence: JobEvidence, judging: Judging) -> Finding | None:
     """Return the finding if ranks' losses, or those of their micro-batches, are multiplied by different numbers.
@@ -56,7 +63,7 @@ def of_unequal_losses(evidence: JobEvidence, judging: Judging) -> Finding | None
     if 2 * sum(bool(gradient.wrong) for gradient in gradients) <= len(gradients):
         return None
     if len(set(every)) < 2:
-        return _of_rows(judging)
+        return _of_rows(judging) or _of_labels(judging)
     ways = (every,) if evidence.is_beside_one else (every, [1 / scale for scale in every if scale])
     is_mean = any(_are_shares(scales_of_way, [*judging.mesh.shape, micro_batches]) for scales_of_way in ways)
     cause = MeanOfMeans(micro_batches=micro_batches * is_of_parts) if is_mean else LossTimesOwnNumber(is_of_parts)
@@ -95,7 +102,7 @@ class LastGradient:
 
 
 def _last_gradients(judging: Judging) -> dict[int, LastGradient]:
-    """Return the gradient of the last output of each rank; none if it isn't known of one."""
+    """Return the gradient of the last output of each rank that has this output; none if it isn't known of one."""
     places = [place for place in judging.judgments if place.what == "gradient of output"]
     if not places:
         return {}
@@ -104,8 +111,10 @@ def _last_gradients(judging: Judging) -> dict[int, LastGradient]:
     of_ranks = {}
     for rank, points in judging.ranks.items():
         point = points.get(last)
-        shard = point.values if point is not None else None
-        if whole is None or point is None or shard is None or not (whole.is_whole and shard.is_whole):
+        if point is None:
+            continue
+        shard = point.values
+        if whole is None or shard is None or not (whole.is_whole and shard.is_whole):
             return {}
         regions = (region for _, region in placements_of(whole.shape, shard.shape, judging.mesh, rank))
         ways = [pair for region in regions if (pair := in_both(whole, shard, region)) is not None]
@@ -133,16 +142,78 @@ def _of_rows(judging: Judging) -> Finding | None:
 
 
 def _factors_of_rows(held: Values, expected: Values, near: float) -> Values | None:
-    """Return the factor of each row that isn't zero; None if one is no multiple, or a row has too few numbers."""
+    """Return the factor of each row that the other job counts; None if one isn't counted, or is no multiple."""
     if held.ndim < 2 or held.shape[-1] < FEW:
         return None
     held, expected = (side.reshape(-1, side.shape[-1]) for side in (held, expected))
     is_some = np.any(expected, axis=1)
+    if not np.array_equal(is_some, np.any(held, axis=1)):
+        return None
     factors = factors_of_rows(held[is_some], expected[is_some])
-    if factors is None or len(factors) < FEW or np.any(held[~is_some]):
+    if factors is None or len(factors) < FEW:
         return None
     off = np.abs(held[is_some] - factors * expected[is_some])
     return factors.ravel() if np.all(off <= near * np.maximum(1.0, np.abs(factors))) else None
+
+
+def _of_labels(judging: Judging) -> Finding | None:
+    """Return the finding if the last output's gradient says that rows are compared with other labels.
+
+    A cross entropy sends back a gradient that is negative at a row's label alone.
+    """
+    odd: dict[int, tuple[NDArray[np.int64], NDArray[np.int64], LastGradient]] = {}
+    for rank, last in _last_gradients(judging).items():
+        pairs = (tuple(map(_labels_in, way)) for way in last.ways)
+        expected, held = next((pair for pair in pairs if pair[0] is not None and pair[1] is not None), (None, None))
+        if expected is None or held is None:
+            return None
+        if not np.array_equal(expected, held):
+            odd[rank] = expected, held, last
+    if not odd:
+        return None
+    rank, (expected, held, last) = next(iter(odd.items()))
+    cause = RowsWithOtherLabels(_relation_of_labels(expected, held, last.point.lengths))
+    row = tuple(np.argwhere(expected != held)[0].tolist())
+    count, had, due = int((expected != held).sum()), *(_label(labels[row]) for labels in (held, expected))
+    sentence = (
+        f"all outputs are right, and the gradient of the last one is negative at other labels than the other job's: of "
+        f"{count} of {held.size} rows on rank {rank}; row {list(row)} has {had}, and in the other job {due}"
+    )
+    return cause.finding("loss", tuple(odd), sentence, kind="wrong-value")
+
+
+IGNORED = -1
+
+
+def _label(label: int) -> str:
+    return "none" if label == IGNORED else f"label {label}"
+
+
+def _labels_in(gradient: Values) -> NDArray[np.int64] | None:
+    """Return the only element of each row that is negative, `IGNORED` for rows of zeros; None if there are others."""
+    if gradient.ndim < 2 or gradient.shape[-1] < FEW:
+        return None
+    is_negative, is_ignored = gradient < 0, ~np.any(gradient, axis=-1)
+    if np.all(is_ignored) or not np.all((is_negative.sum(-1) == 1) | is_ignored):
+        return None
+    return np.where(is_ignored, IGNORED, is_negative.argmax(-1))
+
+
+def _relation_of_labels(
+    expected: NDArray[np.int64], held: NDArray[np.int64], lengths: tuple[int, ...]
+) -> Literal["next", "previous", "ends", "micro-batches", "moved", "other"]:
+    """Return what a rank's labels are of the other job's."""
+    if held.shape[-1] > 1 and held.size >= MANY_LABELS:
+        if np.mean(held[..., :-1] == expected[..., 1:]) > MOST_LABELS > np.mean(held == expected):
+            return "next"
+        if np.mean(held[..., 1:] == expected[..., :-1]) > MOST_LABELS > np.mean(held == expected):
+            return "previous"
+        if np.array_equal(held[..., :-1], expected[..., :-1]):
+            return "ends"
+    own, due = ([part.tolist() for part in np.split(labels, np.cumsum(lengths)[:-1])] for labels in (held, expected))
+    if len(own) > 1 and all(part in due for part in own):
+        return "micro-batches"
+    return "moved" if np.array_equal(np.sort(held, axis=None), np.sort(expected, axis=None)) else "other"
 
 
 def _of_micro_batches(judging: Judging) -> dict[int, tuple[float, ...]]:
