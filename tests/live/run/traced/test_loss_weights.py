@@ -70,7 +70,7 @@ NORMALIZED_ALONE = "((own - own.mean()) / own.std(correction=0))"
 CENTERED, CENTERED_ALONE = "(own - mean_of_all(own))", "(own - own.mean())"
 SHARED = "(own.exp() * 20 / sum_of_all(own.exp()))"
 SHARED_ALONE = "own.softmax(0) * len(own)"
-RANKED_ALONE = "own.argsort().argsort() / len(own)"
+RANKED_ALONE = "(1 + own.argsort().argsort()) / len(own)"
 
 MICRO_BATCHES = """
     rows = range(20)[RANK::WORLD]
