@@ -425,17 +425,23 @@ class MixedShards(Cause):
 
     Attributes:
         lacking: The axes along which copies differ because nothing reduces them; empty if there are none.
+        groups: The ranks that reduce together, if they are neither those of an axis nor those of one part.
+        holders: The ranks that hold each part.
     """
 
     axis: str
     lacking: str = ""
+    groups: tuple[tuple[int, ...], ...] = ()
+    holders: tuple[tuple[int, ...], ...] = ()
     why = (
-        "The reduction runs over all ranks of {axis}, which splits this tensor, and mixes the shards"
-        "{lacking:?. Nothing reduces over {lacking}, along which copies differ}"
+        "{groups:?The reduction runs in the groups {groups:4}, whose ranks hold different parts of this tensor, and "
+        "mixes the parts. The ranks of {holders:4} hold equal ones|The reduction runs over all ranks of {axis}, which "
+        "splits this tensor, and mixes the shards{lacking:?. Nothing reduces over {lacking}, along which copies differ}}"
     )
     how = (
-        "{lacking:?reduce over {lacking} instead of {axis}|leave {axis} out of the reduction's group}: reduce only "
-        "over ranks that hold the same shard"
+        "{groups:?reduce over the ranks that hold the same part: group, _ = torch.distributed."
+        "new_subgroups_by_enumeration([{holders:4}])|{lacking:?reduce over {lacking} instead of {axis}|leave {axis} "
+        "out of the reduction's group}: reduce only over ranks that hold the same shard}"
     )
 
 

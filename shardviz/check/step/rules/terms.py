@@ -61,7 +61,7 @@ from shardviz.explain.step.whole_step import (
     WeightOnSomeRanks,
 )
 from shardviz.explain.templates import number
-from shardviz.groups import the_only
+from shardviz.groups import in_groups, the_only
 from shardviz.layout.dtypes import itemsize
 from shardviz.layout.region import Region, index_of, indices
 from shardviz.relate.measures import (
@@ -236,8 +236,20 @@ def _mixed_in_place_of(comparison: Compared) -> Finding | None:
             axis, of_parts = mixed
             copies = f"copies of the {comparison.what} differ along {' and '.join(lacking)}"
             sentence = f"{copies}, and their {kind} is the {of_parts} over {axis} of different parts"
-            return comparison.finding(MixedShards(axis, " and ".join(lacking)), sentence)
+            cause = (
+                MixedShards(axis, " and ".join(lacking)) if axis not in lacking else _mixed_in_groups(comparison, axis)
+            )
+            return comparison.finding(cause, sentence) if cause is not None else None
     return None
+
+
+def _mixed_in_groups(comparison: Compared, axis: str) -> MixedShards | None:
+    """Return the cause if ranks that have one gradient hold different parts, and those with one part differ."""
+    holders = in_groups((comparison.regions[rank], rank) for rank in comparison.reduced)
+    alike = in_groups((values.tobytes(), rank) for rank, values in comparison.reduced.items())
+    groups = [tuple(ranks) for ranks in alike.values()]
+    are_mixed = all(len({comparison.regions[rank] for rank in ranks}) == len(ranks) > 1 for ranks in groups)
+    return MixedShards(axis, "", tuple(groups), tuple(map(tuple, holders.values()))) if are_mixed else None
 
 
 def check_related(comparison: Compared) -> Finding | None:
