@@ -435,12 +435,12 @@ class MixedShards(Cause):
     holders: tuple[tuple[int, ...], ...] = ()
     why = (
         "{groups:?The reduction runs in the groups {groups:4}, whose ranks hold different parts of this tensor, and "
-        "mixes the parts. The ranks of {holders:4} hold equal ones|The reduction runs over all ranks of {axis}, which "
-        "splits this tensor, and mixes the shards{lacking:?. Nothing reduces over {lacking}, along which copies differ}}"
+        "mixes the parts. Those of {holders:4} hold equal ones|The reduction runs over all ranks of {axis}, which "
+        "splits this tensor, and mixes the shards{lacking:?. Nothing reduces over {lacking}, along which copies "
+        "differ}}"
     )
     how = (
-        "{groups:?reduce over the ranks that hold the same part: group, _ = torch.distributed."
-        "new_subgroups_by_enumeration([{holders:4}])|{lacking:?reduce over {lacking} instead of {axis}|leave {axis} "
+        "{groups:?reduce in new_subgroups_by_enumeration([{holders:4}]), of torch.distributed|{lacking:?reduce over {lacking} instead of {axis}|leave {axis} "
         "out of the reduction's group}: reduce only over ranks that hold the same shard}"
     )
 
