@@ -56,6 +56,34 @@ class DealtToOthers(AtLine, kind="wrong-value"):
     )
 
 
+class CutByOtherSegments(AtLine, kind="wrong-value"):
+    """A fused weight is cut by other segments than the ones into which the model takes its result apart.
+
+    Queries of all heads stand before the keys and values of fewer. Cut into three equal segments, and each of these
+    over the ranks, the weight has the right number of rows on each rank and every row once. The code splits its result
+    into the rank's number of queries, keys and values, which are other rows.
+
+    Attributes:
+        weight: The weight; empty if it isn't known.
+        sizes: The segments into which the unsharded model takes the dim apart.
+        number: How many equal segments ranks have parts of.
+        dim: The weight's dim.
+    """
+
+    weight: str
+    sizes: tuple[int, ...]
+    number: int
+    dim: int
+    why = (
+        "{function} in {place} takes apart what the unsharded model does into segments of {sizes:sum}, and "
+        "{weight:?{weight}|what it is given} is cut into {number} equal segments, each over the ranks"
+    )
+    how = (
+        "cut each of the segments that {place} reads over the n ranks: torch.cat([segment.chunk(n, {dim})[rank] for "
+        "segment in {weight:?{weight}|weight}.split({sizes:list}, {dim})], {dim})"
+    )
+
+
 class CutAsOneWeight(AtPlace, kind="wrong-value"):
     """Several weights are put into one, and that is cut as a whole instead of one by one.
 

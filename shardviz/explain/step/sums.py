@@ -420,8 +420,7 @@ class ZerosOfSomeRanks(Cause):
 class MixedShards(Cause):
     """A reduction runs over ranks that hold different parts of a tensor, and mixes the parts.
 
-    Shards have equal shapes, so a collective over the wrong group adds them without an error. Afterwards every rank
-    has the same numbers, which belong to no part.
+    Shards have equal shapes, so a collective over the wrong group raises nothing, and its sum belongs to no part.
 
     Attributes:
         lacking: The axes along which copies differ because nothing reduces them; empty if there are none.
@@ -440,8 +439,9 @@ class MixedShards(Cause):
         "differ}}"
     )
     how = (
-        "{groups:?reduce in new_subgroups_by_enumeration([{holders:4}]), of torch.distributed|{lacking:?reduce over {lacking} instead of {axis}|leave {axis} "
-        "out of the reduction's group}: reduce only over ranks that hold the same shard}"
+        "{groups:?reduce in groups of torch.distributed.new_subgroups_by_enumeration([{holders:4}])|{lacking:?reduce "
+        "over {lacking} instead of {axis}|leave {axis} out of the reduction's group}: reduce only over ranks that hold "
+        "the same shard}"
     )
 
 

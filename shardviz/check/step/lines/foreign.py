@@ -142,7 +142,10 @@ EMPTY = frozenset(function for function in ROOM if "empty" in function)
 COPYING = frozenset(("cat", "stack", "pad", "clone", "roll", "contiguous"))
 """Moves that read what they are given, though they leave its numbers as they are."""
 
-WRITERS = ("setitem", "getattr", "size", "numel", "len", "zip")
+WRITERS = (
+    *("setitem", "getattr", "size", "numel", "len", "zip"),
+    *("index_copy", "index_put", "scatter", "masked_scatter", "slice_scatter", "select_scatter"),
+)
 """Functions that are given a tensor to write into it, or for something else than its numbers."""
 
 

@@ -27,6 +27,7 @@ from shardviz.check.step.lines.operands import splits
 from shardviz.explain.step.line_reductions import HaloNotSentBack
 from shardviz.explain.step.line_rows import DimsMerged, NeighborLeftOut, PartOfAnotherDim
 from shardviz.explain.step.lines import ReorderedPart, RolledPart, SegmentsOfPart, VarianceOfPart
+from shardviz.explain.step.parts import CutByOtherSegments
 from shardviz.layout.region import indices
 from shardviz.relate.tolerance import ELEMENT, EXACT, SINGLE
 from shardviz.relate.values import error_of, finite_magnitude, is_alike, magnitude, part_of, slices_of
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from shardviz.check.step.lines.calls import Call, Value
     from shardviz.check.step.lines.states import States
     from shardviz.explain.cause import Cause
+    from shardviz.layout.layout import Layout
 
     Arrays = Mapping[int, NDArray[np.float64]]
 
@@ -116,6 +118,8 @@ def cause_of_part(states: States, call: Call, given: str) -> Cause | None:
     if segments is not None:
         weight, rows, dim = _cut(states, call, segments)
         return SegmentsOfPart(call.place, call.function, given, *segments, weight, rows, dim)
+    if (unlike := _unlike_segments(states, call)) is not None:
+        return CutByOtherSegments(call.inner_line.place, call.function, *unlike)
     cause_class = RolledPart if call.function == "roll" else ReorderedPart
     is_own = call.function not in (*MERGES, *COPIES) and _reorders_part(states, call)
     return cause_class(call.inner_line.place, call.function, is_of_rank=False) if is_own else None
@@ -191,24 +195,49 @@ def _is_same_segment(states: States, call: Call, dim: int) -> bool:
     return len(starts) == 2 and all(map(len, starts)) and starts[0][0] * lengths[1] == starts[1][0] * lengths[0]
 
 
+def _unlike_segments(states: States, call: Call) -> tuple[str, tuple[int, ...], int, int] | None:
+    """Return the weight whose result a call takes apart into other segments than it is cut by, these, and how it is."""
+    whole, layout = call.whole, states.forward(call.inputs[0]).layout
+    if whole is None or layout is None or call.function not in PARTS or len(whole.outputs) < 2:
+        return None
+    for dim, chain in enumerate(layout.chains):
+        sizes = tuple(states.lines.wholes[number].shape[dim] for number in whole.outputs)
+        is_apart = sum(sizes) == layout.shape[dim] and len(chain) == 2 and isinstance(chain[0], int)
+        if is_apart and isinstance(chain[0], int) and sizes != (layout.shape[dim] // chain[0],) * chain[0]:
+            name, _, weight_dim = next(_weights_behind(states, call, layout.shape[dim]), ("", None, dim))
+            return name, sizes, chain[0], weight_dim
+    return None
+
+
+def _weights_behind(states: States, call: Call, length: int) -> Iterator[tuple[str, Layout, int]]:
+    """Yield weights that make what a call is given, with what ranks have of each, and the dim of a length."""
+    for maker in states.lines.makers(call.inputs[0]):
+        for value in (value for value in maker.inputs if states.lines.weight_name(value)):
+            layout = states.forward(value).layout
+            for dim, chain in enumerate(layout.chains if layout is not None else ()):
+                if (
+                    layout is not None
+                    and chain
+                    and layout.shape[dim] == length
+                    and states.forward(value).kind == "right"
+                ):
+                    yield states.lines.weight_name(value), layout, dim
+
+
 def _cut(states: States, call: Call, segments: tuple[int, int]) -> tuple[str, str, int]:
     """Return the weight whose result a call takes apart, if each rank has one stretch of a dim, what each has, the dim.
 
     Returns:
         Empty texts, and 0, if no weight makes it, or a rank has anything else.
     """
-    lines = states.lines
-    length = lines.wholes[call.whole.inputs[0]].shape[segments[0]] if call.whole is not None else 0
-    for maker in lines.makers(call.inputs[0]):
-        for value in (value for value in maker.inputs if lines.weight_name(value)):
-            layout = states.forward(value).layout
-            dims = [dim for dim in _stretched(states, value) if layout is not None and layout.shape[dim] == length]
-            if layout is not None and states.forward(value).kind == "right" and dims:
-                word = "rows" if dims[0] == 0 else "columns"
-                held = {rank: spans_of(indices(region.dims[dims[0]]).tolist()) for rank, region in layout.regions()}
-                first = {rank: spans[0] for rank, spans in held.items() if spans}
-                texts = (f"rank {rank} has {word} {start}-{stop - 1}" for rank, (start, stop) in first.items())
-                return lines.weight_name(value), listed(texts, MOST_LISTED), dims[0]
+    length = states.lines.wholes[call.whole.inputs[0]].shape[segments[0]] if call.whole is not None else 0
+    for name, layout, dim in _weights_behind(states, call, length):
+        if isinstance(layout.chains[dim][0], str):
+            word = "rows" if dim == 0 else "columns"
+            held = {rank: spans_of(indices(region.dims[dim]).tolist()) for rank, region in layout.regions()}
+            first = {rank: spans[0] for rank, spans in held.items() if spans}
+            texts = (f"rank {rank} has {word} {start}-{stop - 1}" for rank, (start, stop) in first.items())
+            return name, listed(texts, MOST_LISTED), dim
     return "", "", 0
 
 
