@@ -39,7 +39,7 @@ from shardviz.check.step.rules.all_gradients import check_norm, of_all_gradients
 from shardviz.check.step.rules.factors import check_scale, check_unreduced, check_whole_sequence
 from shardviz.check.step.rules.losses import check_function, check_mean_of_means, check_scalar, check_statistic, is_loss
 from shardviz.check.step.rules.narrow import check_narrow_sums, check_small_factor, other_scale
-from shardviz.check.step.rules.summands import of_loss_terms, of_micro_batches
+from shardviz.check.step.rules.summands import of_loss_terms, of_micro_batches, reduced_as_others
 from shardviz.check.step.rules.terms import (
     check_order,
     check_other_layers,
@@ -319,7 +319,7 @@ def check_step(dump: Dump, earlier: Sequence[Finding], told_right: dict[Place, b
         if id(comparison) not in not_compared:
             told_right[Place("step", comparison.role, comparison.name)] = comparison.is_told_right
     yield from (finding for _, finding in results if isinstance(finding, NotChecked))
-    pairs = [(result, finding) for result, finding in results if isinstance(finding, Finding)]
+    pairs = reduced_as_others([(result, finding) for result, finding in results if isinstance(finding, Finding)])
     for rule in (of_all_gradients, of_micro_batches, of_loss_terms):
         remaining, of_several = rule(evidence, pairs)
         yield from _with_folded(of_several, pairs, remaining)

@@ -31,7 +31,7 @@ from shardviz.check.step.jobs.line_values import add_lines
 from shardviz.check.step.jobs.loss_weights import of_unequal_losses, terms_of_micro_batches
 from shardviz.check.step.jobs.starts import coarsest_of
 from shardviz.check.step.rules.all_gradients import of_all_gradients
-from shardviz.check.step.rules.summands import of_micro_batches
+from shardviz.check.step.rules.summands import of_micro_batches, reduced_as_others
 from shardviz.check.step.run import explained, seen_in
 from shardviz.check.step.trace.calls import Call, is_within
 from shardviz.check.step.trace.divergence import Divergence, blamed_by_weights, first_in_backward, first_in_forward
@@ -336,9 +336,8 @@ def findings_on(evidence: JobEvidence, judging: Judging, reference_name: str) ->
         (result, seen_in(result, finding)) for result in evidence.results for finding in explained(evidence, result)
     ]
     yield from (finding for _, finding in results if isinstance(finding, NotChecked))
-    pairs, of_all = of_all_gradients(
-        evidence, [(result, finding) for result, finding in results if isinstance(finding, Finding)]
-    )
+    pairs = reduced_as_others([(result, finding) for result, finding in results if isinstance(finding, Finding)])
+    pairs, of_all = of_all_gradients(evidence, pairs)
     clipped = of_size_before(evidence, evidence.clips) or by_another_norm(evidence, evidence.clips)
     clipped = clipped or (scaled_by_owners(evidence) if pairs and first is None else None)
     if clipped is not None:

@@ -68,6 +68,7 @@ from shardviz.dump.records.trace import STEP, Place
 from shardviz.explain.checkpoints.conversion import NarrowedOnTheWay
 from shardviz.explain.placement.splits import SameShard
 from shardviz.explain.placement.values import RepeatedDraw
+from shardviz.explain.step.forward import PartOfAnotherRank
 from shardviz.explain.step.modules import UnexplainedModule
 from shardviz.explain.step.two_jobs import DifferentWeights
 from shardviz.explain.step.whole_step import (
@@ -236,7 +237,8 @@ def _compare(reference: WholeJob, job: WholeJob) -> Attempt:
     if drifts and attempt.difference.departures and not attempt.is_explained:
         return Attempt(_not_compared(DIFFERS_AFTER_DRIFT), is_complete=False)
     first = next(iter(attempt.difference.departures), None)
-    if first is not None and isinstance(first.explanation, UnexplainedModule):  # a sum of different rows, as a lookup's
+    # A sum of different rows, as a lookup's, or a layer's part of other rows than its peers have.
+    if first is not None and isinstance(first.explanation, UnexplainedModule | PartOfAnotherRank):
         peers = rows_of_peers(reference, job, weights)
         if peers is not None:
             clause = f"ranks along {peers.axis} were given different rows; {first.place} is the first wrong module"

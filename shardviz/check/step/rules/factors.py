@@ -408,9 +408,6 @@ def check_unreduced(comparison: Compared, evidence: Evidence | None = None) -> F
     reduction, over, ratio = missing
     if ratio != 1 and len(comparison.wrong) < len(comparison.values):
         return None  # a rank that has the whole gradient has not just its own part of it
-    axes = " and ".join(over)
-    low, high, worst = _farthest(comparison, comparison.mesh.groups(comparison.copies_differ_along[0]))
-    whole = comparison.whose if ratio == 1 else f"{times_text(ratio)} {comparison.whose}"
     op = TORCH_OPS[reduction]
     cause: Cause = OutputNotReduced(over, op)
     if comparison.role == "grad":
@@ -423,12 +420,20 @@ def check_unreduced(comparison: Compared, evidence: Evidence | None = None) -> F
         batch = evidence.batch if evidence is not None else None
         if ratio != 1:  # two things are wrong, and mending one of them leaves the other
             cause = replace(cause, ratio=ratio, rest=cause_of_ratio(comparison, ratio, over, batch))
+    return unreduced_finding(cause, Unreduced(comparison, reduction, over, ratio))
+
+
+def unreduced_finding(cause: Cause, unreduced: Unreduced) -> Finding:
+    """Return the finding of copies that a reduction makes right."""
+    comparison, axes = unreduced.comparison, " and ".join(unreduced.axes)
+    low, high, worst = _farthest(comparison, comparison.mesh.groups(comparison.copies_differ_along[0]))
+    whole = comparison.whose if unreduced.ratio == 1 else f"{times_text(unreduced.ratio)} {comparison.whose}"
     return comparison.finding(
         cause,
         f"the {comparison.what} differs along {axes}: {apart_text(low, high, worst)}",
-        details=(f"their {reduction} is {whole}",),
-        held=own_part(reduction, over),
-    ).seen_in(Unreduced(comparison, reduction, over, ratio))
+        details=(f"their {unreduced.kind} is {whole}",),
+        held=own_part(unreduced.kind, unreduced.axes),
+    ).seen_in(unreduced)
 
 
 def _style(evidence: Evidence, comparison: Compared, axes: Sequence[str]) -> str:
@@ -455,7 +460,7 @@ def _style(evidence: Evidence, comparison: Compared, axes: Sequence[str]) -> str
 def _among_holders(comparison: Compared) -> Finding | None:
     """Return the finding if a reduction over the ranks that hold the same part, fewer than along any axis, is right."""
     holders = comparison.holders
-    if comparison.role != "grad" or max(map(len, holders), default=0) < 2:
+    if comparison.role != "grad" or len(holders) < 2 or max(map(len, holders)) < 2:
         return None
     low, high, worst = _farthest(comparison, holders)
     reduction = reduction_among_holders(comparison) if worst > comparison.tolerance else None

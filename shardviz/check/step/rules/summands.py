@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.comparison import Compared, whole_of
+from shardviz.check.step.rules.factors import Unreduced, unreduced_finding
 from shardviz.dump.records.step import of_loss_term, of_micro_batch
 from shardviz.explain.step.gradients import (
     LostMicroBatches,
@@ -26,11 +27,12 @@ from shardviz.explain.step.gradients import (
     UnequalMicroBatches,
 )
 from shardviz.explain.step.losses import MiscountedTerm, TermOfPart
+from shardviz.explain.step.sums import GradientNotReduced
 from shardviz.explain.templates import number, times_text
 from shardviz.groups import the_only
 from shardviz.layout.dtypes import itemsize
 from shardviz.relate.factors import ratio_near
-from shardviz.relate.measures import columns_of, weights_between
+from shardviz.relate.measures import Reduction, columns_of, reduced_over, weights_between
 from shardviz.relate.tolerance import FITTED, MANY, TELLING, near_ratio
 from shardviz.relate.values import magnitude
 from shardviz.text import listed
@@ -265,3 +267,25 @@ def _miscounted(evidence: Evidence, weights: Sequence[Fraction], names: list[str
         f"in all wrong gradients {times} in the unsharded model",
         details=(f"these are {listed(names, MAX_TERMS)}",),
     )
+
+
+def reduced_as_others(pairs: Sequence[Found]) -> list[Found]:
+    """Return findings, with the cause of the others for copies whose sum is 0 but for rounding: so is their mean."""
+    explained = {finding.explanation for _, finding in pairs if isinstance(finding.explanation, GradientNotReduced)}
+    cause = the_only(explained)
+    if cause is None or cause.ratio != 1:
+        return list(pairs)
+    kind: Reduction = "mean" if cause.op == "AVG" else "sum"
+    fits = {result.name for result, _ in pairs if _fits_zeros(result, kind, cause.axes)}
+    return [
+        (result, unreduced_finding(cause, Unreduced(result, kind, cause.axes)) if result.name in fits else finding)
+        for result, finding in pairs
+    ]
+
+
+def _fits_zeros(result: Compared, kind: Reduction, axes: tuple[str, ...]) -> bool:
+    is_zero = result.role == "grad" and magnitude(result.wanted) <= result.tolerance
+    if not is_zero or not {*axes} <= {*result.copies_differ_along}:
+        return False
+    reduced = reduced_over(result, kind, axes)
+    return bool(reduced) and all(result.is_right(rank, values) for rank, values in reduced.items())
