@@ -97,17 +97,19 @@ class PositionsStartAgain(Cause):
     Attributes:
         module: The first module whose output shows it.
         axis: The axes that fit: `cp or tp`.
+        are_tokens_right: Whether ranks are known to have different tokens.
     """
 
     module: str
     axis: str
+    are_tokens_right: bool = False
     why = (
         "Every rank along {axis} counts the positions for {module:called} from 0",
-        "Every rank gets the same part of the sequence",
+        "{are_tokens_right:?|Every rank gets the same part of the sequence}",
     )
     how = (
         "give {module:called} the tokens' positions in the whole sequence",
-        "cut the sequence by the rank's own coordinate along {axis}",
+        "{are_tokens_right:?|cut the sequence by the rank's own coordinate along {axis}}",
     )
 
 

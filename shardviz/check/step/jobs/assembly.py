@@ -6,7 +6,7 @@ ranks of one job draw can: they must keep the same elements of copies, and other
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import permutations
 from typing import TYPE_CHECKING
@@ -44,6 +44,7 @@ from shardviz.dump.records.step import NoiseRecord, of_micro_batch
 from shardviz.dump.records.tensors import Body, FlatRecord, LayoutRecord, MeshRecord, TensorRecord
 from shardviz.dump.records.trace import LinesRecord, Place
 from shardviz.explain.finding import Finding
+from shardviz.explain.step.forward import PositionsStartAgain, RepeatedParts
 from shardviz.explain.step.modules import LayerOnTwoStages, UnexplainedInput
 from shardviz.explain.step.whole_step import DifferentMasks, IdenticalMasks, UnexplainedForward
 from shardviz.layout.placements import Replicate, Shard
@@ -377,6 +378,11 @@ def _in_forward(
         name, tuple(sorted(call.points)), f"its step differs from that of {reference_name}", generic=True
     )
     finding = of_output(evidence, first, base)
+    repeated = finding.explanation
+    if isinstance(repeated, RepeatedParts) and repeated.is_batch and first.module:  # the batch was compared
+        is_of_positions = judging.whole[Place(call.module, call.number, "output", 0)].type == "Embedding"
+        positions = PositionsStartAgain(name, repeated.axes, are_tokens_right=True)
+        return finding.because(positions if is_of_positions else replace(repeated, is_batch=False))
     stages = _stages_of(judging, call) if isinstance(finding.explanation, UnexplainedInput) else None
     return finding if stages is None else finding.because(LayerOnTwoStages(name, *stages))
 

@@ -18,6 +18,7 @@ from shardviz.check.step.departure import Beside, Departure, StepDifference, dep
 from shardviz.check.step.jobs.assembly import JobEvidence, assembled, findings_on
 from shardviz.check.step.jobs.averages import averages_of, with_copies_before
 from shardviz.check.step.jobs.buffers import buffers_of, unseen_buffers, with_buffer_read, with_buffers_before
+from shardviz.check.step.jobs.changed_inputs import rounded_input
 from shardviz.check.step.jobs.gradients import OUTSIDE_MODULES, clips_of, unclipped, with_kept_gradients, with_own_clips
 from shardviz.check.step.jobs.later_outputs import later_outputs_of
 from shardviz.check.step.jobs.line_values import OrderInCalls
@@ -38,8 +39,7 @@ from shardviz.check.step.jobs.other_steps import (
     later_steps_of,
 )
 from shardviz.check.step.jobs.paddings import paddings_of, with_padding_read
-from shardviz.check.step.jobs.rounded_inputs import rounded_input
-from shardviz.check.step.jobs.rows import rows_of_jobs, rows_of_peers
+from shardviz.check.step.jobs.rows import Rows, rows_of_jobs, rows_of_peers
 from shardviz.check.step.jobs.rows_of_steps import with_other_steps
 from shardviz.check.step.jobs.starts import (
     Belonging,
@@ -59,12 +59,11 @@ from shardviz.check.step.trace.calls import parted_modules
 from shardviz.check.step.trace.judging import Judging
 from shardviz.check.step.trace.traces import (
     JobTrace,
-    Point,
     counts_per_forward,
     largest_of,
     trace_of,
 )
-from shardviz.dump.records.trace import STEP, Place
+from shardviz.dump.records.trace import STEP
 from shardviz.explain.checkpoints.conversion import NarrowedOnTheWay
 from shardviz.explain.placement.splits import SameShard
 from shardviz.explain.placement.values import RepeatedDraw
@@ -86,15 +85,11 @@ from shardviz.text import counted, fold, listed, named_ranks
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from numpy.typing import NDArray
-
     from shardviz.dump.dump import Dump
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
 
 MAX_LISTED = 3
-MAX_ROWS = 1 << 24
-"""No longer tensor is put into the order of another job's rows."""
 TWO_PIPELINES = (
     "the step, module by module: both jobs are pipelines; compare each with a job without stages: shardviz run --trace "
     "-o one -- python train.py"
@@ -232,7 +227,7 @@ def _compare(reference: WholeJob, job: WholeJob) -> Attempt:
     left_out += (
         [NotChecked("", DRIFTED.format(counted(len(drifts), "weight"), max(drifts.values())), "step")] if drifts else []
     )
-    judging = Judging({}, {}, job.mesh) if rows.not_joined else _judging(reference, job, rows.order, drifts)
+    judging = Judging({}, {}, job.mesh) if rows.not_joined else _judging(reference, job, rows, drifts)
     attempt = _step_of(reference, job, judging, replace(weights, order=order), left_out)
     if drifts and attempt.difference.departures and not attempt.is_explained:
         return Attempt(_not_compared(DIFFERS_AFTER_DRIFT), is_complete=False)
@@ -289,40 +284,22 @@ def _relation_of(weight: OtherWeight) -> tuple[str, Cause]:
     return how if np.isfinite(weight.apart) else "fits no part of the other job's", DifferentWeights(of_jobs=True)
 
 
-def _judging(
-    reference: WholeJob, job: WholeJob, order: NDArray[np.int64] | None, drifts: Mapping[str, float]
-) -> Judging:
+def _judging(reference: WholeJob, job: WholeJob, rows: Rows, drifts: Mapping[str, float]) -> Judging:
     counts = counts_per_forward(reference.counts)
     parted = parted_modules(reference.ranks) | parted_modules(job.ranks)
     counts = {name: count for name, count in counts.items() if name not in parted}
     of_ranks = {rank: own.points(counts, rows=reference.rows(counts)) for rank, own in job.ranks.items()}
     choices = reference.choices(counts, job.rows(counts))
-    if order is not None:
+    if rows.order is not None or rows.columns is not None:
+        parts = {place: [own[place].values for own in of_ranks.values() if place in own] for place in choices}
         choices = {
-            place: [(way, _reordered(point, place, of_ranks, order)) for way, point in ways]
+            place: [(way, rows.as_ranks_have(point, parts[place])) for way, point in ways]
             for place, ways in choices.items()
         }
     whole = chosen(choices, of_ranks, job.mesh)
     of_modules = in_groups((name.rpartition(".")[0], far) for name, far in drifts.items())
     drifted = {module: max(all_far) for module, all_far in of_modules.items()}
     return Judging(whole, of_ranks, job.mesh, coarsest=coarsest_of((reference, job)), drifted=drifted)
-
-
-def _reordered(
-    point: Point, place: Place, ranks: Mapping[int, Mapping[Place, Point]], order: NDArray[np.int64]
-) -> Point:
-    """Return a point with its rows as the ranks have them, if they share its rows."""
-    whole, dim = point.values, point.dim
-    parts = [own[place].values for own in ranks.values() if place in own]
-    if whole is None or len(whole.shape) <= dim:
-        return point
-    size = whole.shape[dim]
-    is_shared = any(part is not None and part.shape[dim : dim + 1] < (size,) for part in parts)
-    if not is_shared or not len(order) <= size <= MAX_ROWS or size % len(order):
-        return point
-    per_row = size // len(order)
-    rows = (order[:, None] * per_row + np.arange(per_row)).ravel()
-    return replace(point, values=whole.reordered(rows, dim))
 
 
 def _step_of(

@@ -46,9 +46,11 @@ class OrderInCalls:
     @staticmethod
     def of(rows: Rows, reference: JobTrace, job: JobTrace) -> OrderInCalls | None:
         """Return which rows ranks have in a call; None if a call has rows of several calls of one process."""
-        if rows.order is None:
+        if rows.order is None and rows.columns is None:
             return OrderInCalls()
         num_calls = the_only({_num_calls(of_rank) for each in (reference, job) for of_rank in each.ranks.values()}) or 0
+        if rows.order is None:
+            return OrderInCalls(rows.columns, rows.num_shares, num_calls == 1)
         if not num_calls or len(rows.order) % (rows.num_shares * num_calls):
             return None
         calls = rows.order.reshape(rows.num_shares, num_calls, -1).swapaxes(0, 1).reshape(num_calls, -1)

@@ -15,24 +15,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardviz.check.step.jobs.changed_inputs import normalized_rows
+from shardviz.check.step.jobs.row_order import column_orders, in_column_order, in_row_order
 from shardviz.check.step.jobs.starts import Weights, split_of
 from shardviz.check.step.trace.calls import with_first_module
 from shardviz.check.step.trace.traces import Kept, OfRank, Point, counts_per_forward, joined_along, largest_of
 from shardviz.dump.records.trace import Place, What
 from shardviz.explain.step.whole_step import (
     DifferentBatch,
-    NormalizedByOwnRows,
     RowsOfPeers,
     RowsPairedOtherwise,
     SharedRows,
     WholeBatchPerRank,
 )
-from shardviz.explain.templates import number
 from shardviz.groups import the_only
 from shardviz.layout.mesh import Mesh, ranks_by
 from shardviz.layout.splits import axes_in
 from shardviz.relate.orders import places_of
-from shardviz.relate.tolerance import FEW, LEAST_STATISTIC
 from shardviz.text import join_numbers, listed, named_ranks
 
 if TYPE_CHECKING:
@@ -55,9 +54,10 @@ class Rows:
 
     Attributes:
         order: The first job's rows in the order in which ranks have them; None if that is their own.
+        columns: The tokens of its sequences in that order; None if that is their own.
         problem: In what the batches differ, in a sentence; empty if they do not.
         not_joined: How ranks share the batch, if that is right and their parts cannot be put together; else empty.
-        num_shares: Among how many ranks with different rows `order` is divided.
+        num_shares: Among how many ranks with different rows, or columns, the order is divided.
         cause: Why they differ.
     """
 
@@ -66,6 +66,16 @@ class Rows:
     not_joined: str = ""
     num_shares: int = 1
     cause: Cause = field(default_factory=lambda: DifferentBatch(of_jobs=True))
+    columns: NDArray[np.int64] | None = None
+
+    def as_ranks_have(self, point: Point, parts: Sequence[Kept | None]) -> Point:
+        """Return what one process has at a place in the order of what ranks have there."""
+        values = point.values
+        if values is not None and self.order is not None:
+            values = in_row_order(values, point.dim, parts, self.order)
+        if values is not None and self.columns is not None:
+            values = in_column_order(values, parts, self.columns)
+        return replace(point, values=values)
 
 
 def rows_of_jobs(reference: WholeJob, job: WholeJob) -> Rows:
@@ -107,6 +117,8 @@ def rows_of(whole_batch: list[Kept], batches: Mapping[int, list[Kept]], mesh: Me
     inputs = list(zip(whole_batch, *batches.values(), strict=False)) if batches else []
     if not inputs or _are_split(whole_batch, batches, mesh):
         return Rows()
+    if (shared := _shared_columns(whole_batch, batches, mesh)) is not None:
+        return shared
     of_rows = [each for each in inputs if _are_of_rows(*each)] or inputs[:1]
     whole, *of_ranks = max(of_rows, key=lambda each: math.prod(each[0].shape[1:]))
     given = dict(zip(batches, of_ranks, strict=True))
@@ -120,8 +132,8 @@ def rows_of(whole_batch: list[Kept], batches: Mapping[int, list[Kept]], mesh: Me
         lengths = f"{given[unknown[0]].shape[1]} of {whole.shape[1]}"
         sentence = f"rank {unknown[0]} was given the other job's rows padded or cut to a length of its own"
         return Rows(not_joined=f"{sentence}, {lengths}")
-    if unknown and (normalized := _normalized(whole, given)) is not None:
-        return normalized
+    if unknown and (normalized := normalized_rows(whole, given)) is not None:
+        return Rows(problem=normalized[0], cause=normalized[1])
     if unknown:
         shapes = f"{list(given[unknown[0]].shape)} and {list(whole.shape)}"
         text = f"rank {unknown[0]} was given rows that the other job's batch doesn't have (shapes {shapes})"
@@ -160,58 +172,21 @@ def rows_of(whole_batch: list[Kept], batches: Mapping[int, list[Kept]], mesh: Me
     return Rows(np.array(every, np.int64), num_shares=len(parts))
 
 
-def _normalized(whole: Kept, given: Mapping[int, Kept]) -> Rows | None:
-    """Return that ranks have the other job's rows with another factor and offset for each column; None if not.
+def _shared_columns(whole_batch: list[Kept], batches: Mapping[int, list[Kept]], mesh: Mesh) -> Rows | None:
+    """Return how ranks share the tokens of the first input, in whatever order; None if each has all of a row's.
 
-    The rows that a rank has are then not known by their values. Ranks have runs of rows, or every so many.
+    The other inputs, such as positions, are those of the same tokens, or the first wrong module is given them.
     """
-    if not all(each.is_whole and "float" in each.dtype for each in (whole, *given.values())):
+    whole, *parts = next(zip(whole_batch, *batches.values(), strict=False))
+    if len(whole.shape) < 2 or not any(part.shape[1:2] < whole.shape[1:2] for part in parts):
         return None
-    shares = list({part.values.tobytes(): part.values for part in given.values()}.values())
-    size, rest = divmod(len(whole.values), len(shares))
-    if rest or len(shares) < 2 or any(share.shape != (size, *whole.shape[1:]) for share in shares):
-        return None
-    for every in (np.split(whole.values, len(shares)), [whole.values[at :: len(shares)] for at in range(len(shares))]):
-        for dim in sorted({1, whole.values.ndim - 1} & {*range(1, whole.values.ndim)}):
-            pairs = zip(every, shares, strict=True)
-            fits = [fit for rows, share in pairs if (fit := _fit_of_columns(rows, share, dim)) is not None]
-            if len(fits) == len(shares):
-                is_own = any(not np.allclose(fit, fits[0], LEAST_STATISTIC, LEAST_STATISTIC) for fit in fits)
-                return Rows(problem=_normalized_text(fits, dim, given), cause=NormalizedByOwnRows(is_own))
+    given = {rank: [part] for rank, part in zip(batches, parts, strict=True)}
+    if _are_split([whole], given, mesh):
+        return Rows()
+    for columns, num_shares in column_orders(whole.shape[1], mesh):
+        if _are_split([in_column_order(whole, parts, columns)], given, mesh):
+            return Rows(columns=columns, num_shares=num_shares)
     return None
-
-
-def _normalized_text(fits: Sequence[NDArray[np.float64]], dim: int, given: Mapping[int, Kept]) -> str:
-    """Say what ranks have of the other job's rows, with the numbers of the first two that differ."""
-    at = int(np.argmax(np.abs(fits[0] - fits[1]).max(axis=0)))
-    first = min(given)
-    rank = next((rank for rank, part in given.items() if not np.array_equal(part.values, given[first].values)), first)
-    texts = [
-        f"{number(factors[at])} times the other job's {'+' if offsets[at] >= 0 else '-'} {number(abs(offsets[at]))} on "
-        f"rank {which}"
-        for which, (factors, offsets) in zip((first, rank), fits, strict=False)
-    ]
-    place = f"index {at} of dim {dim}"
-    return f"its ranks were given the other job's rows, scaled and shifted: {place} is {' and '.join(texts)}"
-
-
-def _fit_of_columns(rows: NDArray[np.float64], share: NDArray[np.float64], dim: int) -> NDArray[np.float64] | None:
-    """Return factors and offsets along a dim that make a rank's rows of the other job's; None if none do.
-
-    A column of two different numbers has such a factor by chance; more of them prove it. Statistics of other rows have
-    another mean, too: factors alone come from something else.
-    """
-    columns, held = (np.moveaxis(values, dim, 0).reshape(values.shape[dim], -1) for values in (rows, share))
-    centered, held_centered = (values - values.mean(1, keepdims=True) for values in (columns, held))
-    squares = np.sum(centered**2, 1)
-    factors = np.divide(np.sum(centered * held_centered, 1), squares, out=np.zeros_like(squares), where=squares > 0)
-    off = np.abs(held_centered - factors[:, None] * centered).max(initial=0.0)
-    num_proofs = sum(max(len(np.unique(column)) - 2, 0) for column in columns)
-    if num_proofs < FEW or np.any(factors < 0) or off > LEAST_STATISTIC * np.abs(held_centered).max(initial=0.0):
-        return None
-    offsets = held.mean(1) - factors * columns.mean(1)
-    is_shifted = np.any(np.abs(offsets) > LEAST_STATISTIC * np.abs(held).max(initial=0.0))
-    return np.stack([factors, offsets]) if is_shifted else None
 
 
 def _paired_otherwise(shares: Mapping[int, tuple[int, ...]], others: Sequence[Sequence[Kept]]) -> Rows | None:

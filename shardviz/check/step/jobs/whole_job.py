@@ -165,7 +165,10 @@ def mesh_of_job(dump: Dump, job: JobTrace) -> Mesh:
 
 
 def mesh_of_groups(groups: Iterable[tuple[str, tuple[int, ...]]], num_ranks: int) -> Mesh | None:
-    """Return the mesh along whose axes groups run: each divides all ranks, two cross in one."""
+    """Return the mesh along whose axes groups run: each divides all ranks, two cross in one.
+
+    If groups of one kind are all there is, the axis that crosses them has no groups of its own.
+    """
     by_axis: dict[str, set[tuple[int, ...]]] = {}
     for axis, ranks in groups:
         by_axis.setdefault(axis, set()).add(ranks)
@@ -177,6 +180,12 @@ def mesh_of_groups(groups: Iterable[tuple[str, tuple[int, ...]]], num_ranks: int
             mesh = _crossing(axes, [kinds[axis] for axis in axes], num_ranks)
             if mesh is not None:
                 return mesh
+    for axis in names:
+        crossing = frozenset(zip(*sorted(kinds[axis]), strict=True))
+        other = f"of_{len(next(iter(crossing)))}"
+        mesh = _crossing((other if other != axis else f"{other}_2", axis), [crossing, kinds[axis]], num_ranks)
+        if mesh is not None:
+            return mesh
     return None
 
 

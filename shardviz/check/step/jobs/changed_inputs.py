@@ -1,4 +1,4 @@
-"""Inputs of a module that one job rounds to a narrower dtype, and what the module computes of them that is far off.
+"""Inputs that one job changes: a batch that ranks normalize by their own rows, or inputs of a module that are rounded.
 
 Rounding a batch takes what modules return as far as narrow numbers are apart. It takes the sine of a timestep, or a
 position's angle, anywhere: a bfloat16 has no 275.
@@ -15,19 +15,23 @@ from shardviz.check.step.trace.calls import is_within
 from shardviz.check.step.trace.judging import BAD
 from shardviz.check.step.trace.traces import in_both
 from shardviz.explain.step.modules import RoundedInput
+from shardviz.explain.step.whole_step import NormalizedByOwnRows
+from shardviz.explain.templates import number
 from shardviz.layout.layout import Layout
 from shardviz.layout.placements import Partial, Shard, StridedShard
 from shardviz.relate.casts import is_narrower, rounded
+from shardviz.relate.tolerance import FEW, LEAST_STATISTIC
 from shardviz.relate.values import farthest, magnitude
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from shardviz.check.step.evidence import Evidence
     from shardviz.check.step.jobs.whole_job import WholeJob
     from shardviz.check.step.trace.judging import Judging
+    from shardviz.check.step.trace.traces import Kept
     from shardviz.dump.records.trace import Place
     from shardviz.explain.finding import Finding
     from shardviz.layout.placements import Placement
@@ -110,3 +114,57 @@ def _pairs(judging: Judging, place: Place, layout: tuple[Placement, ...]) -> Pai
         if pair is not None:
             pairs[rank] = pair
     return pairs
+
+
+def normalized_rows(whole: Kept, given: Mapping[int, Kept]) -> tuple[str, NormalizedByOwnRows] | None:
+    """Say that ranks have the other job's rows with another factor and offset for each column, and why; None if not.
+
+    The rows that a rank has are then not known by their values. Ranks have runs of rows, or every so many.
+    """
+    if not all(each.is_whole and "float" in each.dtype for each in (whole, *given.values())):
+        return None
+    shares = list({part.values.tobytes(): part.values for part in given.values()}.values())
+    size, rest = divmod(len(whole.values), len(shares))
+    if rest or len(shares) < 2 or any(share.shape != (size, *whole.shape[1:]) for share in shares):
+        return None
+    for every in (np.split(whole.values, len(shares)), [whole.values[at :: len(shares)] for at in range(len(shares))]):
+        for dim in sorted({1, whole.values.ndim - 1} & {*range(1, whole.values.ndim)}):
+            pairs = zip(every, shares, strict=True)
+            fits = [fit for rows, share in pairs if (fit := _fit_of_columns(rows, share, dim)) is not None]
+            if len(fits) == len(shares):
+                is_own = any(not np.allclose(fit, fits[0], LEAST_STATISTIC, LEAST_STATISTIC) for fit in fits)
+                return _normalized_text(fits, dim, given), NormalizedByOwnRows(is_own)
+    return None
+
+
+def _normalized_text(fits: Sequence[NDArray[np.float64]], dim: int, given: Mapping[int, Kept]) -> str:
+    """Say what ranks have of the other job's rows, with the numbers of the first two that differ."""
+    at = int(np.argmax(np.abs(fits[0] - fits[1]).max(axis=0)))
+    first = min(given)
+    rank = next((rank for rank, part in given.items() if not np.array_equal(part.values, given[first].values)), first)
+    texts = [
+        f"{number(factors[at])} times the other job's {'+' if offsets[at] >= 0 else '-'} {number(abs(offsets[at]))} on "
+        f"rank {which}"
+        for which, (factors, offsets) in zip((first, rank), fits, strict=False)
+    ]
+    place = f"index {at} of dim {dim}"
+    return f"its ranks were given the other job's rows, scaled and shifted: {place} is {' and '.join(texts)}"
+
+
+def _fit_of_columns(rows: NDArray[np.float64], share: NDArray[np.float64], dim: int) -> NDArray[np.float64] | None:
+    """Return factors and offsets along a dim that make a rank's rows of the other job's; None if none do.
+
+    A column of two different numbers has such a factor by chance; more of them prove it. Statistics of other rows have
+    another mean, too: factors alone come from something else.
+    """
+    columns, held = (np.moveaxis(values, dim, 0).reshape(values.shape[dim], -1) for values in (rows, share))
+    centered, held_centered = (values - values.mean(1, keepdims=True) for values in (columns, held))
+    squares = np.sum(centered**2, 1)
+    factors = np.divide(np.sum(centered * held_centered, 1), squares, out=np.zeros_like(squares), where=squares > 0)
+    off = np.abs(held_centered - factors[:, None] * centered).max(initial=0.0)
+    num_proofs = sum(max(len(np.unique(column)) - 2, 0) for column in columns)
+    if num_proofs < FEW or np.any(factors < 0) or off > LEAST_STATISTIC * np.abs(held_centered).max(initial=0.0):
+        return None
+    offsets = held.mean(1) - factors * columns.mean(1)
+    is_shifted = np.any(np.abs(offsets) > LEAST_STATISTIC * np.abs(held).max(initial=0.0))
+    return np.stack([factors, offsets]) if is_shifted else None
