@@ -140,7 +140,7 @@ def test_an_import_that_never_ends_is_one_clear_line(tmp_path: Path) -> None:
     assert hint.startswith("Hint: run `python -X importtime")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL, *at_night([signal.SIGTERM])])
+@pytest.mark.parametrize("number", [signal.SIGKILL, *at_night([signal.SIGINT, signal.SIGTERM])])
 def test_a_launcher_that_is_stopped_leaves_nothing_running(tmp_path: Path, number: int) -> None:
     note = tmp_path / "note"
     launcher = script(tmp_path, f"launch('tests.live.world_tasks:sleep_with_a_child', ({str(note)!r},), num_ranks=2)")
@@ -174,14 +174,18 @@ def test_a_server_that_was_prepared_in_vain_ends_with_its_launcher(tmp_path: Pat
     assert (stderr, is_running(int(stdout))) == ("", False)
 
 
-def test_ctrl_c_while_ranks_hang_says_where_they_are(tmp_path: Path) -> None:
+def test_ctrl_c_while_ranks_hang_says_where_they_are_and_leaves_nothing_running(tmp_path: Path) -> None:
     note = tmp_path / "note"
     soon = "from shardviz.live.world import launching; launching.LONG = 0.0\n"
     task = f"launch('tests.live.world_tasks:sleep_with_a_child', ({str(note)!r},), num_ranks=2)"
     launcher = script(tmp_path, soon + task)
     wait_until(lambda: len(list(tmp_path.glob("note.*.done"))) == 2)
+    pids = [int(pid) for file in tmp_path.glob("note.*.done") for pid in file.read_text().split()]
     os.killpg(launcher.pid, signal.SIGINT)
     stderr = launcher.communicate(timeout=PATIENCE)[1]
+    wait_until(lambda: not any(map(is_running, pids)))
+    wait_until(lambda: not list((tmp_path / "tmp").glob("shardviz-*")))
+    assert stderr.count("Traceback") == stderr.count("KeyboardInterrupt") == 1
     assert "KeyboardInterrupt: ranks 0-1: in sleep_with_a_child (world_tasks.py:" in stderr
 
 
