@@ -193,22 +193,29 @@ def test_ctrl_c_while_ranks_hang_says_where_they_are_and_leaves_nothing_running(
 
 
 JOB = """
-import os
+import os, sys
+import shardviz.live.world.group  # torch, once for both ranks
+rank = int(bool(os.fork()))
+os.environ['RANK'] = str(rank)
+sys.stdout = open(f'{sys.argv[0]}.{rank}', 'w')
 print(run_joined('tests.live.world_tasks:add_up', (5,))['total'])
 os.environ['MASTER_PORT'] = os.environ['NEXT_PORT']  # a rank could meet the store of the first job, not closed yet
 try:
     run_joined('tests.live.world_tasks:fail_everywhere', coords=['tp=0', 'tp=1'])
 except Exception as error:
     print(str(error).splitlines()[0])
+sys.stdout.flush()
+if rank:
+    os.wait()
 """
 
 
 def test_ranks_of_a_torchrun_job_join_it_and_leave_it(tmp_path: Path) -> None:
     ports = {"MASTER_PORT": free_port(), "NEXT_PORT": free_port()}
     environ = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", **ports}
-    ranks = [script(tmp_path, JOB, environ={"RANK": str(rank), **environ}) for rank in range(2)]
-    for rank, job in enumerate(ranks):
-        lines = job.communicate(timeout=PATIENCE)[0].splitlines()
+    script(tmp_path, JOB, environ=environ).communicate(timeout=PATIENCE)
+    for rank in range(2):
+        lines = (tmp_path / f"script.py.{rank}").read_text().splitlines()
         joined, failed = [line for line in lines if not line.startswith("[Gloo]")]  # which torch 2.9 prints
         assert (joined, failed) == ("11", f"rank {rank} (tp={rank}) raised KeyError: 'missing on {rank}'")
 
