@@ -140,6 +140,7 @@ def test_no_color_writes_neither_colors_nor_backgrounds_and_marks_the_cursor(
         opened.close()
 
 
+@nightly
 def test_a_pipe_gets_the_text_instead(bug: Path) -> None:
     shown = subprocess.run(
         [sys.executable, "-m", "shardviz", "view", str(bug)],
