@@ -7,6 +7,7 @@ cases hypothesis makes. The default lane makes few and always the same, the nigh
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,10 @@ def load_profile(lane: str) -> None:
     settings.register_profile("default", deadline=None, derandomize=True, max_examples=FEWEST, print_blob=True)
     settings.register_profile("nightly", deadline=None, max_examples=PART * FEWEST, print_blob=True)
     settings.load_profile("nightly" if lane == "nightly" else "default")
+    providers = sys.modules.get("hypothesis.internal.conjecture.providers")
+    if lane != "nightly" and hasattr(providers, "_get_local_constants"):
+        # Hypothesis reads all modules for numbers to try: seconds in each worker, and other cases after each edit.
+        providers._get_local_constants = lambda: providers._local_constants
 
 
 def cases(number: int) -> settings:

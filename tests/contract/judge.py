@@ -10,6 +10,7 @@ import os
 import shutil
 import tempfile
 import textwrap
+from collections.abc import Callable
 from dataclasses import fields
 from functools import cache, partial
 from multiprocessing import get_context
@@ -64,34 +65,46 @@ MOST_WORDS = 6
 """Words of a field that may still be a name, a layout or a number with its unit."""
 
 
-def judge_rooms(rooms: Sequence[Room], words: Sequence[str] = (), processes: int = PROCESSES) -> dict[str, Verdicts]:
+Asking = Callable[[str, Case, "Sequence[Path]"], list[str]]
+"""Called with a room's name, a case and its inputs: returns what is wrong with the case besides its verdict."""
+
+
+def judge_rooms(
+    rooms: Sequence[Room], words: Sequence[str] = (), processes: int = PROCESSES, asking: Asking | None = None
+) -> tuple[dict[str, Verdicts], list[str]]:
     """Return the verdicts on every case of some rooms, or on those that have one of some words in their names.
 
     Args:
         rooms: The rooms.
         words: The words.
         processes: How many processes judge; 0 for this one alone.
+        asking: What is asked of each case after it is judged.
+
+    Returns:
+        The verdicts, and what was answered.
     """
     verdicts: dict[str, Verdicts] = {room.name: {} for room in rooms}
+    answers: list[str] = []
     with tempfile.TemporaryDirectory(prefix="shardviz-contract-", dir=IN_MEMORY) as made:
-        folder, jobs = Path(made), list[tuple[int, str, Case, Path]]()
+        folder, jobs = Path(made), list[tuple[int, str, Case, Path, Asking | None]]()
         for room in rooms:
             lay_out(room, folder / "files")
             named = [case for case in room.cases.values() if not words or any(word in case.name for word in words)]
-            jobs += [(room.size(case.name), room.name, case, folder) for case in named]
+            jobs += [(room.size(case.name), room.name, case, folder, asking) for case in named]
         jobs.sort(key=lambda job: -job[0])  # the long ones first, so that no process waits for another at the end
         gc.freeze()  # each collection would walk through all that is imported, and copy it into the process
         workers = partial(get_context("fork").Pool, processes, gc.set_threshold, (20_000,))
         with workers() if processes else contextlib.nullcontext() as pool:
             judged = pool.imap_unordered(_judge_in, jobs, chunksize=4) if pool is not None else map(_judge_in, jobs)
-            for name, case, rows in judged:
+            for name, case, rows, answer in judged:
                 verdicts[name][case] = rows
-    return verdicts
+                answers += answer
+    return verdicts, answers
 
 
 def judge_room(room: Room, processes: int = PROCESSES) -> Verdicts:
     """Return the verdicts on every case of a room."""
-    return judge_rooms([room], processes=processes)[room.name]
+    return judge_rooms([room], processes=processes)[0][room.name]
 
 
 def record(room: Room) -> None:
@@ -101,11 +114,13 @@ def record(room: Room) -> None:
     print(f"{room.name}: {len(room.cases)} cases, {path.stat().st_size / 1e6:.2f} MB")
 
 
-def _judge_in(job: tuple[int, str, Case, Path]) -> tuple[str, str, Rows]:
-    _, room, case, folder = job
+def _judge_in(job: tuple[int, str, Case, Path, Asking | None]) -> tuple[str, str, Rows, list[str]]:
+    _, room, case, folder, asking = job
     own = Path(tempfile.mkdtemp(prefix="case_", dir=folder))
     try:
-        return room, case.name, judge(case, place(case, folder / "files", own))
+        inputs = place(case, folder / "files", own)
+        rows = judge(case, inputs)
+        return room, case.name, rows, asking(room, case, inputs) if asking is not None else []
     finally:
         shutil.rmtree(own, ignore_errors=True)
 
@@ -143,7 +158,7 @@ def text_of(case: Case, inputs: Sequence[Path]) -> str:
         os.chdir(before)
     text = f"{out}{talk}".replace(str(folder), "<in>")
     # Where a line ends depends on how long the path is, if one is printed whole.
-    return textwrap.fill(" ".join(text.split()), TEXT_WIDTH) if "<in>" in text else text
+    return (textwrap.fill(" ".join(text.split()), TEXT_WIDTH) if "<in>" in text else text).rstrip()
 
 
 def _run(case: Case, inputs: Sequence[Path], form: str) -> tuple[int, str, str]:

@@ -165,12 +165,23 @@ def draw(lines: Mapping[str, set[int]], rng: random.Random) -> list[Mutant]:
 def mutants_of(file: str, lines: set[int]) -> Iterator[Mutant]:
     """Yield every mistake that can be made in some lines of a file."""
     text = (ROOT / file).read_text()
-    tree = ast.parse(text)
-    bases = {id(node.left) for node in ast.walk(tree) if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow)}
-    for node in ast.walk(tree):
-        if getattr(node, "lineno", 0) in lines and id(node) not in bases:
+    for node in _nodes(text):
+        if getattr(node, "lineno", 0) in lines:
             for what, old, new in _edits(node, text):
                 yield Mutant(file, node.lineno, what, _with(text, old, new))
+
+
+def mistakes_of(file: str) -> set[str]:
+    """Return what is done to a file in all the mistakes that can be made in it."""
+    text = (ROOT / file).read_text()
+    return {what for node in _nodes(text) for what, _, _ in _edits(node, text)}
+
+
+def _nodes(text: str) -> Iterator[Any]:
+    """Yield the nodes of a file that may be mistaken: not the base of a power, which is mistaken as a whole."""
+    tree = ast.parse(text)
+    bases = {id(node.left) for node in ast.walk(tree) if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow)}
+    yield from (node for node in ast.walk(tree) if id(node) not in bases)
 
 
 def _edits(node: ast.AST, text: str) -> Iterator[tuple[str, ast.expr, str]]:

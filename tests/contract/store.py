@@ -76,7 +76,7 @@ class Room:
 
     def blob(self, content: bytes) -> str:
         """Keep the content of a file; return its hash."""
-        digest = hashlib.sha256(content).hexdigest()[:20]
+        digest = digest_of(content)
         self.blobs[digest] = content
         return digest
 
@@ -113,6 +113,11 @@ class Room:
                 entry.size = len(content)
                 archive.addfile(entry, io.BytesIO(content))
         return path
+
+
+def digest_of(content: bytes) -> str:
+    """Return the hash by which a file's content is known."""
+    return hashlib.sha256(content).hexdigest()[:20]
 
 
 def files_of(path: Path) -> dict[str, Path]:

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from tests.contract import __main__ as contract
-from tests.contract import mutants, recording, store, vary
-from tests.contract.judge import judge_room
+from tests.contract import besides_verdicts, mutants, places, recording, store, texts
+from tests.contract.judge import judge_room, text_of
 from tests.contract.store import DamagedError, Room
 from tests.contract.varied import variant
 from tests.dumps import Made, make_dump
@@ -69,6 +69,38 @@ def test_a_changed_verdict_is_printed_before_and_after(recorded, capsys):
     assert '- cause_id "another-order", claimed "[8/fsdp/tp, 4]"' in out
     assert "ranks [0, 3]" in out
     assert "ranks [1, 2]" in out
+
+
+def test_a_text_that_is_printed_otherwise_is_a_difference(recorded, monkeypatch, capsys):
+    monkeypatch.setattr(texts, "FOLDER", recorded)
+    texts.write(recorded / "dumps.txt", {"right": "what was read"})
+    assert contract.main(["compare", "--room", "dumps"]) == 1
+    out = capsys.readouterr().out
+    assert "-what was read\n" in out
+    assert "+✓ all 1 tensors are in order" in out or "+  tensor" in out
+    room = store.load("dumps")
+    store.lay_out(room, recorded / "files")
+    case = room.cases["right"]
+    texts.write(
+        recorded / "dumps.txt", {"right": text_of(case, store.place(case, recorded / "files", recorded / "own"))}
+    )
+    assert contract.main(["compare", "--room", "dumps"]) == 0
+
+
+def test_a_place_that_is_called_held_and_is_not_is_a_difference(recorded, monkeypatch, capsys):
+    assert contract.main(["compare", "--room", "dumps"]) == 0
+    monkeypatch.setattr(places, "misplaced", lambda dump, tensor, name: ["is elsewhere"])
+    assert contract.main(["compare", "--room", "dumps"]) == 1
+    assert "right: stamped param w: is elsewhere" in capsys.readouterr().out
+
+
+def test_survivors_are_mistakes_that_can_still_be_made(tmp_path, monkeypatch):
+    monkeypatch.setattr(besides_verdicts, "SURVIVORS", tmp_path / "survivors.txt")
+    monkeypatch.setattr(mutants, "ROOT", tmp_path)
+    (tmp_path / "rule.py").write_text("def f(axis):\n    return axis < 0.5\n")
+    rows = ["what it is", "rule.py comparison turned: axis < 0.5 | a", "rule.py comparison turned: axis < 2 | a"]
+    (tmp_path / "survivors.txt").write_text("\n".join(rows))
+    assert [*besides_verdicts.gone()] == ["gone from survivors.txt: rule.py comparison turned: axis < 2"]
 
 
 def test_a_case_that_came_or_went_is_a_difference(recorded, capsys):
@@ -146,22 +178,6 @@ def test_a_variant_is_the_same_every_time_and_differs_from_its_case(recorded):
     assert sum(inputs != [files[0]] for _, inputs in done) > len(done) // 2  # some words are changed into themselves
 
 
-@pytest.mark.parametrize("room", [vary.VARIED, vary.HUNTED])
-def test_the_room_of_variants_is_made_again_as_it_is_recorded(room):
-    if not vary.rooms:
-        vary.load_rooms()
-    recorded = store.load(room)
-    files = {
-        (case.command, tuple(tuple(sorted(one.items())) for one in case.inputs)) for case in recorded.cases.values()
-    }
-    for name, case_name, seed in [*vary.listed(room)][::40]:
-        case = vary.rooms[name].cases[case_name]
-        made = variant(case, vary.rooms[name].blobs, seed)
-        assert made is not None
-        blobs = [tuple(sorted((path, recorded.blob(content)) for path, content in one.items())) for one in made[1]]
-        assert (case.command, tuple(blobs)) in files
-
-
 def test_mutants_make_one_mistake_each(tmp_path, monkeypatch):
     rows = "SMALL = 2.0**-7", "def f(axis, dim):", " if axis < 0.5:", "  return g(axis, dim)", " return max(axis, dim)"
     text = "\n".join(rows)
@@ -175,14 +191,3 @@ def test_mutants_make_one_mistake_each(tmp_path, monkeypatch):
         (3, text.replace("0.5", "(0.5) * 100")),
         (4, text.replace("g(axis, dim)", "g(dim, axis)")),
     }
-
-
-def test_survivors_are_mistakes_that_can_still_be_made():
-    rows = [line.split(" | ")[0] for line in (store.HERE / "survivors.txt").read_text().splitlines() if " | " in line]
-    made = dict[str, set[str]]()
-    for file, _, what in (row.partition(" ") for row in rows):
-        if file not in made:
-            lines = set(range(len((mutants.ROOT / file).read_text().splitlines()) + 1))
-            made[file] = {one.what for one in mutants.mutants_of(file, lines)}
-        assert what in made[file], f"gone from survivors.txt: {file} {what}"
-    assert made

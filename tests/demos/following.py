@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from tests.demos.pages import Step
 
 NEEDS_A_SHELL = re.compile(r"""[|&;<>$`](?=(?:[^"']|"[^"]*"|'[^']*')*$)""")
+PIPED = re.compile(r"(shardviz [^|]*?)( 2> /dev/null)? \| (.*)")
+"""A command of shardviz, whether its stderr is dropped, and what reads its stdout."""
 TIMEOUT = 240
 
 
@@ -60,21 +62,30 @@ def _run(command: str) -> str:
     if words[0] == "pytest" and not NEEDS_A_SHELL.search(command):
         return _tidy(sessions.main(Path.cwd(), ["-p", "no:cacheprovider", *words[1:]])[1])
     if words[0] == "shardviz" and not NEEDS_A_SHELL.search(command):
-        return _tidy(_run_here(words[1:]))
+        return _tidy(_run_here(words[1:])[0])
+    piped = PIPED.fullmatch(command)
+    if piped is not None and not NEEDS_A_SHELL.search(piped[1]):
+        out, said = _run_here(shlex.split(piped[1])[1:], apart=True)
+        return _tidy(("" if piped[2] else said) + _in_shell(piped[3], out))
+    return _tidy(_in_shell(command))
+
+
+def _in_shell(command: str, read: str = "") -> str:
     scripts = f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ['PATH']}"
     # Under CI pytest tells failures at greater length.
     environ = {name: value for name, value in os.environ.items() if name not in ("CI", "BUILD_NUMBER", "COLUMNS")}
     environ |= {"PATH": scripts, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "timeout": TIMEOUT}
-    done = subprocess.run(["bash", "-c", command], env=environ, check=False, **pipes)
-    return _tidy(done.stdout)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "timeout": TIMEOUT, "input": read}
+    return subprocess.run(["bash", "-c", command], env=environ, check=False, **pipes).stdout
 
 
-def _run_here(words: list[str]) -> str:
-    said = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
-    with redirect_stdout(said), redirect_stderr(said):
+def _run_here(words: list[str], *, apart: bool = False) -> tuple[str, str]:
+    """Return what a command of shardviz prints: all of it and nothing, or on stdout and on stderr."""
+    streams = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2)]
+    with redirect_stdout(streams[0]), redirect_stderr(streams[int(apart)]):
         main(words)
-    return said.buffer.getvalue().decode()
+    out, said = (stream.buffer.getvalue().decode() for stream in streams)
+    return out, said
 
 
 def _tidy(text: str) -> str:

@@ -14,7 +14,10 @@ from tests.demos.pages import pictures, rewritten, steps, without_what_varies
 from tests.lanes import at_night, nightly
 
 ROOT = Path(__file__).parents[2]
-AT_NIGHT = ("live_bug", "plan", "to_3d", "convert", "two_jobs", "checkpoints", "jobs", "round_trips", "hsdp")
+AT_NIGHT = (
+    *("live_bug", "plan", "to_3d", "convert", "two_jobs", "checkpoints", "jobs", "round_trips", "hsdp"),
+    "notebook",  # by day a kernel runs in tests/notebook
+)
 SLOW = [ROOT / "demos" / name / "README.md" for name in AT_NIGHT]
 """Pages whose commands take five seconds to half a minute: a plan of 16,384 ranks, jobs of their own, many files."""
 

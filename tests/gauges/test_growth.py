@@ -11,8 +11,12 @@ from tests.lanes import at_night
 
 SMALL = (
     (Input("tensors with a finding each", (dumps.apart,)), "check", 16),
-    (Input("keys renamed", (stored.keys, stored.keys_renamed)), "diff", 16),
-    *at_night([(Input("gradients, all halved", (dumps.gradients_halved,)), "check", 16)]),
+    *at_night(
+        [
+            (Input("keys renamed", (stored.keys, stored.keys_renamed)), "diff", 16),
+            (Input("gradients, all halved", (dumps.gradients_halved,)), "check", 16),
+        ]
+    ),
 )
 """A small form of what `make gauges` measures, in a few seconds; loops of what is slow show at these sizes, too."""
 

@@ -34,6 +34,7 @@ def parallelize(model, mesh):
 """
 
 
+@recorded
 def test_context_parallel_needs_no_step_of_its_own(tmp_path):
     report = checked(ATTENTION, "dp=2,cp=2", tmp_path)
     assert report.findings == ()

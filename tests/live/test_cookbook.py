@@ -222,6 +222,7 @@ def test_the_output_is_compared_with_the_unsharded_models_whole(probe, mesh, ran
     assert output.first.body.local_shape == model.find("reference", "output", "output").shape
 
 
+@recorded
 def test_output_tokens_in_another_order_are_a_finding(tmp_path):
     broken = _changed("cp", tmp_path, "return parts[order.argsort()]", "return parts")
     report = report_on(run_probe(broken, "cp=2", tmp_path / "dump"))
@@ -241,6 +242,7 @@ def test_a_collective_that_gives_something_else_is_a_finding_with_what_it_is_def
     )
 
 
+@recorded
 def test_a_collective_that_is_not_called_at_all_is_a_finding_too(tmp_path):
     broken = _changed("collectives", tmp_path, "distributed.broadcast(row, src=first, group=group)", "pass")
     report = report_on(run_probe(broken, "outer=1,inner=3", tmp_path / "dump"))

@@ -12,7 +12,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import shardviz
 from shardviz.check.run import check_dump
 from shardviz.testing import spmd
-from tests.lanes import nightly
+from tests.lanes import at_night, nightly
 
 TP = {"tp": 2}
 
@@ -66,7 +66,7 @@ def test_thirty_million_bfloat16_parameters_are_in_order_and_two_shards_exchange
 
 @spmd(mesh=TP)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn], ids=str)
-@pytest.mark.parametrize("wrong", [False, True])
+@pytest.mark.parametrize("wrong", [True, *at_night([False])])
 def test_shards_in_every_narrow_dtype_are_placed(mesh, shard_dump, dtype, wrong):
     model = nn.Linear(24, 64).to(torch.bfloat16)
     model.weight = nn.Parameter(model.weight.detach().to(dtype))
@@ -78,7 +78,7 @@ def test_shards_in_every_narrow_dtype_are_placed(mesh, shard_dump, dtype, wrong)
 
 
 @spmd(mesh=TP)
-@pytest.mark.parametrize("number", [8, 300, 4096])
+@pytest.mark.parametrize("number", [300, *at_night([8, 4096])])
 def test_a_norm_that_was_permuted_without_any_rule_is_placed_element_by_element(mesh, shard_dump, number):
     model = nn.ModuleDict({"norm": nn.LayerNorm(number)}).to(torch.bfloat16)
     stamps = shardviz.stamp(model)

@@ -52,10 +52,13 @@ def test_one_order_for_all_that_goes_along_the_sequence_is_right_on_any_mesh(pro
     ("returned", "says"),
     [
         ("torch.arange(3)", r"sequence\(mesh\) returned Tensor"),
-        ("{'tokens': torch.tensor([-1, 2])}", "returned position -1 in 'tokens'"),
-        ("{'labels': (torch.arange(3), {'offset': None})}", "returned {'offset': None} with the positions of 'labels'"),
         *at_night(
             [
+                ("{'tokens': torch.tensor([-1, 2])}", "returned position -1 in 'tokens'"),
+                (
+                    "{'labels': (torch.arange(3), {'offset': None})}",
+                    "returned {'offset': None} with the positions of 'labels'",
+                ),
                 ("{'tokens': torch.rand(3)}", r"returned torch.float32\[3\] as 'tokens'"),
                 ("{'labels': (torch.arange(3), {'ofset': 1})}", "returned {'ofset': 1} with the positions of 'labels'"),
                 ("{'table': torch.arange(3)}", "returned 'table', which is the name of a tensor in the model"),

@@ -118,11 +118,15 @@ def checked(text: str, mesh: str, folder: Path, *, right: bool) -> Report:
 @pytest.mark.parametrize(
     ("text", "mesh", "kind", "says"),
     [
-        (SHARED_HEADS, "tp=4", "unreduced-gradient", "the sum over those that do is the unsharded model's"),
+        pytest.param(
+            *(SHARED_HEADS, "tp=4", "unreduced-gradient", "the sum over those that do is the unsharded model's"),
+            marks=recorded,
+        ),
         (TIED_STAGES, "pp=2", "unreduced-gradient", "the sum of their gradients is the unsharded model's"),
         pytest.param(
             *(CHUNKS_AS_THEY_CAME, "tp=2", "misordered", "with dim 0 in a different order"),
             id="text2-tp=2-misordered-with dim 0 in another order",
+            marks=recorded,
         ),
     ],
 )

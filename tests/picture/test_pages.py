@@ -16,7 +16,7 @@ from shardviz.picture.text.page import page_lines
 from shardviz.picture.text.ranks import rank_lines
 from shardviz.picture.text.terminal import ASCII, Terminal, line
 from tests.dumps import Made, make_dump
-from tests.lanes import at_night
+from tests.lanes import at_night, recorded
 from tests.picture.golden import check_golden
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ SMALL = [name for name in MISORDERED if not name.endswith("1024")]
 
 @pytest.mark.parametrize(
     ("name", "width"),
-    [*product(MISORDERED, [80]), *product(SMALL, [160]), *at_night([("misordered_1024", 160)])],
+    [*product(MISORDERED, [80]), *at_night(product(SMALL, [160]), recorded), *at_night([("misordered_1024", 160)])],
 )
 def test_claimed_and_held_are_both_drawn_where_they_differ(name: str, width: int, tmp_path: Path) -> None:
     mesh, made = MISORDERED[name]

@@ -88,7 +88,7 @@ READING = {
 }
 
 
-BY_DAY = ("to print it", "to divide by it", "to end always", "to go another way", "to count", "as a size", "by numpy")
+BY_DAY = ("to print it", "to divide by it", "to go another way", "to count", "as a size")
 
 
 @pytest.mark.parametrize("case", [*BY_DAY, *at_night(case for case in READING if case not in BY_DAY)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import tempfile
 import time
@@ -11,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
 from textual import events
 
 from shardviz.tui.app import ShardvizApp
-from shardviz.tui.export import screen_svg, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -34,15 +35,15 @@ class Shown:
     """What there was after the last key.
 
     Attributes:
-        text: The screen's characters.
-        picture: The screen as SVG; empty if the app ended.
+        text: The screen's characters; none if the app ended.
+        screen: What was drawn, to be kept as a picture.
         clipboard: What was copied.
         exited: The app's return code; None while it runs.
         result: What `look` returned.
     """
 
     text: str
-    picture: str = field(repr=False)  # asyncio prints what a run returned, for an error that nobody sees
+    screen: Console = field(repr=False)  # asyncio prints what a run returned, for an error that nobody sees
     clipboard: str
     exited: int | None
     result: Any
@@ -82,8 +83,8 @@ def walk_on(
             await rest(pilot)
             for name, keys in walks.items():
                 await press(pilot, *keys)
-                picture = await settled(pilot)
-                shown[name] = Shown(text_of(picture), picture, app.clipboard, app.return_code, look(app))
+                screen = await settled(pilot)
+                shown[name] = Shown(text_of(screen), screen, app.clipboard, app.return_code, look(app))
         return shown
 
     return asyncio.run(run())
@@ -147,10 +148,22 @@ async def settle(pilot: Pilot[Any]) -> str:
     return text_of(await settled(pilot))
 
 
-async def settled(pilot: Pilot[Any]) -> str:
-    """Wait until nothing is left to do; return the screen as SVG, empty if the app ended."""
+async def settled(pilot: Pilot[Any]) -> Console:
+    """Wait until nothing is left to do; return what is drawn, nothing if the app ended.
+
+    `App.export_screenshot` writes SVG, which takes a hundred times longer than the characters in it.
+    """
     await rest(pilot)
-    return screen_svg(pilot.app) if pilot.app.return_code is None else ""
+    app = pilot.app
+    screen = Console(width=app.size.width, height=app.size.height, file=io.StringIO(), force_terminal=True, record=True)
+    if app.return_code is None:
+        screen.print(app.screen._compositor.render_update(full=True, screen_stack=app._background_screens))
+    return screen
+
+
+def text_of(screen: Console) -> str:
+    """Return the characters of a screen, without spaces at the ends of lines."""
+    return "".join(f"{line.rstrip()}\n" for line in screen.export_text(clear=False).splitlines())
 
 
 async def until(pilot: Pilot[Any], condition: Callable[[], object]) -> None:
@@ -173,5 +186,5 @@ def assert_golden(shown: Shown, name: str) -> None:
     if shown.text != expected:
         FAILED.mkdir(parents=True, exist_ok=True)
         (FAILED / f"{name}.txt").write_text(shown.text, encoding="utf-8")
-        (FAILED / f"{name}.svg").write_text(shown.picture, encoding="utf-8")
+        shown.screen.save_svg(str(FAILED / f"{name}.svg"), title=name)
     assert shown.text == expected, f"see {FAILED / name}.svg; SHARDVIZ_GOLDEN=write keeps it"

@@ -16,12 +16,13 @@ from shardviz.checkpoint.records import ByteRange, Checkpoint, Chunk, StoredTens
 from shardviz.errors import ShardvizError
 from shardviz.tui import viewer
 from shardviz.tui.app import CheckpointApp
-from shardviz.tui.export import screen_text, text_of
+from shardviz.tui.export import screen_text
 from shardviz.tui.model.selection import Selection, of_entry
 from shardviz.tui.model.stored import StoredDocument
+from tests.lanes import nightly
 from tests.picture.test_html import HOSTILE
 from tests.picture.test_stored import GRID, ROWS, made
-from tests.tui.driving import Shown, assert_golden, press, rest, settle, settled, until
+from tests.tui.driving import Shown, assert_golden, press, rest, settle, settled, text_of, until
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -41,8 +42,8 @@ def walk_on(
             await rest(pilot)
             for name, keys in walks.items():
                 await press(pilot, *keys)
-                picture = await settled(pilot)
-                shown[name] = Shown(text_of(picture), picture, "", app.return_code, app.focused)
+                screen = await settled(pilot)
+                shown[name] = Shown(text_of(screen), screen, "", app.return_code, app.focused)
         return shown
 
     return asyncio.run(run())
@@ -196,6 +197,7 @@ def test_names_of_strangers_are_text(tmp_path: Path) -> None:
     assert len(titles) == len(names)
 
 
+@nightly
 def test_shapes_beyond_belief_are_shown(tmp_path: Path) -> None:
     shapes = ((1 << 50, 1 << 50), (0, 4), (), (1,) * 12, (1 << 53,))
     tensors = {

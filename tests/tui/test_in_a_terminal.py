@@ -22,7 +22,7 @@ import pytest
 from shardviz.cli import main
 from shardviz.commands import view
 from shardviz.commands.probe import wanted
-from tests.lanes import nightly
+from tests.lanes import at_night, nightly
 from tests.live.worlds import children, is_running, wait_until
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def test_from_the_first_screen_to_the_fix_on_the_clipboard_and_out(terminal: Ter
     assert "\x1b[?1000l" in terminal.output
 
 
-@pytest.mark.parametrize("keys", ["\x03", "\x11"], ids=["ctrl-c", "ctrl-q"])
+@pytest.mark.parametrize("keys", ["\x03", *at_night(["\x11"])], ids=["ctrl-c", "ctrl-q"])
 def test_the_keys_that_end_programs_end_this_one_and_restore_the_terminal(terminal: Terminal, keys: str) -> None:
     terminal.wait_for("misordered")
     terminal.type(keys)
@@ -140,6 +140,7 @@ def test_no_color_writes_neither_colors_nor_backgrounds_and_marks_the_cursor(
         opened.close()
 
 
+@nightly
 def test_a_pipe_gets_the_text_instead(bug: Path) -> None:
     shown = subprocess.run(
         [sys.executable, "-m", "shardviz", "view", str(bug)],

@@ -16,6 +16,7 @@ from shardviz.tui.model.document import Document
 from shardviz.tui.model.tree import lines_of
 from shardviz.tui.model.usage import bar, usage_of
 from tests.dumps import Made, make_dump
+from tests.lanes import nightly
 from tests.tui.driving import walk, walk_on
 from tests.tui.steps import add_to_ranks
 
@@ -93,6 +94,7 @@ def test_uneven_modules_are_marked_and_sorted(tmp_path: Path) -> None:
     assert rows["largest"] == [["!", "odd"], ["even", "128"], ["small", "16"]]
 
 
+@nightly
 def test_a_dump_without_ids_or_tensors_says_so(tmp_path: Path) -> None:
     path = make_dump(tmp_path / "none.shardviz", parse_mesh("tp=2"), {})
     assert "Memory: the dump has no tensors that take any" in walk(path, "6").text

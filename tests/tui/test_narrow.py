@@ -24,6 +24,7 @@ from shardviz.tui.widgets.tensor_map import inspector_text
 from tests.check.records import add_values, change_rank
 from tests.dumps import Made, make_dump
 from tests.findings import finding_of
+from tests.lanes import nightly
 from tests.tui.driving import press, rest, settle, walk
 
 if TYPE_CHECKING:
@@ -142,6 +143,7 @@ def test_the_fix_is_in_view_whole_however_long_the_sentence(size: tuple[int, int
     assert asyncio.run(run()).count("mend") == 8
 
 
+@nightly
 def test_nothing_is_judged_before_all_ranks_are_read_and_checked(tmp_path: Path) -> None:
     folder = made(tmp_path, {"w": Made("[8/tp/fsdp]", "[8/fsdp/tp]")})
     dump = dump_of(read_files(folder))

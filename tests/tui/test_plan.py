@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.lanes import at_night
 from tests.tui.driving import walk_on
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ def test_a_tensor_on_a_flattened_mesh_is_shown_in_every_view(plan: Path) -> None
     assert all(shown.exited is None for shown in views.values())
 
 
-@pytest.mark.parametrize("size", [(80, 24), (200, 60)])
+@pytest.mark.parametrize("size", [(80, 24), *at_night([((200, 60),)])])
 def test_the_rank_view_shows_where_a_part_is_that_has_no_values(plan: Path, size: tuple[int, int]) -> None:
     (shown,) = walk_on(plan, {"": ["3"]}, size=size).values()
     assert "a plan has no values" in shown.text

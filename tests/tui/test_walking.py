@@ -91,6 +91,7 @@ def test_arrows_move_by_elements_and_shift_arrows_by_blocks_which_are_copied_as_
     assert shown["copied"].clipboard == "up.weight[3:6, 0:12]"
 
 
+@nightly
 def test_pages_and_ends_move_the_cursor(healthy: Path) -> None:
     walks = {"page": ("enter", "+", "+", "pagedown"), "end": ("end",), "home": ("home",)}
     found = [shown.result.plane.at for shown in walk_on(healthy, walks, size=(80, 24), look=selection).values()]
@@ -98,6 +99,7 @@ def test_pages_and_ends_move_the_cursor(healthy: Path) -> None:
     assert found[1:] == [(23, 11), (0, 0)]
 
 
+@nightly
 def test_other_dims_and_slices_of_a_tensor_with_three_are_reached_by_keys(shapes: Path) -> None:
     walks = {"cube": ("slash", "type cube", "enter", "enter"), "slice": ("right_square_bracket",), "dims": ("x",)}
     shown = walk_on(shapes, walks)
@@ -144,10 +146,12 @@ def test_until_a_rank_was_chosen_every_view_is_of_the_first_one_of_the_mesh(tmp_
     assert "rank 0 of 2" in walks["next"].text
 
 
+@nightly
 def test_the_rank_without_a_file_says_so(damaged: Path) -> None:
     assert "no readable file for this rank" in walk(damaged, "2", "right", "right", "right").text
 
 
+@nightly
 def test_the_palette_offers_what_works_now(bug: Path) -> None:
     assert "Copy the fix of the finding below (c)" in walk(bug, "ctrl+p", "type copy fix").text
 

@@ -95,6 +95,8 @@ TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "
 ON_FOUR = (*TORCHRUN[:-1], "4")
 RANKS = (sys.executable, ranks.__file__, *TORCHRUN[-2:])
 """The same ranks as torchrun's in two seconds less of the processor's time."""
+FORKED = (*RANKS, "--forked")
+"""The same ranks, which import torch once together: each takes two seconds less."""
 
 
 def save_weights(folder: Path) -> dict[str, torch.Tensor]:

@@ -10,6 +10,7 @@ from shardviz.check.run import check_dump
 from shardviz.live.run.taking import take
 from shardviz.live.run.watching import Watch
 from shardviz.testing import spmd
+from tests.lanes import at_night
 
 
 def fsdp2(model, mesh):
@@ -49,8 +50,7 @@ def evaluation(model, optimizer):
         (fsdp2, nothing_more, True),
         (fsdp2, new_groups, False),
         (fsdp2, another_optimizer, False),
-        (fsdp2, evaluation, False),
-        (fsdp1, nothing_more, False),
+        *at_night([(fsdp2, evaluation, False), (fsdp1, nothing_more, False)]),
         (ddp, nothing_more, False),
     ],
 )

@@ -7,7 +7,7 @@ from safetensors.torch import load_file, save_file
 from shardviz.cli import main
 from shardviz.live.run.references.stamped import has_tensors, looks_stamped
 from tests.lanes import at_night, nightly
-from tests.live.run.jobs import ON_META, STEP, save_weights
+from tests.live.run.jobs import FORKED, ON_META, STEP, TORCHRUN, save_weights
 from tests.live.run.jobs import run as run_job
 
 SAVE = "torch.save({'lost': torch.ones(3)}, f'saved-{rank}.pt')\n"
@@ -35,8 +35,9 @@ def stamp(source, copy):
     assert main(["stamp-checkpoint", str(source), "-o", str(copy)]) == 0
 
 
-def run(folder, body, *options, words=()):
-    return run_job(folder, body, "--reference", f"{folder}/stamped.safetensors", *options, words=words)
+def run(folder, body, *options, command=TORCHRUN, words=()):
+    reference = ("--reference", f"{folder}/stamped.safetensors")
+    return run_job(folder, body, *reference, *options, command=command, words=words)
 
 
 def findings(ran):
@@ -92,7 +93,7 @@ WRONG = {
 @pytest.mark.parametrize("bug", ["renamed", *at_night([name for name in WRONG if name != "renamed"])])
 def test_what_a_wrong_loader_does_is_named(tmp_path, weights, bug):
     body, tensors = WRONG[bug]
-    ran = run(tmp_path, ON_META + body + STEP + SAVE, "--steps", "1")
+    ran = run(tmp_path, ON_META + body + STEP + SAVE, "--steps", "1", command=FORKED)
     assert ran.code == 1, ran.err + ran.out
     assert {tensor for _, tensor in findings(ran)} == tensors
     assert ran.report().not_checked == ()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.lanes import at_night
+from tests.lanes import at_night, recorded
 from tests.live.probing import checked
 
 STEP = """
@@ -51,7 +51,11 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("case", [*list(WRONG.values())[:2], *at_night(list(WRONG.values())[2:])], ids=WRONG)
+@pytest.mark.parametrize(
+    "case",
+    [*at_night([*WRONG.values()][:1], recorded), [*WRONG.values()][1], *at_night([*WRONG.values()][2:])],
+    ids=WRONG,
+)
 def test_clipping_that_makes_a_step_wrong_is_found(case, tmp_path):
     head, _, clip = case.partition("|")
     assert checked(head + STEP.format(clip=clip), "dp=2", tmp_path).findings

@@ -7,7 +7,7 @@ from torch import nn
 from shardviz.errors import ProbeError
 from shardviz.live.step.step import logged_by
 from shardviz.live.step.steppers import differing, kept_by
-from tests.lanes import at_night
+from tests.lanes import at_night, recorded
 from tests.live.probing import checked
 
 OPTIMIZER = """
@@ -40,7 +40,7 @@ NAMES = "0.weight, 0.bias, 2.weight, 2.bias"
 @pytest.mark.parametrize(
     ("fault", "reasons"),
     [
-        ("", set()),
+        *at_night([("", set())], recorded),
         ("count", {("", f"the optimizer's count of {NAMES}: {DIFFERS}")}),
         *at_night(
             [
@@ -88,7 +88,7 @@ def log(model, batch, loss):
 
 @pytest.mark.parametrize(
     ("fault", "tensors", "names"),
-    [("", [], []), ("deep", ["losses.main"], []), ("none", [], ["losses.main", "pair"])],
+    [*at_night([("", [], [])], recorded), ("deep", ["losses.main"], []), ("none", [], ["losses.main", "pair"])],
 )
 def test_values_are_logged_within_dicts_or_said_to_be_missing(fault, tensors, names, tmp_path):
     report = checked(LOGGED.replace('FAULT = ""', f"FAULT = {fault!r}"), "dp=2", tmp_path)

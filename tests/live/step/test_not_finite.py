@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.lanes import at_night
+from tests.lanes import at_night, recorded
 from tests.live.probing import checked
 
 ODD = """
@@ -34,6 +34,7 @@ def test_an_output_that_is_not_finite_is_found_with_its_module(number, tmp_path)
     assert found.summary.startswith("the output is NaN or infinite in ")
 
 
+@recorded
 def test_copies_of_zero_with_and_without_a_sign_are_equal(tmp_path):
     signed = BUFFER.format(number="-torch.zeros(6)")
     assert checked(signed, "dp=2", tmp_path / "signed").findings == ()

@@ -73,7 +73,7 @@ def test_what_a_right_model_returns_is_in_order(tmp_path):
     ("place", "name"),
     [
         ("rows", "output.more[0]"),
-        ("integers", "output.more[2].deep[0][0]"),
+        *at_night([("integers", "output.more[2].deep[0][0]")], recorded),
         *at_night([("booleans", "output.more[3]"), ("complex", "output.more[4]")]),
     ],
 )
@@ -87,8 +87,8 @@ def test_a_fault_that_only_one_returned_tensor_has_is_a_finding(place, name, tmp
     ("place", "why"),
     [
         ("features", "output.more[1]: no placements give a rank [6, 4] of the unsharded model's [12, 8]"),
-        ("none", "output.more[13]: the sharded model returns no tensor there on any rank"),
-        ("extra", "output.more[14]: the unsharded model returns nothing there"),
+        *at_night([("none", "output.more[13]: the sharded model returns no tensor there on any rank")], recorded),
+        *at_night([("extra", "output.more[14]: the unsharded model returns nothing there")], recorded),
         *at_night(
             [
                 ("mean", "output.more[5]: the ranks' values are not the unsharded model's"),
@@ -135,6 +135,7 @@ def test_strict_fails_for_a_fault_in_what_a_tuple_has(returned, code, tmp_path, 
     assert ("output[1]" in capsys.readouterr().out) == bool(code)
 
 
+@recorded
 def test_a_sum_that_is_pending_in_a_tuple_is_a_finding(tmp_path):
     text = """
 from torch.distributed.tensor import DTensor
@@ -176,7 +177,7 @@ def step(model, batch, mesh):
 """
 
 
-@pytest.mark.parametrize(("fault", "tensors"), [(0.0, []), (0.5, ["output[1]"])])
+@pytest.mark.parametrize(("fault", "tensors"), [*at_night([(0.0, [])], recorded), (0.5, ["output[1]"])])
 def test_micro_batches_of_a_tuple_are_put_together(fault, tensors, tmp_path):
     report = checked(f"FAULT = {fault}\n{IN_TURN}", "dp=2", tmp_path)
     assert ([finding.tensor for finding in report.findings], report.not_checked) == (tensors, ())
@@ -198,7 +199,7 @@ def loss(model, batch):
 """
 
 
-@pytest.mark.parametrize(("fault", "reasons"), [(0.0, 0), (0.5, 1)])
+@pytest.mark.parametrize(("fault", "reasons"), [*at_night([(0.0, 0)], recorded), (0.5, 1)])
 @pytest.mark.parametrize("axes", [("dp",), *at_night([((),)])])
 def test_a_number_of_each_micro_batch_counts_in_all_of_them(axes, fault, reasons, tmp_path):
     text = f"FAULT = {fault}\n{IN_TURN}\nBATCH_AXES = {axes}\n"
@@ -280,7 +281,7 @@ def loss(model, batch): return model(batch)[0].square().mean()
 """
 
 
-@pytest.mark.parametrize(("fault", "tensors"), [(False, []), (True, ["output[1]"])])
+@pytest.mark.parametrize(("fault", "tensors"), [*at_night([(False, [])], recorded), (True, ["output[1]"])])
 def test_copies_of_a_tuple_agree_in_training_mode(fault, tensors, tmp_path):
     report = checked(f"FAULT = {fault}\n{DRAWN}", "tp=2", tmp_path)
     assert [finding.tensor for finding in report.findings] == tensors

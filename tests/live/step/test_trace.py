@@ -13,6 +13,7 @@ from shardviz.live.job import ProbeJob
 from tests.bugs.case import HEAD
 from tests.bugs.models import TENSOR_PARALLEL
 from tests.bugs.running import report_of
+from tests.lanes import recorded
 from tests.live import standing
 from tests.live.probing import run_probe
 
@@ -143,6 +144,7 @@ def test_kept_values_are_judged_again_as_the_ranks_were_told_and_others_are_remo
     assert {file.suffix for file in folder.iterdir()} == {".json", ".safetensors"}
 
 
+@recorded
 def test_a_layer_that_no_rank_calls_is_named(tmp_path):
     wrong = SKIPPED.replace("model.depth = 3\n    fully", "model.depth = 2\n    fully")
     (finding,) = report_of(HEAD + wrong, "dp=2", tmp_path).findings
