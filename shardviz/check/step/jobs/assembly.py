@@ -352,7 +352,8 @@ def findings_on(evidence: JobEvidence, judging: Judging, reference_name: str) ->
     of_ties = {name for finding in ties for name in finding.tensors}
     pairs = [(result, finding) for result, finding in pairs if result.name not in of_ties]
     pairs = with_others_reduced(evidence, pairs)
-    unequal = of_unequal_losses(evidence, judging) if first is None and (pairs or of_all) else None
+    is_open = not of_all and all(finding.generic for _, finding in pairs)
+    unequal = of_unequal_losses(evidence, judging, is_open=is_open) if first is None and (pairs or of_all) else None
     if unequal is not None:
         yield unequal
         return

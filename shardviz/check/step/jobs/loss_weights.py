@@ -22,7 +22,7 @@ from shardviz.explain.templates import number
 from shardviz.groups import the_only
 from shardviz.layout.layout import placements_of
 from shardviz.relate.factors import factors_of_rows, scale_between
-from shardviz.relate.tolerance import FEW, STEP
+from shardviz.relate.tolerance import CANCELED, FEW, STEP
 from shardviz.relate.values import farthest, magnitude
 from shardviz.text import listed
 
@@ -47,11 +47,14 @@ MOST_LABELS = 0.7
 """Which share of labels are those of the next row if they are shifted: the last of each sequence are not."""
 
 
-def of_unequal_losses(evidence: JobEvidence, judging: Judging) -> Finding | None:
+def of_unequal_losses(evidence: JobEvidence, judging: Judging, *, is_open: bool) -> Finding | None:
     """Return the finding if ranks' losses, or those of their micro-batches, are multiplied by different numbers.
 
     Gradients are wrong then, but those that are nearly 0; if most are right, ranks make up for the numbers later. Ranks
     of the other job may have divided by their own counts as well: then the numbers themselves are shares.
+
+    Args:
+        is_open: Whether nothing else explains the gradients: then numbers and labels of single rows may.
     """
     micro_batches = evidence.micro_batches
     gradients = [gradient for gradient in evidence.gradients.values() if np.any(gradient.wanted)]
@@ -63,7 +66,7 @@ def of_unequal_losses(evidence: JobEvidence, judging: Judging) -> Finding | None
     if 2 * sum(bool(gradient.wrong) for gradient in gradients) <= len(gradients):
         return None
     if len(set(every)) < 2:
-        return _of_rows(judging) or _of_labels(judging)
+        return (_of_rows(judging) or _of_labels(judging)) if is_open else None
     ways = (every,) if evidence.is_beside_one else (every, [1 / scale for scale in every if scale])
     is_mean = any(_are_shares(scales_of_way, [*judging.mesh.shape, micro_batches]) for scales_of_way in ways)
     cause = MeanOfMeans(micro_batches=micro_batches * is_of_parts) if is_mean else LossTimesOwnNumber(is_of_parts)
@@ -190,8 +193,13 @@ def _label(label: int) -> str:
 
 
 def _labels_in(gradient: Values) -> NDArray[np.int64] | None:
-    """Return the only element of each row that is negative, `IGNORED` for rows of zeros; None if there are others."""
+    """Return the only element of each row that is negative, `IGNORED` for rows of zeros; None if there are others.
+
+    It is what the others add up to: they are probabilities, and it is one less than that.
+    """
     if gradient.ndim < 2 or gradient.shape[-1] < FEW:
+        return None
+    if np.any(np.abs(gradient.sum(-1)) > CANCELED * np.abs(gradient).max(-1)):
         return None
     is_negative, is_ignored = gradient < 0, ~np.any(gradient, axis=-1)
     if np.all(is_ignored) or not np.all((is_negative.sum(-1) == 1) | is_ignored):

@@ -48,6 +48,7 @@ from shardviz.explain.step.line_rows import (
     MisplacedMask,
     NeighborLeftOut,
     OtherLabels,
+    RowsWithOtherLabels,
 )
 from shardviz.explain.step.lines import (
     DRAWS,
@@ -87,7 +88,7 @@ from shardviz.explain.step.modules import (
     WrongArgument,
 )
 from shardviz.explain.step.parts import CutByAnotherAxis, MisplacedOperand, SameSlices, ShiftedPart
-from shardviz.explain.step.scales import ClippedByParts, NormOverWrongAxes
+from shardviz.explain.step.scales import ClippedByParts, NormOverWrongAxes, RowsTimesOwnNumbers
 from shardviz.explain.step.sums import (
     GradientNotReduced,
     OutputNotReduced,
@@ -128,6 +129,9 @@ OPEN = (
 
 OF_FACTORS = (RepeatedForwardSum, AveragedForward, ScaledBetweenModules)
 """Causes of a factor that a module gives its output: a line that sums nothing and has that factor takes their place."""
+
+OF_BACKWARD = (UnexplainedBackward, UnexplainedWeightGradients, RowsWithOtherLabels, RowsTimesOwnNumbers)
+"""Causes of which the last output's gradient, or less, is all that is known: a line in the loss says more."""
 
 GUESSES = (
     UnexplainedLoss,
@@ -367,7 +371,7 @@ def with_line_around(dump: Dump, finding: Finding, fault: Fault, *, are_gradient
     What is logged in a wrong way makes no gradient wrong.
     """
     guesses: tuple[type[Cause], ...] = (*GUESSES, ScalarNotReduced) if are_gradients_wrong else GUESSES
-    guesses = (*guesses, UnexplainedBackward, UnexplainedWeightGradients) if fault.is_forward else guesses
+    guesses = (*guesses, *OF_BACKWARD) if fault.is_forward else guesses
     sides = finding.sentence, *finding.details
     placed = replace(finding, sentence=fault.sentence, details=sides, line=fault.place)
     if isinstance(fault.cause, UnsummedValue):
