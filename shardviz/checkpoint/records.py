@@ -152,7 +152,6 @@ class StoredTensor(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         chunks: The parts that it is stored in.
         folder: The folder of the files.
-        parts: What it is called in a nested state dict, level by level, where that is known.
     """
 
     name: str
@@ -160,7 +159,6 @@ class StoredTensor(msgspec.Struct, frozen=True, gc=False):
     dtype: str
     chunks: tuple[Chunk, ...]
     folder: Path
-    parts: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:

@@ -31,10 +31,9 @@ from shardviz.live.lines.frames import user_line
 from shardviz.live.lines.rerun import Again, modules_asked_for
 from shardviz.live.noting import load_file, noting
 from shardviz.live.step.batch import add_sequence, sequence_dims
-from shardviz.live.step.comms import collective_name
+from shardviz.live.step.comms import collective_name, memory_of
 from shardviz.live.step.probe_step import ProbeStep
 from shardviz.live.step.running import tensors_in
-from shardviz.live.step.unread import memory_of
 from shardviz.live.step.unsharded.late_weights import as_built, repeating
 
 if TYPE_CHECKING:

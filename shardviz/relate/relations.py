@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from shardviz.layout.notation import write
 from shardviz.relate.tolerance import Bound
 
 if TYPE_CHECKING:
@@ -77,9 +76,6 @@ class Located(Relation):
     """
 
     layout: Layout
-
-    def __repr__(self) -> str:
-        return f"Located({write(self.layout)})"
 
 
 @dataclass(frozen=True, slots=True)

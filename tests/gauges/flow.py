@@ -44,8 +44,7 @@ ARROWS: Mapping[str, tuple[str, ...]] = {
     "shardviz": ("live",),
     "__main__": ("cli",),
     "cli": ("commands", "live"),
-    "probe_files": ("probe_source",),
-    "probe_source": (),
+    "probe_files": (),
     **dict.fromkeys(EVERYWHERE, ()),
 }
 """For each room, the rooms that it may import besides `EVERYWHERE` and itself. Imports for types alone are free."""

@@ -133,14 +133,13 @@ def read_dcp(folder: Path) -> Checkpoint:
         raise DumpError(f"{path} {has}", "give a folder that torch.distributed.checkpoint wrote")
     root = read_pickle(path.read_bytes(), str(path))
     places = _places(dict_of(_field(root, "storage_data"), path, "storage_data", optional=True), path)
-    nested = dict_of(_field(root, "planner_data"), path, "planner_data", optional=True)
     tensors, objects = {}, {}
     for name, metadata in dict_of(_field(root, "state_dict_metadata"), path, "state_dict_metadata").items():
         what = _ENDS.get(metadata.kind) if type(name) is str and type(metadata) is PickledObject else None
         if what is None:
             raise DumpError(f"{path}: state_dict_metadata[{printable(repr(name))[:200]}] is damaged", "copy it again")
         if what == "tensor":
-            tensors[name] = _tensor(name, metadata, places.get(name, {}), nested.get(name), path)
+            tensors[name] = _tensor(name, metadata, places.get(name, {}), path)
         elif None in places.get(name, {}):
             objects[name] = places[name][None]
     return Checkpoint(folder, "DCP", tensors, objects)
@@ -179,7 +178,7 @@ def is_inside(name: str) -> bool:
 
 
 def _tensor(
-    name: str, pickled: PickledObject, places: dict[tuple[int, ...] | None, ByteRange], parts: Any, path: Path
+    name: str, pickled: PickledObject, places: dict[tuple[int, ...] | None, ByteRange], path: Path
 ) -> StoredTensor:
     where = f"{path}: {printable(name)}"
     shape = _numbers(pickled.field("size"), f"{where}: size")
@@ -196,8 +195,7 @@ def _tensor(
             )
         place = places.get(offsets) or (places.get(None) if len(listed) == 1 else None)
         chunks.append(Chunk(offsets, sizes, place))
-    nested = tuple(map(str, parts)) if type(parts) is tuple else ()
-    return StoredTensor(name, shape, _dtype(pickled, where), tuple(chunks), path.parent, nested)
+    return StoredTensor(name, shape, _dtype(pickled, where), tuple(chunks), path.parent)
 
 
 def _dtype(pickled: PickledObject, where: str) -> str:

@@ -19,14 +19,12 @@ class ScaledBackward(Cause, kind="wrong-scale"):
     Attributes:
         runs: How many micro-batches the step ran; None if that is not known.
         loss: `unseen` if nobody recorded the loss, so that it may have the factor, too.
-        copied_along: Axes that keep replicas of all gradients and whose size is one over the factor's square.
         ranks: How many ranks of a job, times `runs`, are the factor; None if none are.
     """
 
     factor: Fraction | float
     runs: int | None = None
     loss: Literal["", "unseen"] = ""
-    copied_along: tuple[str, ...] = ()
     ranks: int | None = None
     why = (
         (
@@ -34,9 +32,7 @@ class ScaledBackward(Cause, kind="wrong-scale"):
             "micro-batches, {runs}. transformers' Trainer does this if forward takes **kwargs: it then expects a loss "
             "that is summed and divided by num_items_in_batch|{is_of_micro_batches:?The step runs {runs} "
             "micro-batches, and {is_larger:?nothing divides their losses by {runs}|the loss is divided by {runs} "
-            "twice{loss:?, as by the code and by a library (gradient_accumulation_steps)|}}|{copied_along:?If the "
-            "step clips gradients by a norm of its own, that counts each replica along {copied_along}: the factor is "
-            "one over the root of their number|}}}"
+            "twice{loss:?, as by the code and by a library (gradient_accumulation_steps)|}}|}}"
         ),
         (
             "{elements:?If the loss has the factor, too, it is {is_larger:?a sum where the other job's is a mean|a "
@@ -53,8 +49,7 @@ class ScaledBackward(Cause, kind="wrong-scale"):
         (
             "{ranks:?set model.accepts_loss_kwargs = False, or divide the summed loss by num_items_in_batch in "
             "forward; without transformers, divide by both numbers|{is_of_micro_batches:?divide each micro-batch's "
-            "loss by {runs}{is_larger:?|, once}|{copied_along:?sum squares only over the axes that split the "
-            "gradients, as get_total_norm of DTensors does|}}}"
+            "loss by {runs}{is_larger:?|, once}|}}"
         ),
         "{elements:?compare the losses that both jobs print, and what each divides by (reduction=)|}",
         "{is_larger:?unscale the gradients, or divide each micro-batch's loss by their number|call backward() on the "

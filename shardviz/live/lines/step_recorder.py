@@ -21,10 +21,9 @@ from shardviz.live.capture.locals import of_tensor, unwrapped
 from shardviz.live.compat.modules import class_name, clean_name, is_compiled, replaced
 from shardviz.live.compat.tensors import version_of
 from shardviz.live.compat.worlds import ranks_of_operator
-from shardviz.live.lines.events import Event, Value
+from shardviz.live.lines.events import Event, Value, has_memory, real_of, storage_of, tensors_kept
 from shardviz.live.lines.frames import frames_of
 from shardviz.live.lines.recorder import Recorder, collecting, recorded
-from shardviz.live.lines.tensors import has_memory, real_of, storage_of, tensors_kept
 from shardviz.live.step.step import loss_of
 from shardviz.relate.tolerance import EXACT, ROUNDINGS_OF_STEP
 

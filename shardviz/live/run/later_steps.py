@@ -22,9 +22,9 @@ from shardviz.live.compat.meshes import local_of
 from shardviz.live.compat.modules import clean_name
 from shardviz.live.compat.tensors import is_captured
 from shardviz.live.run.hooks.observing import quietly
+from shardviz.live.run.outside import has_copies
 from shardviz.live.run.references.values import living_modules, living_optimizers, outermost
 from shardviz.live.run.step_files import WHAT, Step, weights_of
-from shardviz.live.run.stepped_copies import has_copies
 from shardviz.live.step.running import tensors_in
 from shardviz.live.step.steppers import Options, options_records, parameters_of, steps
 

@@ -18,9 +18,8 @@ from shardviz.live.run.hooks.arming import arm, disarm
 from shardviz.live.run.hooks.observing import nested, quietly
 from shardviz.live.run.meeting import refuse_save, watch_steps
 from shardviz.live.run.options import Note, Options, leave
-from shardviz.live.run.references.stamped import has_stamped
-from shardviz.live.run.references.values import contains, num_modules
-from shardviz.live.run.references.writing import is_first_here, rank_here
+from shardviz.live.run.references.sources import has_stamped
+from shardviz.live.run.references.values import contains, is_first_here, num_modules, rank_here
 from shardviz.live.run.session import Session
 from shardviz.live.run.taking import Stage, take
 from shardviz.live.step.steppers import parameters_of

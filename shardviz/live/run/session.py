@@ -15,11 +15,12 @@ from shardviz.live.run.references.sources import (
     checkpoint_of,
     has_shards,
     loaded_whole,
+    looks_stamped,
+    note_stamped,
     of_dcp,
     of_pretrained,
     of_state_dict,
 )
-from shardviz.live.run.references.stamped import looks_stamped, note_stamped
 from shardviz.live.run.references.values import Unwritten, Values
 from shardviz.reference.names import bare_name
 from shardviz.stamping.target import is_stamped

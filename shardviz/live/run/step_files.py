@@ -22,7 +22,7 @@ from shardviz.live.claims.wrappers import approximated_by, reduced_in, reducing,
 from shardviz.live.compat.modules import clean_name, is_compiled
 from shardviz.live.compat.worlds import default_store, groups_here
 from shardviz.live.run.hooks.observing import quietly
-from shardviz.live.run.references.writing import is_first_here, rank_here
+from shardviz.live.run.references.values import is_first_here, rank_here
 from shardviz.live.step.module_recorder import MAX_ELEMENTS, add_points
 from shardviz.live.step.observe import optimizer_states
 from shardviz.live.step.steppers import Options as Settings

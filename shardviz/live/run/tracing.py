@@ -10,7 +10,7 @@ import atexit
 import math
 import os
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -31,20 +31,30 @@ from shardviz.live.run.hooks.arming import arm, disarm
 from shardviz.live.run.hooks.observing import nested, quietly, report
 from shardviz.live.run.job_trace import JobTrace, without_errors
 from shardviz.live.run.later_steps import LaterSteps, weights_after, with_gradients
-from shardviz.live.run.library_steps import LibraryStep
-from shardviz.live.run.outside import Averages, apart_from, buffers_alone, outside
-from shardviz.live.run.read_buffers import ReadBuffers
-from shardviz.live.run.references.values import contains, outermost
-from shardviz.live.run.step_files import WHAT, Step, most_of, weights_of
-from shardviz.live.run.stepped_copies import (
+from shardviz.live.run.outside import (
+    Averages,
+    apart_from,
+    buffers_alone,
     find_copies,
     forget_copies,
     gradients_with_copies,
     has_copies,
     has_copies_in,
+    outside,
 )
+from shardviz.live.run.read_buffers import ReadBuffers
+from shardviz.live.run.references.values import contains, outermost
+from shardviz.live.run.step_files import WHAT, Step, gradients_of, most_of, sampled, weights_of
 from shardviz.live.step.steppers import Options as Settings
-from shardviz.live.step.steppers import identities, options_of, parameters_of, states_of, stepped_by, steps
+from shardviz.live.step.steppers import (
+    identities,
+    names_of_stand_ins,
+    options_of,
+    parameters_of,
+    states_of,
+    stepped_by,
+    steps,
+)
 from shardviz.live.trace_modules import Followed
 
 if TYPE_CHECKING:
@@ -55,7 +65,11 @@ if TYPE_CHECKING:
     from shardviz.live.run.options import Options
 
     Shapes = tuple[tuple[int, ...], ...]
+    from torch import nn
+
+    from shardviz.live.claims.local import Local
     from shardviz.live.run.step_files import Written
+
 
 NOT_STEPPED = "no optimizer stepped after it"
 
@@ -402,3 +416,60 @@ def _shapes(optimizer: Optimizer) -> Shapes:
 def runs(module: nn.Module, model: nn.Module) -> bool:
     """Whether a call of a module is one of a model: of itself, of a wrapper or of a part."""
     return contains(module, model) or contains(model, module)
+
+
+@dataclass
+class LibraryStep:
+    """A library's step while it is made.
+
+    DeepSpeed and Megatron-core reduce, unscale and clip gradients in a step of their own, let an inner optimizer step
+    parts of flat buffers, one buffer at a time, and write the weights afterwards. What a parameter has in `.grad`
+    before is not what its optimizer gets. Hooks on gradients may step each parameter in backward by an optimizer of its
+    own, and free the gradient: all of a backward pass are one step.
+
+    Attributes:
+        stepper: The library's engine or optimizer whose step it is; None if hooks step parameters in backward.
+        optimizers: The optimizers that have stepped in it, in order.
+        gradients: Copies of this rank's part of the gradients that they stepped with.
+        options: The numbers with which they step the model's parameters.
+        unknown: Why a parameter's gradient is not understood, by name.
+    """
+
+    stepper: object
+    optimizers: list[Optimizer] = field(default_factory=list)
+    gradients: dict[str, Local] = field(default_factory=dict)
+    options: Settings = field(default_factory=dict)
+    unknown: dict[str, str] = field(default_factory=dict)
+
+    def add(self, optimizer: Optimizer, step: Step | None) -> None:
+        """Add an inner optimizer's step, before it is made.
+
+        Args:
+            optimizer: The optimizer.
+            step: The step that is followed, if there is one.
+        """
+        self.optimizers.append(optimizer)
+        if step is None or not steps(optimizer, step.root):
+            return
+        model = unwrapped(step.root)
+        locals_ = {local.name: local for local in local_tensors(model)}
+        weights: dict[torch.Tensor, Local] = {
+            param: locals_[name] for name, param in registry.named_parameters(model) if name in locals_
+        }
+        stepped = stepped_by(optimizer)
+        if self.stepper is None:
+            # The gradients of others may not be there yet, or be those of an earlier micro-batch.
+            others = {local.name for param, local in weights.items() if id(param) not in stepped}
+            self.gradients |= {local.name: local for local in gradients_of(step, others)}
+            return
+        for local in registry.gradients(weights, self.stepper, stepped):
+            if local.unknown:
+                self.unknown[local.name] = local.unknown
+            else:
+                self.gradients[local.name] = replace(local, values=sampled(local.values.detach(), step.most))
+        for local in gradients_of(step, names_of_stand_ins(model)):
+            self.gradients.setdefault(local.name, local)
+
+    def options_of(self, root: nn.Module) -> Settings:
+        """Return the options that were seen; they are those of the model."""
+        return self.options

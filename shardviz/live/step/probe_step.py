@@ -28,8 +28,7 @@ from shardviz.live.step.step import calls, gradients, has_last_stage, loss_of, r
 from shardviz.live.step.unsharded.by_parts import gradients_of_loss_terms, gradients_of_micro_batches, micro_batches
 from shardviz.live.step.unsharded.late_weights import drawn_after_sharding, load
 from shardviz.live.step.unsharded.probe_loss import with_own_loss
-from shardviz.live.step.unsharded.replay import add_replayed
-from shardviz.live.step.unsharded.step import noise_of, reference_of, stepped
+from shardviz.live.step.unsharded.step import add_replayed, noise_of, reference_of, stepped
 from shardviz.live.step.update import copied_gradients, updated_reference, updated_shards
 from shardviz.live.trace_modules import NONE, Followed
 from shardviz.relate.tolerance import ROUNDINGS_OF_STEP, SINGLE

@@ -158,11 +158,6 @@ class BoxSizes:
     gutter: int
     ruled: bool
 
-    @property
-    def width(self) -> int:
-        """Columns of the whole."""
-        return self.gutter + 1 + sum(self.widths) + len(self.widths) + 1
-
 
 def sizes_for(panel: Panel, coloring: Coloring, width: int, glyphs: Glyphs, *, tall: bool = False) -> BoxSizes:
     """Choose the sizes of a panel's boxes, to scale within `width` columns, for both sides.

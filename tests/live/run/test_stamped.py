@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from shardviz.cli import main
-from shardviz.live.run.references.stamped import has_tensors, looks_stamped
+from shardviz.live.run.references.sources import has_tensors, looks_stamped
 from tests.lanes import at_night, nightly
 from tests.live.run.jobs import FORKED, ON_META, STEP, TORCHRUN, save_weights
 from tests.live.run.jobs import run as run_job

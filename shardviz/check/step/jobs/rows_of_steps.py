@@ -37,13 +37,11 @@ class Numbered:
 
     Attributes:
         size: How many rows it has in its first step.
-        num_known: How many it has in all of its steps.
         steps: The numbers that each rank of the other job has in every step; only those of its first steps that one
             process has, too.
     """
 
     size: int
-    num_known: int
     steps: Sequence[Mapping[int, Numbers]]
 
     def rows(self, at: int) -> list[int]:
@@ -144,7 +142,7 @@ def _numbered(reference: WholeJob, job: WholeJob) -> Numbered | None:
             if not all(of_rank and numbers.keys() >= set(of_rank) for of_rank in rows.values()):
                 break
             steps.append({rank: tuple(numbers[row] for row in of_rank) for rank, of_rank in rows.items()})
-        return Numbered(len(every[0]), len(numbers), steps) if steps else None
+        return Numbered(len(every[0]), steps) if steps else None
     return None
 
 

@@ -41,7 +41,6 @@ from shardviz.relate.tolerance import (
     EPSILON,
     EXACT,
     EXPLAINED,
-    EXPLAINED_UPDATE,
     FEW,
     LEAST_EXACT_FACTOR,
     SAFETY,
@@ -121,9 +120,8 @@ def of_factor(evidence: Evidence, gradients: Sequence[Compared], factor: float, 
     of_runs = None if of_runs == 1 else of_runs
     exact, is_in_loss = ratio or of_runs or factor, _is_in_loss(evidence, factor)
     loss: Literal["", "unseen"] = "unseen" if evidence.loss is None else ""
-    copied = _replicated_axes_of_root(gradients, factor) if not axes else ()
     ranks = ranks_of(gradients, exact, evidence.num_runs) if loss else None
-    of_backward: Cause = ScaledBackward(exact, evidence.num_runs or None, loss, copied, ranks)
+    of_backward: Cause = ScaledBackward(exact, evidence.num_runs or None, loss, ranks)
     if evidence.runs_backward_itself is False:
         of_backward = ScaledReduction(exact, gradients[0].wrapped_over(gradients[0].mesh.axes) == "ddp")
     norm, norm_left = _norm_of_parts(gradients) if 0 < factor < 1 else ("", 0.0)
@@ -149,17 +147,6 @@ def ranks_of(gradients: Sequence[Compared], factor: Fraction | float, runs: int)
     mesh = gradients[0].mesh
     sizes = {mesh.size_over(axes) for axes in axis_sets(mesh.long_axes)} if runs > 1 else set()
     return next((size for size in sizes if factor == size * runs), None)
-
-
-def _replicated_axes_of_root(gradients: Sequence[Compared], factor: float) -> tuple[str, ...]:
-    """Return axes along which all gradients are replicas, if one over the root of their number is the factor."""
-    mesh = gradients[0].mesh
-    near = max(EXPLAINED_UPDATE, 2 * near_ratio(gradients[0].rounding.epsilon))  # a small number is added to norms
-    replicated = [axis for axis in mesh.long_axes if not any(gradient.is_split(axis) for gradient in gradients)]
-    for axes in axis_sets(replicated):
-        if math.isclose(factor**2 * mesh.size_over(axes), 1, rel_tol=near):
-            return axes
-    return ()
 
 
 def _is_in_loss(evidence: Evidence, factor: float) -> bool:
@@ -197,10 +184,10 @@ def of_all(finding: Finding, gradients: Sequence[Compared]) -> Finding:
 
 def _norm_of_parts(gradients: Sequence[Compared]) -> tuple[str, float]:
     """Return a norm of parts that clipping made a round number; empty if there isn't one."""
-    for what, norm, axes in norms_of_parts(list(gradients)):
+    for what, norm, _ in norms_of_parts(list(gradients)):
         rounded = round_norm(1.0, norm, nearness(gradients))
         if rounded and not math.isclose(norm, total(gradient.wanted for gradient in gradients)):
-            return (_counted_again(gradients, axes) if axes else "") or what, rounded
+            return what, rounded
     return "", 0.0
 
 
@@ -441,20 +428,6 @@ def norms_of_parts(gradients: list[Compared]) -> Iterator[tuple[str, float, tupl
             norms = [math.sqrt(value) for value in norms] if values is squares else norms
             if norms and max(norms) - min(norms) <= EXACT * max(norms):
                 yield f"the {name} over {over} of each rank's own", norms[0], axes if values is squares else ()
-
-
-def _counted_again(gradients: Sequence[Compared], axes: Sequence[str]) -> str:
-    """Return a norm over axes by the gradients that it counts several times; empty if more is wrong about it."""
-    mesh = gradients[0].mesh
-    is_whole = not any(gradient.is_split(axis) for gradient in gradients for axis in mesh.axes if axis not in axes)
-    copied = {axis: [one for one in gradients if not one.is_split(axis)] for axis in axes if mesh.axis_size(axis) > 1}
-    copied = {axis: copies for axis, copies in copied.items() if copies}
-    if not is_whole or len(copied) != 1:
-        return ""
-    ((axis, copies),) = copied.items()
-    what = "gradient" if len(copies) == 1 else f"{len(copies)} gradients"
-    verb = "counts" if len(copies) == 1 else "count"
-    return f"a norm in which the {what} copied along {axis} {verb} {mesh.axis_size(axis)} times"
 
 
 def _square(gradients: Sequence[Compared], rank: int) -> NDArray[np.float64]:

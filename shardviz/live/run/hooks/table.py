@@ -240,7 +240,7 @@ def _saves(name: str, what: str, index: int = 0, called: str = "", *, is_optiona
 
 
 def _torch_saves(seen: Observer, call: Call) -> None:
-    from shardviz.live.run.references.stamped import has_tensors
+    from shardviz.live.run.references.sources import has_tensors
 
     file = argument(call, 1, "f")
     place = file if isinstance(file, str | os.PathLike) else getattr(file, "name", None)
