@@ -85,8 +85,13 @@ def test_groups_of_one_name_are_divided_among_axes():
     assert mesh_of_groups(groups[:3], 4) is None
 
 
-def test_groups_that_do_not_cross_are_none():
-    assert mesh_of_groups([("dp", (0, 1)), ("dp", (2, 3)), ("tp", (0, 1)), ("tp", (2, 3))], 4) is None
+def test_groups_of_one_kind_leave_an_axis_without_groups():
+    pairs = [("cp", (0, 1)), ("cp", (2, 3))]
+    assert mesh_of_groups(pairs, 4) == Mesh(("of_2", "cp"), (2, 2))
+    assert mesh_of_groups([*pairs, ("tp", (0, 1)), ("tp", (2, 3))], 4) == Mesh(("of_2", "cp"), (2, 2))
+
+
+def test_groups_that_do_not_divide_the_ranks_are_none():
     assert mesh_of_groups([("dp", (0, 1))], 4) is None
     assert mesh_of_groups([], 4) is None
 
