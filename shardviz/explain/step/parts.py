@@ -57,7 +57,7 @@ class DealtToOthers(AtLine, kind="wrong-value"):
 
 
 class CutByOtherSegments(AtLine, kind="wrong-value"):
-    """A fused weight is cut by other segments than the ones into which the model takes its result apart.
+    """A fused weight is cut by other segments than those into which its result is taken apart.
 
     Queries of all heads stand before the keys and values of fewer. Cut into three equal segments, and each of these
     over the ranks, the weight has the right number of rows on each rank and every row once. The code splits its result

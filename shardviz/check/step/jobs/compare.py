@@ -315,8 +315,7 @@ def _step_of(
     results += frozen_in_one_job(weights, job) if not findings_in(results) else ()
     results += [*held_back_gradients(weights, job), *different_settings(reference, job), *lost_states(reference, job)]
     results += stale_copies(reference, job)
-    findings = grouped(findings_in(results), ranks_by_name(dump))
-    findings = _explained(with_copies_before(findings, reference, job, weights), evidence, reference, job)
+    findings = _explained(grouped(findings_in(results), ranks_by_name(dump)), evidence, reference, job, weights)
     look = _look_at_lines(findings, reference, job)
 
     def unless_wrong(compare: Callable[[], Updates]) -> Updates:
@@ -343,7 +342,7 @@ def _step_of(
     right = [place for place, of_ranks in states.items() if not of_ranks & BAD]
     num_odd = len({(place.module, place.call) for place, of_ranks in states.items() if of_ranks & BAD})
     sizes = {place: largest_of(judging.whole[place].values) or 1.0 for place in right}
-    looks = [look, *[""] * len(findings)]
+    looks = (look, *[""] * len(findings))
     departures = [_departure(each, num_odd, reference, job, text) for each, text in zip(findings, looks, strict=False)]
     difference = StepDifference(
         (*departures, *filter(None, (later.departure, of_outputs))),
@@ -365,8 +364,11 @@ def _step_of(
     return Attempt(difference, bool(findings) and not findings[0].generic, not not_compared)
 
 
-def _explained(findings: Sequence[Finding], evidence: JobEvidence, reference: WholeJob, job: WholeJob) -> list[Finding]:
+def _explained(
+    findings: Sequence[Finding], evidence: JobEvidence, reference: WholeJob, job: WholeJob, weights: Weights
+) -> list[Finding]:
     """Return findings of a step, first those of a module, with what else the two jobs' records say of them."""
+    findings = with_copies_before(findings, reference, job, weights)
     findings = [with_buffer_read(finding, evidence.calls, reference, job) for finding in findings]
     findings = [with_module_settings(finding, reference, job) for finding in findings]
     findings = with_buffers_before(findings, reference, job)

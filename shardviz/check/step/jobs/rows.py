@@ -105,7 +105,7 @@ def _order_of_inputs(reference: WholeJob, job: WholeJob) -> Rows:
     rows = (
         rows_of([whole], known, job.mesh) if whole is not None and whole.shape and len(known) == len(parts) else Rows()
     )
-    return Rows(rows.order, num_shares=rows.num_shares)
+    return Rows(rows.order, num_shares=rows.num_shares, columns=rows.columns)
 
 
 def rows_of(whole_batch: list[Kept], batches: Mapping[int, list[Kept]], mesh: Mesh) -> Rows:
@@ -125,23 +125,8 @@ def rows_of(whole_batch: list[Kept], batches: Mapping[int, list[Kept]], mesh: Me
     rows = _rows_of_ranks(whole, given)
     unknown = [rank for rank, known in rows.items() if known is None]
     size = next(iter(whole.shape), 0)
-    if unknown and _are_padded_parts(whole, of_ranks):
-        shapes = f"{list(given[unknown[0]].shape)} of the other job's {list(whole.shape)}"
-        return Rows(not_joined=f"rank {unknown[0]} was given {shapes}, and the last ranks' parts are padded")
-    if unknown and _are_cut_alone(whole, of_ranks):
-        lengths = f"{given[unknown[0]].shape[1]} of {whole.shape[1]}"
-        sentence = f"rank {unknown[0]} was given the other job's rows padded or cut to a length of its own"
-        return Rows(not_joined=f"{sentence}, {lengths}")
-    if unknown and (normalized := normalized_rows(whole, given)) is not None:
-        return Rows(problem=normalized[0], cause=normalized[1])
     if unknown:
-        shapes = f"{list(given[unknown[0]].shape)} and {list(whole.shape)}"
-        text = f"rank {unknown[0]} was given rows that the other job's batch doesn't have (shapes {shapes})"
-        are_whole = all(part.shape == whole.shape for part in of_ranks) and len(unknown) < len(rows)
-        complete = [rank for rank in rows if rank not in unknown]
-        has = "has" if len(complete) == 1 else "have"
-        clause = f"; {named_ranks(complete)} {has} all rows of that batch" if are_whole else ""
-        return Rows(problem=f"{text}{clause}", cause=WholeBatchPerRank() if are_whole else DifferentBatch(of_jobs=True))
+        return _of_unknown(unknown, whole, given)
     shares = {rank: tuple(known.tolist()) for rank, known in rows.items() if known is not None}
     parts = list(dict.fromkeys(shares.values()))
     every = [row for part in parts for row in part]
@@ -170,6 +155,27 @@ def rows_of(whole_batch: list[Kept], batches: Mapping[int, list[Kept]], mesh: Me
             not_joined=f"ranks were given unequal numbers of the other job's {size} rows: {shares_text(shares)}"
         )
     return Rows(np.array(every, np.int64), num_shares=len(parts))
+
+
+def _of_unknown(unknown: Sequence[int], whole: Kept, given: Mapping[int, Kept]) -> Rows:
+    """Return why some ranks have rows that the whole batch doesn't have."""
+    rank, parts = unknown[0], list(given.values())
+    if _are_padded_parts(whole, parts):
+        shapes = f"{list(given[rank].shape)} of the other job's {list(whole.shape)}"
+        return Rows(not_joined=f"rank {rank} was given {shapes}, and the last ranks' parts are padded")
+    if _are_cut_alone(whole, parts):
+        lengths = f"{given[rank].shape[1]} of {whole.shape[1]}"
+        sentence = f"rank {rank} was given the other job's rows padded or cut to a length of its own"
+        return Rows(not_joined=f"{sentence}, {lengths}")
+    if (normalized := normalized_rows(whole, given)) is not None:
+        return Rows(problem=normalized[0], cause=normalized[1])
+    shapes = f"{list(given[rank].shape)} and {list(whole.shape)}"
+    text = f"rank {rank} was given rows that the other job's batch doesn't have (shapes {shapes})"
+    are_whole = all(part.shape == whole.shape for part in parts) and len(unknown) < len(given)
+    complete = [other for other in given if other not in unknown]
+    has = "has" if len(complete) == 1 else "have"
+    clause = f"; {named_ranks(complete)} {has} all rows of that batch" if are_whole else ""
+    return Rows(problem=f"{text}{clause}", cause=WholeBatchPerRank() if are_whole else DifferentBatch(of_jobs=True))
 
 
 def _shared_columns(whole_batch: list[Kept], batches: Mapping[int, list[Kept]], mesh: Mesh) -> Rows | None:
