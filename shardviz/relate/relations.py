@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from shardviz.layout.notation import write
 from shardviz.relate.tolerance import Bound
 
 if TYPE_CHECKING:
@@ -76,6 +77,9 @@ class Located(Relation):
     """
 
     layout: Layout
+
+    def __repr__(self) -> str:
+        return f"Located({write(self.layout)})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,7 +82,7 @@ def test_groups_of_one_name_are_divided_among_axes():
     cube = mesh_of_groups([("of_2", ranks) for ranks in pairs], 8)
     assert cube is not None
     assert cube.shape == (2, 2, 2)
-    assert mesh_of_groups(groups[:3], 4) is None
+    assert mesh_of_groups(groups[:2], 4) is None
 
 
 def test_groups_of_one_kind_leave_an_axis_without_groups():
