@@ -149,17 +149,24 @@ def leave_world() -> None:
     torch.distributed.destroy_process_group()
 
 
+AVERAGED = ("_reduce_scatter_base", "reduce_scatter")
+"""The methods of `ProcessGroup` that sum on gloo before torch 2.9 where they are asked to average."""
+
+REFUSED = ("allreduce", "allreduce_coalesced", "reduce")
+"""Those that refuse to average in torch 2.6.0."""
+
+
 @cache
 def let_gloo_average() -> None:
     """Let gloo average on a CPU as it does in newer torch, for ranks that shardviz starts.
 
-    In torch 2.6.0 it refuses `ReduceOp.AVG`, or takes it for a sum where it scatters the result. There, the methods of
-    `ProcessGroup` below, which `torch.distributed` calls, sum and divide. Torch 2.13.0 and 2.15.0, whose gloo averages,
-    are known by `AllreduceOptions.asyncOp`.
+    Before torch 2.9 it takes `ReduceOp.AVG` for a sum where it scatters the result, and 2.6.0 refuses it elsewhere. The
+    methods of `ProcessGroup` above, which `torch.distributed` calls, sum and divide there. Tried on torch 2.6.0 and
+    2.8.0; 2.9.1, 2.10.0, 2.12.0, 2.13.0 and 2.15.0 average.
     """
-    if hasattr(torch.distributed.AllreduceOptions(), "asyncOp"):
-        return
-    for name in ("allreduce", "allreduce_coalesced", "reduce", "_reduce_scatter_base"):
+    version: Any = torch.__version__
+    refused = () if hasattr(torch.distributed.AllreduceOptions(), "asyncOp") else REFUSED
+    for name in (*AVERAGED, *refused) if version < (2, 9) else ():
         setattr(torch.distributed.ProcessGroup, name, _averaging(getattr(torch.distributed.ProcessGroup, name)))
 
 
