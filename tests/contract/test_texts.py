@@ -15,7 +15,7 @@ import pytest
 from tests.contract import store, texts
 from tests.contract.__main__ import ROOMS
 from tests.contract.judge import IN_MEMORY, text_of
-from tests.lanes import nightly
+from tests.lanes import at_night
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 IS_WRITTEN = os.environ.get("SHARDVIZ_GOLDEN") == "write"
 
 
-@pytest.mark.parametrize("name", ROOMS)
-@pytest.mark.skipif(False, reason="") if IS_WRITTEN else nightly
+@pytest.mark.parametrize("name", ROOMS if IS_WRITTEN else at_night(ROOMS))
 def test_what_is_printed_of_a_case_is_what_was_read(name: str) -> None:
     path, names = texts.FOLDER / f"{name}.txt", texts.kept({room: store.read_verdicts(room) for room in ROOMS})[name]
     now = printed(name, names) if names else {}

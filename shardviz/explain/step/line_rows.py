@@ -228,22 +228,26 @@ class RowsWithOtherLabels(Cause, kind="wrong-value"):
 
     Attributes:
         what: What a rank's labels are: those of the `next` or the `previous` row, the right ones but at the `ends` of
-            its part, those of other `micro-batches`, the same ones `moved` to other rows, or `other` ones.
+            its part, those of other `micro-batches`, the right ones but of rows that one side has `ignored`, the same
+            ones `moved` to other rows, or `other` ones.
     """
 
-    what: Literal["next", "previous", "ends", "micro-batches", "moved", "other"]
+    what: Literal["next", "previous", "ends", "micro-batches", "ignored", "moved", "other"]
     why = (
         "{what:next?Each row is compared with the next row's label: labels are shifted twice"
         "|{what:previous?Each row is compared with the previous row's label: labels are not shifted"
         "|{what:ends?The last row of each part has no label, or a wrong one: labels are shifted after they were cut"
         "|{what:micro-batches?Each micro-batch is compared with the labels of another one: a list is read from its "
-        "end, or filled in another order|{what:moved?Labels and rows are cut or ordered in different ways"
-        "|Each rank makes its labels from its own rows, or takes those of other rows}}}}}"
+        "end, or filled in another order|{what:ignored?The loss ignores other rows: an ignore_index, a mask or padding "
+        "covers rows that it should count, or leaves some to count that it should not|{what:moved?Labels and rows are "
+        "cut or ordered in different ways|Each rank makes its labels from its own rows, or takes those of other "
+        "rows}}}}}}"
     )
     how = (
         "{what:next?shift labels once, in the data or in the loss|{what:previous?shift labels once, in the data or in "
         "the loss|{what:ends?shift labels before you cut them|{what:micro-batches?take the targets in the order in "
-        "which the micro-batches were put in|cut and order labels exactly as the rows that they belong to}}}}"
+        "which the micro-batches were put in|{what:ignored?make the mask of the whole batch, and cut it as the "
+        "labels|cut and order labels exactly as the rows that they belong to}}}}}"
     )
 
 

@@ -310,7 +310,7 @@ class LossTimesOwnNumber(Cause):
 
 
 class RowsTimesOwnNumbers(Cause):
-    """Each row of the batch counts as many times as it should as a number of its own says.
+    """Each row of the batch sends back its right gradient times a number of its own.
 
     Advantages and rewards are normalized by the mean and standard deviation of a group, classes are weighed by their
     counts, and importance weights are divided by their sum. Taken over a rank's own rows, these statistics weigh each

@@ -162,7 +162,7 @@ def let_gloo_average() -> None:
 
     Before torch 2.9 it takes `ReduceOp.AVG` for a sum where it scatters the result, and 2.6.0 refuses it elsewhere. The
     methods of `ProcessGroup` above, which `torch.distributed` calls, sum and divide there. Tried on torch 2.6.0 and
-    2.8.0; 2.9.1, 2.10.0, 2.12.0, 2.13.0 and 2.15.0 average.
+    2.8.0; 2.9.1, 2.12.0, 2.13.0 and 2.15.0 average.
     """
     version: Any = torch.__version__
     refused = () if hasattr(torch.distributed.AllreduceOptions(), "asyncOp") else REFUSED

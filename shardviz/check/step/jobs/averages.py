@@ -130,7 +130,7 @@ def averages_of(reference: WholeJob, job: WholeJob, weights: Weights) -> Updates
 def with_copies_before(
     findings: Sequence[Finding], reference: WholeJob, job: WholeJob, weights: Weights
 ) -> Sequence[Finding]:
-    """Return findings behind that of a copy which some ranks have otherwise, if the loss sends wrong gradients.
+    """Return findings, and first the one of a copy that differs on some ranks, if the loss sends wrong gradients.
 
     A rank must have one process's copy: if none has, the two jobs may keep copies of other things.
     """

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from shardviz.explain.finding import Finding
 
     Values = NDArray[np.float64]
+    Labels = NDArray[np.int64]
 
 MAX_LISTED = 3
 
@@ -95,7 +96,8 @@ class LastGradient:
     """A rank's gradient of the last output.
 
     Attributes:
-        ways: What it is for each way to place it: the other job's values, and the rank's.
+        ways: The other job's values and the rank's, for each place at which it may stand: where the output does, if
+            that is known.
         near: How far rounding may take an element.
     """
 
@@ -110,7 +112,7 @@ def _last_gradients(judging: Judging) -> dict[int, LastGradient]:
     if not places:
         return {}
     last = max(places, key=lambda place: judging.whole[place].order)
-    whole = judging.whole[last].values
+    whole, output = judging.whole[last].values, judging.judgments.get(last.forward)
     of_ranks = {}
     for rank, points in judging.ranks.items():
         point = points.get(last)
@@ -119,8 +121,10 @@ def _last_gradients(judging: Judging) -> dict[int, LastGradient]:
         shard = point.values
         if whole is None or shard is None or not (whole.is_whole and shard.is_whole):
             return {}
-        regions = (region for _, region in placements_of(whole.shape, shard.shape, judging.mesh, rank))
-        ways = [pair for region in regions if (pair := in_both(whole, shard, region)) is not None]
+        regions = dict(placements_of(whole.shape, shard.shape, judging.mesh, rank))
+        if output is not None and output.layout in regions:
+            regions = {output.layout: regions[output.layout]}
+        ways = [pair for region in regions.values() if (pair := in_both(whole, shard, region)) is not None]
         of_ranks[rank] = LastGradient(point, ways, judging.judgments[last].near)
     return of_ranks
 
@@ -130,13 +134,15 @@ def _of_rows(judging: Judging) -> Finding | None:
     factors = {}
     for rank, last in _last_gradients(judging).items():
         fits = (_factors_of_rows(held, expected, last.near) for expected, held in last.ways)
-        found = next((own for own in fits if own is not None), None)
-        if found is None:
+        of_rank = next((fit for fit in fits if fit is not None), None)
+        if of_rank is None:
             return None
-        factors[rank] = found
-    if all(np.ptp(own) <= STEP * magnitude(own) for own in factors.values()):
+        factors[rank] = of_rank
+    if all(np.ptp(of_rank) <= STEP * magnitude(of_rank) for of_rank in factors.values()):
         return None
-    numbers = (f"{number(own.min())} to {number(own.max())} on rank {rank}" for rank, own in factors.items())
+    numbers = (
+        f"{number(of_rank.min())} to {number(of_rank.max())} on rank {rank}" for rank, of_rank in factors.items()
+    )
     sentence = (
         "all outputs are right, and each row's gradient at the last output is the other job's times its own number: "
         f"{listed(numbers, MAX_LISTED)}"
@@ -164,7 +170,7 @@ def _of_labels(judging: Judging) -> Finding | None:
 
     A cross entropy sends back a gradient that is negative at a row's label alone.
     """
-    odd: dict[int, tuple[NDArray[np.int64], NDArray[np.int64], LastGradient]] = {}
+    odd: dict[int, tuple[Labels, Labels, LastGradient]] = {}
     for rank, last in _last_gradients(judging).items():
         pairs = (tuple(map(_labels_in, way)) for way in last.ways)
         expected, held = next((pair for pair in pairs if pair[0] is not None and pair[1] is not None), (None, None))
@@ -177,22 +183,23 @@ def _of_labels(judging: Judging) -> Finding | None:
     rank, (expected, held, last) = next(iter(odd.items()))
     cause = RowsWithOtherLabels(_relation_of_labels(expected, held, last.point.lengths))
     row = tuple(np.argwhere(expected != held)[0].tolist())
-    count, had, due = int((expected != held).sum()), *(_label(labels[row]) for labels in (held, expected))
+    count, label, due = int((expected != held).sum()), *(_in_words(labels[row]) for labels in (held, expected))
     sentence = (
-        f"all outputs are right, and the gradient of the last one is negative at other labels than the other job's: of "
-        f"{count} of {held.size} rows on rank {rank}; row {list(row)} has {had}, and in the other job {due}"
+        f"all outputs are right, and by the gradient of the last one {count} of {held.size} rows on rank {rank} are "
+        f"compared with other labels than in the other job: row {list(row)} with {label}, and there with {due}"
     )
     return cause.finding("loss", tuple(odd), sentence, kind="wrong-value")
 
 
 IGNORED = -1
+"""The label of a row that sends nothing back: the loss ignores it."""
 
 
-def _label(label: int) -> str:
+def _in_words(label: int) -> str:
     return "none" if label == IGNORED else f"label {label}"
 
 
-def _labels_in(gradient: Values) -> NDArray[np.int64] | None:
+def _labels_in(gradient: Values) -> Labels | None:
     """Return the only element of each row that is negative, `IGNORED` for rows of zeros; None if there are others.
 
     It is what the others add up to: they are probabilities, and it is one less than that.
@@ -208,20 +215,29 @@ def _labels_in(gradient: Values) -> NDArray[np.int64] | None:
 
 
 def _relation_of_labels(
-    expected: NDArray[np.int64], held: NDArray[np.int64], lengths: tuple[int, ...]
-) -> Literal["next", "previous", "ends", "micro-batches", "moved", "other"]:
+    expected: Labels, held: Labels, lengths: tuple[int, ...]
+) -> Literal["next", "previous", "ends", "micro-batches", "ignored", "moved", "other"]:
     """Return what a rank's labels are of the other job's."""
     if held.shape[-1] > 1 and held.size >= MANY_LABELS:
-        if np.mean(held[..., :-1] == expected[..., 1:]) > MOST_LABELS > np.mean(held == expected):
+        is_other = _share(held, expected) < MOST_LABELS
+        if is_other and _share(held[..., :-1], expected[..., 1:]) > MOST_LABELS:
             return "next"
-        if np.mean(held[..., 1:] == expected[..., :-1]) > MOST_LABELS > np.mean(held == expected):
+        if is_other and _share(held[..., 1:], expected[..., :-1]) > MOST_LABELS:
             return "previous"
         if np.array_equal(held[..., :-1], expected[..., :-1]):
             return "ends"
-    own, due = ([part.tolist() for part in np.split(labels, np.cumsum(lengths)[:-1])] for labels in (held, expected))
-    if len(own) > 1 and all(part in due for part in own):
+    parts, due = ([part.tolist() for part in np.split(labels, np.cumsum(lengths)[:-1])] for labels in (held, expected))
+    if len(parts) > 1 and all(part in due for part in parts):
         return "micro-batches"
+    if np.all((held == expected) | (held == IGNORED) | (expected == IGNORED)):
+        return "ignored"
     return "moved" if np.array_equal(np.sort(held, axis=None), np.sort(expected, axis=None)) else "other"
+
+
+def _share(labels: Labels, others: Labels) -> float:
+    """Return which share of the labels are the others, of rows that one of both counts."""
+    is_counted = (labels != IGNORED) | (others != IGNORED)
+    return float(np.mean(labels[is_counted] == others[is_counted])) if np.any(is_counted) else 0.0
 
 
 def _of_micro_batches(judging: Judging) -> dict[int, tuple[float, ...]]:
