@@ -169,6 +169,8 @@ class Search:
         self.actual = {rank: held for rank, held in pair.held.items() if rank in pair.mesh}
         self.narrower = [dtype for dtype in NARROW if EPSILON[dtype] > self.limit]
         self.near = max(SAFETY * self.limit, EXACT)
+        numbers = {held.tobytes() for held in self.actual.values()} if pair.wanted.size == 1 else set[bytes]()
+        self.are_own_numbers = len(numbers) == pair.mesh.size > 1
         self.explained: dict[Chain, set[int]] = {}
         self.known_layouts: dict[object, list[Layout]] = {}
         constants = {rank: constant_of(held) for rank, held in self.actual.items()}
@@ -180,9 +182,11 @@ class Search:
         """Count the relations of a chain that the claim does not state."""
         return num_links(chain, self.claimed)
 
-    def cost(self, chain: Chain) -> tuple[int, int, int]:
-        """Return what orders chains."""
-        return cost(chain, self.claimed)
+    def cost(self, chain: Chain) -> tuple[int, ...]:
+        """Return what orders chains: where each rank has its own number, some factor fits the sum over any axis."""
+        kinds = {type(link) for link in chain} if self.are_own_numbers else set()
+        links, *others = cost(chain, self.claimed)
+        return links + ({Scaled, Pending} <= kinds), *others
 
     def best(self) -> Chain | None:
         """Return the cheapest chain that explains all ranks."""

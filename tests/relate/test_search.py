@@ -14,7 +14,7 @@ from shardviz.layout.layout import Layout
 from shardviz.layout.mesh import parse_mesh
 from shardviz.relate.relations import Filled, Located, Pair, Pending, Permuted, Rounded, Scaled
 from shardviz.relate.search import num_links, relation_of
-from shardviz.relate.tolerance import EPSILON, Bound
+from shardviz.relate.tolerance import ELEMENT, EPSILON, Bound
 from tests.lanes import cases
 from tests.relate.making import KINDS, NARROW, Made, flat, make, part
 from tests.relate.replaying import replay
@@ -182,6 +182,16 @@ def test_a_sum_that_was_rounded_afterwards_is_seen_through() -> None:
     terms = {0: coarse - 1.0, 1: wanted * 0 + 1.0}
     pair = make_pair(coarse, terms, layout)
     assert relation_of(pair).chain == (Located(layout), Pending("tp"))
+
+
+def test_numbers_that_nearly_are_a_multiple_of_one_axes_sum_are_terms_over_both() -> None:
+    held = {rank: np.array([value]) for rank, value in enumerate((276.38697, 281.68707, 275.80939, 282.30368))}
+    mesh = parse_mesh("dp=2,cp=2")
+    pair = Pair(np.array([np.sum([*held.values()])]), held, None, mesh, Bound(ELEMENT["float32"]))
+    assert {link.axis for link in relation_of(pair).chain or () if isinstance(link, Pending)} == {"dp", "cp"}
+    copies = {0: held[0], 1: held[0], 2: held[1], 3: held[1]}  # over cp they are copies, and no terms
+    chain = relation_of(replace(pair, held=copies, wanted=(held[0] + held[1]) / 2)).chain or ()
+    assert [link.axis for link in chain if isinstance(link, Pending)] == ["dp"]
 
 
 def test_rounding_is_exact_to_the_bit() -> None:
