@@ -335,13 +335,19 @@ class States:
         return {rank: array / (self._scales[rank] or 1.0) for rank, array in arrays.items()}
 
     def _flattened(self, whole: NDArray[Any], held: Mapping[int, NDArray[Any]], near: float) -> Iterator[Layout]:
-        """Yield the layouts that ranks have of a dim which was made of several, and is split along an inner one."""
+        """Yield the layouts that ranks have of a dim which was made of several, and is split along inner ones, too."""
         axes = self.mesh.long_axes
+        outer_axes: list[tuple[str, ...]] = [(), *((axis,) for axis in axes)]
         first = next(iter(held.values()))
         for dim, size in enumerate(whole.shape if first.ndim == whole.ndim else ()):
-            for axis in (axis for axis in axes if first.shape[dim] * self.mesh.axis_size(axis) == size):
-                for number in segment_numbers(size // self.mesh.axis_size(axis)):
-                    chains = tuple((number, axis) if at == dim else () for at in range(whole.ndim))
+            for outer, axis in product(outer_axes, axes):
+                num_outer, num = self.mesh.size_over(outer), self.mesh.axis_size(axis)
+                if axis in outer or first.shape[dim] * num_outer * num != size:
+                    continue
+                for number in segment_numbers(size // num_outer // num):
+                    chains: tuple[tuple[str | int, ...], ...] = tuple(
+                        (*outer, number, axis) if at == dim else () for at in range(whole.ndim)
+                    )
                     layout = Layout(self.mesh, whole.shape, chains)
                     if all(error_of(held[rank], part_of(whole, region)) <= near for rank, region in layout.regions()):
                         yield layout
