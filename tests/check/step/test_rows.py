@@ -7,7 +7,7 @@ import pytest
 
 from shardviz.check.step.jobs.one_sided import frozen_in_one_job
 from shardviz.check.step.jobs.other_steps import is_filled_batch, later_steps_of, steps_of
-from shardviz.check.step.jobs.rows import Rows, rows_of, rows_without_padding
+from shardviz.check.step.jobs.rows import Rows, rows_of, rows_of_jobs, rows_without_padding
 from shardviz.check.step.jobs.rows_of_steps import moved_by, with_other_steps
 from shardviz.check.step.trace.calls import is_pipeline, parted_modules
 from shardviz.check.step.trace.traces import Kept, OfRank, Weight
@@ -63,6 +63,20 @@ def test_rows_whose_padding_also_stands_in_them_are_not_compared():
 
 def test_rows_of_one_length_are_not_looked_at_again():
     assert rows_given(given(call(1)), given(call(1)), given(call(1))) is None
+
+
+def test_micro_batches_of_unequal_lengths_are_padded_rows_too_and_what_the_first_module_gets_is_no_batch():
+    def of_job(own, *of_ranks):
+        ranks = dict(enumerate(of_ranks))
+        return SimpleNamespace(
+            ranks=ranks, first_module="pos", mesh=parse_mesh(f"dp={len(ranks)}"), is_of_one=own, batches=list
+        )
+
+    one = of_job(True, given(call(0), call(1, 2, 3)))
+    two = of_job(False, given(call(0), call(1)), given(call(2), call(3)))
+    for each in (*one.ranks.values(), *two.ranks.values()):
+        each.batch, each.counts, each.records = [], {"pos": 1}, ()  # calls of unequal lengths are not joined
+    assert "padded to lengths of their own: 3, 5, 8" in rows_of_jobs(one, two).not_joined
 
 
 def job(*steps):

@@ -83,10 +83,10 @@ def rows_of_jobs(reference: WholeJob, job: WholeJob) -> Rows:
     ranks = with_first_module(reference.first_module, job.ranks)
     batches = {rank: own.batch for rank, own in ranks.items() if own.batch}
     rows_by_way = [rows_of(given, batches, job.mesh) for given in reference.batches()]
-    if not rows_by_way and reference.is_of_one:
-        return _order_of_inputs(reference, job)
-    rows = next((rows for rows in rows_by_way if not rows.problem), next(iter(rows_by_way), Rows()))
     unpadded = rows_without_padding(reference.ranks[0], ranks, job.mesh) if reference.is_of_one else None
+    if not rows_by_way and reference.is_of_one:
+        return unpadded or _order_of_inputs(reference, job)
+    rows = next((rows for rows in rows_by_way if not rows.problem), next(iter(rows_by_way), Rows()))
     return unpadded if rows.problem and unpadded is not None else rows
 
 
