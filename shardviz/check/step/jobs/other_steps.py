@@ -288,10 +288,10 @@ def later_steps_of(reference: WholeJob, job: WholeJob) -> LaterResult:
                 traced + step for step, each in enumerate(rows_there) if rows[at][shape] <= each.get(shape, set())
             ]
             has = f"has, in step {steps_there[0]}" if steps_there else "does not have in it"
-            ranks, cause = _given_again(given, at, (shape, rows_there[at][shape]), traced)
+            ranks, again, cause = _given_again(given, at, (shape, rows_there[at][shape]), traced)
             what = f"rows that the other job {has}{moved_by(reference, wanted, given, at, shape)}"
-            if isinstance(cause, OrderBeginsAgain):
-                what = f"the rows of step {cause.step} again, in the same order, and the other job has others"
+            if again:
+                what = f"the rows of step {again} again, in the same order, and the other job has others"
             text = f"{job.name}: in step {number} {ranks} given {what}; all are equal {before}"
             return LaterResult(departure_for(cause, "batch", "", text))
         if not alike.issuperset(rows_there[0]):  # ranks have parts of some rows, as of a sequence
@@ -385,8 +385,10 @@ def is_filled_batch(reference: WholeJob, job: WholeJob) -> bool:
 
 def _given_again(
     steps: Steps, at: int, wanted: tuple[tuple[int, ...], set[int]], traced: int
-) -> tuple[str, OrderBeginsAgain | DifferentBatch]:
-    """Return which ranks are given other rows than the other job has, in words, and why.
+) -> tuple[str, int, OrderBeginsAgain | DifferentBatch]:
+    """Return which ranks are given other rows than the other job has, in words, again those of which step, and why.
+
+    An order begins again with its first rows; what goes on in its middle is a job that resumes at a wrong place.
 
     Args:
         steps: What each rank was given in every step.
@@ -399,14 +401,13 @@ def _given_again(
     are_some = 0 < len(odd) < len(in_order[at])
     who = named_ranks(odd, MOST_RANKS) if are_some else ""
     again = [step for step in range(at) if odd and all(in_order[step][rank] == in_order[at][rank] for rank in odd)]
-    is_new_epoch = bool(again) and again[-1] < at - 1  # a batch that is given twice in a row is no new epoch
+    words = f"{who or 'ranks'} {'is' if are_some and len(odd) == 1 else 'are'}"
     is_resumed = any(record.is_of_new_model for record in steps[at].values())
-    cause = (
-        OrderBeginsAgain(traced + again[0], who)
-        if is_new_epoch
-        else DifferentBatch(of_jobs=True, is_resumed=is_resumed)
-    )
-    return f"{who or 'ranks'} {'is' if are_some and len(odd) == 1 else 'are'}", cause
+    if not again or again[-1] == at - 1:  # a batch that is given twice in a row is no new epoch
+        return words, 0, DifferentBatch(of_jobs=True, is_resumed=is_resumed)
+    step = traced + again[0]
+    cause = DifferentBatch(of_jobs=True, is_resumed=True) if again[0] else OrderBeginsAgain(step, who)
+    return words, step, cause
 
 
 def _in_order(record: GivenRecord, shape: tuple[int, ...]) -> list[int]:

@@ -136,6 +136,11 @@ WRONG = [
         "order-begins-again",
         "in step 3 rank 1 is given the rows of step 1 again",
     ),
+    (
+        {"STEP": "step - 2 * (step > 2 and WORLD > 1)"},
+        "different-batch",
+        "in step 4 ranks are given the rows of step 2 again",
+    ),
     ({"STEP": "step + RANK", "ROWS": ":"}, "whole-batch-per-rank", "rank 0 has all rows of that batch"),
     ({"HALF": "True", "LOSS": "loss / WORLD"}, "ddp-averages-shares", "1/2 of the other job's"),
     ({"WRAP": NARROW, "LOSS": "loss * WORLD"}, "", "2 times the other job's"),
