@@ -211,13 +211,14 @@ class OtherAverage(Cause):
 
     Attributes:
         what: What differs: its `decay`, the `moment`, the `times` that it is updated, `none`: it is not updated,
-            `part`: only some of its elements are, or `start`: it is updated as it should, from other numbers.
+            `part`: only some of its elements are, `dealt`: each rank updates others, or `start`: it is updated as it
+            should, from other numbers.
         held: What ranks have: the share that is kept, `before` or `after` the step, how many times; `before` if it is
             not updated, or from the weights that it began with.
         wanted: What the unsharded model has.
     """
 
-    what: Literal["decay", "moment", "times", "none", "part", "start"]
+    what: Literal["decay", "moment", "times", "none", "part", "start", "dealt"]
     held: str = ""
     wanted: str = ""
     why = (
@@ -227,15 +228,18 @@ class OtherAverage(Cause):
         "|{what:part?The average is of whole weights, and each rank updates only the elements that it has of them"
         "|{what:start?The average began with other numbers than the weights, which are equal: it was copied before "
         "DistributedDataParallel, a broadcast or a load replaced the weights that the rank had drawn"
+        "|{what:dealt?Each rank updates the average of the weights that it steps itself, and not of those that "
+        "other ranks step and send: it comes before they are gathered, or is meant for the rank's own alone"
         "|{held:?Nothing updates the average, or it takes the weights before the step, with which it began"
-        "|Nothing updates the average}}}}}}"
+        "|Nothing updates the average}}}}}}}"
     )
     how = (
         "{what:decay?use one decay, that depends neither on the rank nor on how many there are"
         "|{what:moment?update the average {wanted} optimizer.step()|{what:times?update the average once in a step, not "
         "in each micro-batch or for each rank|{what:part?average shards with shards, or whole weights with "
         "full_tensor()|{what:start?copy the average after the model was wrapped or loaded, or seed all ranks alike"
-        "|update the average on every rank, from the rank's own part{held:?, after optimizer.step()|}}}}}}"
+        "|{what:dealt?update the average of all weights on every rank, after what gathers them behind optimizer.step()"
+        "|update the average on every rank, from the rank's own part{held:?, after optimizer.step()|}}}}}}}"
     )
 
 

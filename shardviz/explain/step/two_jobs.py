@@ -188,16 +188,24 @@ class NoStepOnRanks(Cause, kind="write-not-applied"):
 class StepWithoutEffect(Cause, kind="write-not-applied"):
     """The optimizer has a weight among its parameters, and its step leaves the weight as it was.
 
-    A GradScaler skips the step of an optimizer whose gradients overflowed, and a learning rate of 0 moves nothing. Code
-    behind the step may also write the old value back.
+    A GradScaler skips the step of an optimizer whose gradients overflowed, and a learning rate of 0 moves nothing. An
+    optimizer that deals its weights to ranks in rounds leaves the last ones out if its loop ends with the last full
+    round. Code behind the step may also write the old value back.
+
+    Attributes:
+        beside: A weight with the same settings that is stepped; empty if there is none.
     """
 
+    beside: str = ""
     why = (
-        "The step of this weight is skipped, as a GradScaler does after an overflow, or its learning rate is 0",
+        "{beside:?The optimizer steps {beside}, which has the same settings, and passes over this weight, as a loop "
+        "over full rounds of ranks does with the weights that are left"
+        "|The step of this weight is skipped, as a GradScaler does after an overflow, or its learning rate is 0}",
         "Code behind optimizer.step() writes the old value back",
     )
     how = (
-        "compare the loss scale and the learning rates in param_groups of both jobs",
+        "{beside:?make the loop in the optimizer's step go over all its weights, with an incomplete last round"
+        "|compare the loss scale and the learning rates in param_groups of both jobs}",
         "look for what copies into this weight after the step",
     )
 

@@ -34,7 +34,7 @@ from shardviz.relate.values import magnitude, root_mean_square
 from shardviz.text import counted, named_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -100,6 +100,10 @@ class Average:
             return magnitude(apart) <= self.near + CANCELED * magnitude(due - self.before)
         return root_mean_square(apart) <= self.near + ALIKE * root_mean_square(due - self.before)
 
+    def is_due(self, due: Values) -> NDArray[np.bool_]:
+        """Return which elements are what they should be."""
+        return np.abs(self.after - due) <= self.near + ALIKE * magnitude(due - self.before)
+
     def made_by(self, taken: float, moment: str) -> Values:
         """Return the average that a share makes."""
         return self.before + taken * (self.weights[moment] - self.before)
@@ -107,11 +111,15 @@ class Average:
 
 def averages_of(reference: WholeJob, job: WholeJob, weights: Weights) -> Updates:
     """Compare what a job's ranks make of their averages in the step with what the other job makes of its own."""
-    averages = in_groups(_averages_of_ranks(job, weights))
+    changed = frozenset(reference.weights("param", "next"))
+    averages = in_groups(_averages_of_ranks(job, weights, changed))
     results: list[Finding | NotChecked] = []
     num_right = 0
     for wanted in in_groups(_moved_averages(reference, weights)).values():
         reasons = [_best(of_rank, dict(wanted)) for of_rank in averages.values()]
+        if _are_dealt(averages, dict(wanted)):
+            dealt = OtherAverage("dealt")
+            reasons = [{weight: why and dealt for weight, why in own.items()} for own in reasons]
         # One piece of code makes them all: what a few numbers do not show, others do.
         explained = {why for own in reasons for why in own.values() if isinstance(why, OtherAverage)}
         of_all = the_only(explained) or UnexplainedBuffer()
@@ -211,6 +219,26 @@ def _num_idle(reasons: Mapping[str, Why | None]) -> int:
     return sum(isinstance(why, OtherAverage) and why.what == "none" for why in reasons.values())
 
 
+def _are_dealt(averages: Mapping[int, Averages], wanted: Mapping[str, Wanted]) -> bool:
+    """Whether each rank updates the average of some elements, no rank that of all, and together they leave none out.
+
+    A rank that leaves whole averages as they were may keep those of others for later.
+    """
+    of_ranks: list[NDArray[np.bool_]] = []
+    is_meant = True
+    for own in averages.values():
+        masks = []
+        for average, (taken, moment, _) in ((average, wanted[name]) for _, name, average in own if name in wanted):
+            is_due, is_stale = (average.is_due(average.made_by(taken, at)) for at in (moment, "before"))
+            if not np.all(is_due | is_stale | (np.abs(average.after - average.before) <= average.near)):
+                return False
+            is_meant &= bool(np.all(is_due)) or not average.is_moved
+            masks.append(is_due.ravel())
+        of_ranks.append(np.concatenate(masks) if masks else np.ones(0, bool))
+    is_of_all = len({len(mask) for mask in of_ranks}) == 1 and bool(np.all(np.any(of_ranks, axis=0)))
+    return is_of_all and not is_meant and all(np.any(mask) and not np.all(mask) for mask in of_ranks)
+
+
 def _has_all(of_rank: Averages, weight: str, weights: Weights) -> bool:
     """Whether a rank's average is of a whole weight."""
     whole = weights.params[weight].shape
@@ -225,8 +253,10 @@ def _result_of_average(
     causes = {why for why in of_ranks.values() if isinstance(why, OtherAverage)}
     cause = the_only(causes) or of_all
     if is_copied and len(ranks) < len(of_ranks) and isinstance(cause, OtherAverage) and cause.what == "none":
-        return NotChecked(name, f"{named_ranks(ranks, MAX_LISTED)} don't update their copies of it", "step")
-    who = f"on {named_ranks(ranks, MAX_LISTED)} it" if len(ranks) < len(of_ranks) else "it"
+        verb = "doesn't update its copy" if len(ranks) == 1 else "don't update their copies"
+        return NotChecked(name, f"{named_ranks(ranks, MAX_LISTED)} {verb} of it", "step")
+    is_on_all = len(ranks) == len(of_ranks) or cause == OtherAverage("dealt")
+    who = "it" if is_on_all else f"on {named_ranks(ranks, MAX_LISTED)} it"
     text = f"{who} is another average than the other job's after the step"
     return cause.finding(name, ranks, text, kind="wrong-value")
 
@@ -243,15 +273,23 @@ def _moved_averages(reference: WholeJob, weights: Weights) -> Iterator[tuple[str
                 break
 
 
-def _averages_of_ranks(job: WholeJob, weights: Weights) -> Iterator[tuple[int, tuple[str, str, Average]]]:
-    """Yield what ranks have of each average, beside their own part of the weight or, if it has another shape, all."""
+def _averages_of_ranks(
+    job: WholeJob, weights: Weights, changed: Collection[str]
+) -> Iterator[tuple[int, tuple[str, str, Average]]]:
+    """Yield what ranks have of each average, beside their own part of the weight or, if it has another shape, all.
+
+    Args:
+        changed: The weights that the other job changes behind the step, as by a norm: its averages may come before it.
+    """
     old, after = job.weights("buffer"), job.weights("buffer", "updated")
     params, updated, sent = job.weights("param"), job.weights("param", "updated"), job.weights("param", "next")
     for name, held in after.items():
         weight = weight_of("buffer", name)
         for rank, part in held.items():
             sides = old.get(name, {}).get(rank), part
-            steps = [moment.get(weight, {}).get(rank) for moment in (updated, sent)]  # its owner may send it after that
+            steps = [moment.get(weight, {}).get(rank) for moment in (sent, updated)]  # its owner may send it after that
+            if steps[0] is not None and weight not in changed:
+                steps = steps[:1]
             averages = (_average_of(*sides, params.get(weight, {}).get(rank), step) for step in steps)
             found = [average for average in averages if average is not None]
             average = next((one for one in found if one.share("after") is not None), found[0] if found else None)
@@ -296,6 +334,5 @@ def _why_other(average: Average, wanted: Wanted) -> OtherAverage | UnexplainedBu
             return OtherAverage("times", str(times))
         return OtherAverage("decay", number(kept), number(1 - taken))
     is_old = np.abs(average.after - average.before) <= average.near
-    is_due = np.abs(average.after - due) <= average.near + ALIKE * magnitude(due - average.before)
-    is_part = np.all(is_old | is_due) and not np.all(is_old) and average.of_other_job
+    is_part = np.all(is_old | average.is_due(due)) and not np.all(is_old) and average.of_other_job
     return OtherAverage("part") if is_part else UnexplainedBuffer()

@@ -232,10 +232,10 @@ def _compare(reference: WholeJob, job: WholeJob) -> Attempt:
     if drifts and attempt.difference.departures and not attempt.is_explained:
         return Attempt(_not_compared(DIFFERS_AFTER_DRIFT), is_complete=False)
     first = next(iter(attempt.difference.departures), None)
-    # A sum of different rows, as a lookup's, or a layer's part of other rows than its peers have.
-    if first is not None and isinstance(first.explanation, UnexplainedModule | PartOfAnotherRank):
+    if first is not None:  # a sum of different rows, as a lookup's, or a layer's part of other rows than its peers have
         peers = rows_of_peers(reference, job, weights)
-        if peers is not None:
+        is_open = isinstance(first.explanation, UnexplainedModule | PartOfAnotherRank)
+        if peers is not None and (is_open or first.place == peers.module):
             clause = f"ranks along {peers.axis} were given different rows; {first.place} is the first wrong module"
             departure = departure_for(peers, "batch", "", f"{job.name}: {clause}", following=first.following)
             difference = replace(attempt.difference, departures=(departure,))

@@ -140,7 +140,17 @@ class _Steps:
         self.changed = job.weights("param", "next")
         records = (options for record in job.records.values() for options in record.options)
         self.copied = {name for record in job.records.values() for name in record.stepped_copies}
-        self.stepped = {name for options in records for name in options.names}
+        self.groups = [options.names for options in records]
+        self.stepped = {name for names in self.groups for name in names}
+
+    def beside(self, name: str) -> str:
+        """Return a weight with the same settings that a step moves on every rank; empty if there is none."""
+        others = (other for names in self.groups if name in names for other in names if other in self.before)
+        return next((other for other in others if self._is_moved(other)), "")
+
+    def _is_moved(self, name: str) -> bool:
+        before, after = self.before[name], self.after.get(name, {})
+        return bool(after) and all(rank in before and not _are_equal(before[rank], after[rank]) for rank in after)
 
 
 def _explained(steps: _Steps, result: Finding | NotChecked) -> Finding | NotChecked:
@@ -158,7 +168,8 @@ def _explained(steps: _Steps, result: Finding | NotChecked) -> Finding | NotChec
     if not idle or result.ranks != idle or not after.keys() <= before.keys():
         return result
     if not stepping:
-        return result.because(StepWithoutEffect() if name in steps.stepped else LeftOutOfOptimizer())
+        is_reached = name in steps.stepped
+        return result.because(StepWithoutEffect(steps.beside(name)) if is_reached else LeftOutOfOptimizer())
     if not all(record.given and record.given[0].followed_by is not None for record in job.records.values()):
         why = f"the weight after the optimizer's step: only {named_ranks(stepping, MAX_LISTED)} took it, and {UNSEEN}"
         return NotChecked(name, why, "step")

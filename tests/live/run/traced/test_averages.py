@@ -100,6 +100,21 @@ OF_OWNERS = {
         "        dist.broadcast(weight.data, at % WORLD)"
     ),
 }
+BEFORE_SENT = OF_OWNERS | {
+    "    optimizer.step()": OF_OWNERS["    optimizer.step()"].replace(
+        "step()\n",
+        "step()\n    for mine, weight in zip(kept if WORLD > 1 else (), model.parameters()):\n"
+        "        toward(mine, weight)\n",
+        1,
+    ),
+    "MAKE": "list(average.parameters())",
+    "UPDATE": "[toward(mine, weight) for mine, weight in zip(kept if WORLD == 1 else (), model.parameters())]",
+}
+OF_OWNERS_ALONE = OF_OWNERS | {
+    "MAKE": "list(average.parameters())",
+    "UPDATE": "[toward(mine, weight) for at, (mine, weight) in enumerate(zip(kept, model.parameters())) "
+    "if WORLD == 1 or at % WORLD == RANK]",
+}
 NEVER = {"MAKE": "average", "UPDATE": "pass"}
 DRAW = "lambda part: part.reset_parameters() if isinstance(part, nn.Linear) else None"
 DRAWN_ALONE = {"WRAP": DDP, "MAKE": f"average if RANK == 0 else average.apply({DRAW})"}
@@ -114,6 +129,7 @@ RIGHT = [
     (NEVER, 1),
     (OF_OWNERS, 1),
 ]
+
 WRONG = [
     ({"WHEN": "RANK == 0"}, 1, "on rank 1 it is another average", "Nothing updates the average, or it takes"),
     ({"WHEN": "RANK == 0"}, 2, "on rank 1 it is another average", "Nothing updates the average."),
@@ -121,6 +137,7 @@ WRONG = [
     ({"WHEN": "False", "EARLY": "True"}, 2, "it is another average", "takes the weight as it is before"),
     (OF_WHOLES | {"AGAIN": OWN_ROWS}, 1, "it is another average", "each rank updates only the elements"),
     (IN_MODEL | {"AGAIN": "0.99 ** WORLD"}, 2, "it is another average", "updated 2 times in a step"),
+    (BEFORE_SENT, 2, "it is another average", "it comes before they are gathered"),
     (DRAWN_ALONE, 1, "on rank 1 it is another average", "copied before DistributedDataParallel"),
     (IN_MODEL | {"AGAIN": "0.9"}, 2, "it is another average", "keeps 0.9 of what it was"),
 ]
@@ -180,3 +197,10 @@ def test_a_copy_of_which_one_rank_takes_care_is_not_blamed_for_a_loss_of_own_row
     step = compared(tmp_path, {"WRAP": DDP, "WHEN": when} | OWN_MEAN, traced)
     assert "other-copy-before" not in {each["cause_id"] for each in step["departures"]}
     assert step["departures"]
+
+
+@nightly
+def test_whole_averages_that_their_owners_alone_update_are_not_compared(tmp_path):
+    step = compared(tmp_path, OF_OWNERS_ALONE, 2)
+    assert step["departures"] == []
+    assert "update" in "".join(note["why"] for note in step["not_compared"])
