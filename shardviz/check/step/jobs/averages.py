@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -113,11 +114,12 @@ def averages_of(reference: WholeJob, job: WholeJob, weights: Weights) -> Updates
     """Compare what a job's ranks make of their averages in the step with what the other job makes of its own."""
     changed = frozenset(reference.weights("param", "next"))
     averages = in_groups(_averages_of_ranks(job, weights, changed))
+    kept = {which for which, _, _ in chain.from_iterable(averages.values())}
     results: list[Finding | NotChecked] = []
     num_right = 0
     for wanted in in_groups(_moved_averages(reference, weights)).values():
         reasons = [_best(of_rank, dict(wanted)) for of_rank in averages.values()]
-        if _are_dealt(averages, dict(wanted)):
+        if any(_are_dealt(which, averages, dict(wanted)) for which in kept):
             dealt = OtherAverage("dealt")
             reasons = [{weight: why and dealt for weight, why in own.items()} for own in reasons]
         # One piece of code makes them all: what a few numbers do not show, others do.
@@ -219,7 +221,7 @@ def _num_idle(reasons: Mapping[str, Why | None]) -> int:
     return sum(isinstance(why, OtherAverage) and why.what == "none" for why in reasons.values())
 
 
-def _are_dealt(averages: Mapping[int, Averages], wanted: Mapping[str, Wanted]) -> bool:
+def _are_dealt(which: str, averages: Mapping[int, Averages], wanted: Mapping[str, Wanted]) -> bool:
     """Whether each rank updates the average of some elements, no rank that of all, and together they leave none out.
 
     A rank that leaves whole averages as they were may keep those of others for later.
@@ -228,7 +230,8 @@ def _are_dealt(averages: Mapping[int, Averages], wanted: Mapping[str, Wanted]) -
     is_meant = True
     for own in averages.values():
         masks = []
-        for average, (taken, moment, _) in ((average, wanted[name]) for _, name, average in own if name in wanted):
+        of_which = ((average, wanted[name]) for one, name, average in own if one == which and name in wanted)
+        for average, (taken, moment, _) in of_which:
             is_due, is_stale = (average.is_due(average.made_by(taken, at)) for at in (moment, "before"))
             if not np.all(is_due | is_stale | (np.abs(average.after - average.before) <= average.near)):
                 return False
