@@ -65,6 +65,36 @@ def loss(model, batch):
 """
 )
 
+OWN_LOSS = (
+    EMBEDDED[: EMBEDDED.index("    per = logits.shape[-1]\n")]
+    + """    return CrossEntropy.apply(logits.flatten(0, 1), targets.flatten(), model.group)
+
+
+class CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logits, targets, group):
+        peak = logits.amax(-1, keepdim=True)
+        distributed.all_reduce(peak, op=distributed.ReduceOp.MAX, group=group)
+        powers = (logits - peak).exp()
+        total = powers.sum(-1, keepdim=True)
+        distributed.all_reduce(total, group=group)
+        local = targets - distributed.get_rank(group) * logits.shape[-1]
+        outside = (local < 0) | (local >= logits.shape[-1])
+        local = local.masked_fill(outside, 0)[:, None]
+        picked = (logits - peak).gather(-1, local)[:, 0].masked_fill(outside, 0.0)
+        distributed.all_reduce(picked, group=group)
+        ctx.save_for_backward(powers / total, local, outside)
+        return (total.log()[:, 0] - picked).mean()
+
+    @staticmethod
+    def backward(ctx, grad):
+        softmax, local, outside = ctx.saved_tensors
+        softmax = softmax.scatter_add(-1, local, outside[:, None].to(softmax) - 1.0)
+        return softmax * grad / len(softmax), None, None
+
+"""
+)
+
 MASKED = (
     EMBEDDED.replace("WORDS = 16", "WORDS = 13")
     .replace(
@@ -387,5 +417,37 @@ CASES = (
         ("wrong-value", "wrong-shape"),
         ("padded from 13 to 14", "cut"),
         never=("from_local",),
+    ),
+    Bug(
+        "a softmax relative to the largest logit of each rank's own words",
+        "tp=2",
+        OWN_LOSS,
+        (("        distributed.all_reduce(peak, op=distributed.ReduceOp.MAX, group=group)\n", ""),),
+        ("wrong-value", "wrong-scalar"),
+        ("largest logit of its own classes", "with ReduceOp.MAX"),
+        never=("sum of its own",),
+    ),
+    Bug(
+        "a softmax divided by the sum of each rank's own words in its backward",
+        "tp=2",
+        OWN_LOSS,
+        (
+            (
+                "        ctx.save_for_backward(powers / total, local, outside)\n",
+                "        ctx.save_for_backward(powers / powers.sum(-1, keepdim=True), local, outside)\n",
+            ),
+        ),
+        ("wrong-value",),
+        ("divided by the sum of its own classes' exponentials", "all_reduce each row's sum"),
+        never=("largest logit",),
+    ),
+    Bug(
+        "a backward that takes other ranks' labels for the first word",
+        "tp=2",
+        OWN_LOSS,
+        (("outside[:, None].to(softmax) - 1.0", "-torch.ones_like(local).to(softmax)"),),
+        ("wrong-value",),
+        ("whose label another rank has", "does not mask labels"),
+        never=("softmax is",),
     ),
 )

@@ -115,29 +115,6 @@ class TermOfPart(Cause):
     )
 
 
-class TermOfPartOfClasses(Cause):
-    """A term of the loss counts or averages a rank's own part of the classes.
-
-    The classes are split over ranks, as a vocabulary under tensor parallelism. Label smoothing takes the mean of the
-    logits over all classes, so that every class of a row gets the same gradient. The mean over a rank's own classes
-    divides by too few. The softmax and the target's logit are right, and the loss hardly changes.
-
-    Attributes:
-        axes: The axes that split the classes, in words.
-    """
-
-    axes: str
-    why = (
-        "The gradient of a row's logits is off by the same number for all classes: a term that takes every class "
-        "alike, such as label smoothing or a mean of the logits, counts a rank's own part of the classes, which {axes} "
-        "splits"
-    )
-    how = (
-        "all_reduce the sum of the logits over {axes} and divide it by the number of all classes, in the loss and in "
-        "its backward"
-    )
-
-
 class UnexplainedValue(Cause):
     """A logged value is wrong although the outputs are right, and no rule explains it.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from shardviz.explain.cause import AtLine, AtPlace, Cause
 
 
@@ -270,3 +272,70 @@ class CutByAnotherAxis(Cause):
         "{axis} together have {number} of its {count} parts, and ranks along {rows} have different ones"
     )
     how = "take part mesh.get_local_rank({axis!r}) of mesh[{axis!r}].size(), and don't count by the rank in the world"
+
+
+class TermOfPartOfClasses(Cause):
+    """A term of the loss counts or averages a rank's own part of the classes.
+
+    The classes are split over ranks, as a vocabulary under tensor parallelism. Label smoothing takes the mean of the
+    logits over all classes, so that every class of a row gets the same gradient. The mean over a rank's own classes
+    divides by too few. The softmax and the target's logit are right, and the loss hardly changes.
+
+    Attributes:
+        axes: The axes that split the classes, in words.
+    """
+
+    axes: str
+    why = (
+        "The gradient of a row's logits is off by the same number for all classes: a term that takes every class "
+        "alike, such as label smoothing or a mean of the logits, counts a rank's own part of the classes, which {axes} "
+        "splits"
+    )
+    how = (
+        "all_reduce the sum of the logits over {axes} and divide it by the number of all classes, in the loss and in "
+        "its backward"
+    )
+
+
+class SoftmaxOfPart(Cause):
+    """The softmax of a loss takes a maximum or a sum of each rank's own classes alone.
+
+    The classes are split over ranks, as a vocabulary under tensor parallelism. A softmax is taken relative to one
+    number for each row, the largest logit of all classes, and divides by the sum of all exponentials. With numbers of
+    its own each rank's exponentials count too much or too little against the others'. The loss still falls.
+
+    Attributes:
+        axes: The axes that split the classes, in words.
+        op: What is taken of a rank's own classes: the `max` or the `sum`.
+    """
+
+    axes: str
+    op: Literal["max", "sum"]
+    why = (
+        "The outputs are right, and each rank's softmax {op:max?is taken relative to the largest logit of its own "
+        "classes|is divided by the sum of its own classes' exponentials}: {axes} splits the classes, and nothing "
+        "reduces the {op:max?maxima|sums} over it"
+    )
+    how = (
+        "all_reduce {op:max?each row's largest logit over {axes} with ReduceOp.MAX before the exponentials are taken"
+        "|each row's sum of exponentials over {axes} before it divides them}, in the loss and in its backward"
+    )
+
+
+class LabelOutsidePart(Cause):
+    """A loss takes a class of each rank for the label of a row whose label another rank has.
+
+    The classes are split over ranks. A label outside a rank's classes must be masked: it is set to some class that the
+    rank has, such as the first one, so that it can be looked up. Where the mask is missing in the backward, that class
+    gets the label's gradient; the loss is right.
+
+    Attributes:
+        axes: The axes that split the classes, in words.
+    """
+
+    axes: str
+    why = (
+        "In rows whose label another rank has, the rank's gradient also takes one of its own classes for the label: "
+        "{axes} splits the classes, and the backward of the loss does not mask labels outside of the rank's own"
+    )
+    how = "subtract from the softmax in the loss's backward only where the rank has the label: 1 minus the mask, not 1"

@@ -74,6 +74,7 @@ from shardviz.explain.step.whole_step import (
     DifferentBatch,
     FilledBatch,
     MisplacedWeights,
+    RowsOfPeers,
     UnexplainedCopies,
     WholeBatchPerRank,
 )
@@ -232,7 +233,8 @@ def _compare(reference: WholeJob, job: WholeJob) -> Attempt:
     if drifts and attempt.difference.departures and not attempt.is_explained:
         return Attempt(_not_compared(DIFFERS_AFTER_DRIFT), is_complete=False)
     first = next(iter(attempt.difference.departures), None)
-    if first is not None:  # a sum of different rows, as a lookup's, or a layer's part of other rows than its peers have
+    # A sum of different rows, as a lookup's, or a layer's part of other rows than its peers have.
+    if first is not None and not isinstance(first.explanation, RowsOfPeers):
         peers = rows_of_peers(reference, job, weights)
         is_open = isinstance(first.explanation, UnexplainedModule | PartOfAnotherRank)
         if peers is not None and (is_open or first.place == peers.module):

@@ -445,7 +445,9 @@ def _linears(
         given, returned, own_given, own_returned = (
             _shape(points, Place(module, 0, what, 0)) for points in (whole, of_rank) for what in SIDES
         )
-        if layout is None or not (given and returned and own_given and own_returned and own_returned[-1]):
+        if layout is None or not (
+            layout.shape and given and returned and own_given and own_returned and own_returned[-1]
+        ):
             continue
         axes = frozenset({*axes_in(layout.chains[0])} & {*job.mesh.long_axes})
         if axes and layout.shape[0] == returned[-1]:

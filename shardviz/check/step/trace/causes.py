@@ -27,7 +27,7 @@ from shardviz.check.step.rules.terms import (
     mixed_shards,
 )
 from shardviz.check.step.trace.calls import Call, is_within
-from shardviz.check.step.trace.divergence import Divergence, is_wrong_from_loss, start_of_order
+from shardviz.check.step.trace.divergence import Divergence, start_of_order
 from shardviz.dump.records.step import FROM_ONE_RANK
 from shardviz.dump.records.trace import PointRecord, of_point
 from shardviz.errors import ShardvizError
@@ -213,29 +213,6 @@ def values_at(dump: Dump, point: PointRecord) -> tuple[NDArray[np.float64] | Non
     tensor = dump.find("step", "activation", name)
     values = {rank: dump.values(shard, name) for rank, shard in tensor.shards.items()} if tensor is not None else {}
     return whole_of(dump, "activation", name) if values else None, values
-
-
-def split_classes_off_alike(evidence: Evidence) -> str:
-    """Return the axes that split the last dim of a model's output whose gradient is off alike in all of a row.
-
-    A softmax sends back a number of its own to every class; a mean over the classes, the same number to all of them.
-
-    Returns:
-        The axes, in words; empty if no output's gradient is so.
-    """
-    for call in evidence.calls.in_order:
-        point = call.point("gradient of output", "odd")
-        if point is None or not is_wrong_from_loss(evidence.calls, call):
-            continue
-        for comparison in compared_at(evidence, Divergence("backward", "outside", call, point)):
-            if not comparison.wanted.ndim or not all(held.size for held in comparison.values.values()):
-                continue
-            axes = axes_in(comparison.claimed.chains[-1]) if comparison.claimed is not None else ()
-            offs = [held - comparison.wanted_of(rank) for rank, held in comparison.values.items()]
-            near = comparison.tolerance
-            if axes and all(np.ptp(off, axis=-1).max() <= near < np.abs(off).max() for off in offs):
-                return " and ".join(axes)
-    return ""
 
 
 def compared_at(evidence: Evidence, first: Divergence) -> Iterator[Compared]:

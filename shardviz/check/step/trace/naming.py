@@ -9,14 +9,15 @@ from shardviz.check.step.contradictions import is_due
 from shardviz.check.step.forward.parts import exchange_in
 from shardviz.check.step.trace.arguments import arguments_of
 from shardviz.check.step.trace.calls import Call, Calls, is_within
-from shardviz.check.step.trace.causes import cause_of, compared_at, split_classes_off_alike, times_in_backward
+from shardviz.check.step.trace.causes import cause_of, compared_at, times_in_backward
+from shardviz.check.step.trace.classes import cause_in_classes
 from shardviz.check.step.trace.divergence import INPUT, OUTPUT, Divergence, pending_axis, unsummed_behind
 from shardviz.check.step.trace.joins import check_joined, is_own_part_possible, nearest_comparison
 from shardviz.dump.records.trace import Place
 from shardviz.explain.finding import Finding, Kind
 from shardviz.explain.step.gradients import CutInModule, GraphCutBehind, UnsummedInputGradient, WrongOutside
 from shardviz.explain.step.graphs import RanWithoutGraph
-from shardviz.explain.step.losses import TermOfPartOfClasses
+from shardviz.explain.step.losses import PartialVocabularyLoss
 from shardviz.explain.step.modules import (
     OverwrittenInput,
     UnexplainedBetweenModules,
@@ -83,12 +84,12 @@ def _behind_terms(evidence: Evidence, first: Divergence, pairs: Sequence[Found])
 
 
 def _from_loss(evidence: Evidence, pairs: Sequence[Found]) -> list[Found]:
-    """Return a step's findings; those of a wrong gradient that the loss sends back say what is wrong about it."""
-    of_loss = [(result, finding) for result, finding in pairs if isinstance(finding.explanation, UnexplainedBackward)]
-    axes = split_classes_off_alike(evidence) if of_loss else ""
-    if not axes:
+    """Return a step's findings; those of a loss, or of a gradient that it sends back, say what is wrong about it."""
+    of_loss = [pair for pair in pairs if isinstance(pair[1].explanation, UnexplainedBackward | PartialVocabularyLoss)]
+    cause = cause_in_classes(evidence) if of_loss else None
+    if cause is None:
         return list(pairs)
-    named = {id(finding): finding.because(TermOfPartOfClasses(axes)) for _, finding in of_loss}
+    named = {id(finding): finding.because(cause) for _, finding in of_loss}
     return [(result, named.get(id(finding), finding)) for result, finding in pairs]
 
 
