@@ -19,10 +19,10 @@ DEMOS = Path(__file__).parents[2] / "demos" / "frameworks"
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
 
 
-def run(folder, name, *words, command=TORCHRUN):
+def run(folder, name, *words, command=TORCHRUN, options=()):
     shutil.copy(DEMOS / name, folder)
     job = (sys.executable, *command, name, *words)
-    return started(folder, [sys.executable, "-m", "shardviz", "run", "-o", "job.shardviz", "--", *job])
+    return started(folder, [sys.executable, "-m", "shardviz", "run", "-o", "job.shardviz", *options, "--", *job])
 
 
 def not_in_order(folder):
