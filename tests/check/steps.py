@@ -50,13 +50,6 @@ class Step:
         self._put(0, name, role, "reference", whole, None, whole.shape)
         return self
 
-    def hold_rows(self, name: str, role: Any, parts: Mapping[int, Any], whole: tuple[int, ...]) -> Step:
-        """Hold the rows that tp gives each rank after the step."""
-        self.layouts.append(LayoutRecord(0, ROWS_OVER_TP, whole))
-        for rank, held in parts.items():
-            self._put(rank, name, role, "step", held, len(self.layouts) - 1, whole)
-        return self
-
     def put(self, rank: int, name: str, role: Any, stage: Any, held: Any, shape: Any = None) -> Step:
         self._put(rank, name, role, stage, held, None, shape or np.asarray(held).shape)
         return self

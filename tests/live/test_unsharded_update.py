@@ -170,22 +170,3 @@ def test_a_wrong_update_is_named(text, kind, cause, tmp_path):
     findings = checked(text, "dp=2", tmp_path).findings
     assert {finding.kind for finding in findings} == {kind}
     assert any(cause in finding.cause for finding in findings)
-
-
-SHIFTED = """
-class Shift(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.shift = nn.Parameter(torch.full((4,), 0.3))
-    def forward(self, x): return nn.functional.layer_norm(x + self.shift.sum(), (8,))
-def build(): return nn.Sequential(nn.Linear(6, 8), Shift(), nn.Linear(8, 6))
-def optimizer(model, mesh): return torch.optim.Adam(model.parameters())
-"""
-
-
-@recorded
-def test_a_weight_stepped_by_rounding_alone_is_not_checked(tmp_path):
-    report = checked(SHIFTED, "dp=2", tmp_path)
-    assert report.findings == ()
-    (one,) = [one for one in report.not_checked if one.tensor == "1.shift"]
-    assert "may be rounding alone" in one.why
