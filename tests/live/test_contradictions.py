@@ -89,27 +89,6 @@ def loss(model, batch): return model(batch).square().mean()
     assert not [finding for finding in report.findings if finding.kind == "wrong-shape"]
 
 
-HELD_BACK = """
-def step(model, rows, mesh):
-    for number in range(2):
-        model.set_requires_gradient_sync(LAST and number == 1)
-        loss = model(rows).square().mean() / 2
-        loss.backward()
-    return 2 * loss.detach()
-"""
-STEPPED = "\ndef optimizer(model, mesh): return torch.optim.SGD(model.parameters(), 0.1)\n"
-
-
-@recorded
-def test_gradients_that_fsdp_holds_back_are_a_finding_after_several_micro_batches_or_an_optimizer_step(tmp_path):
-    (finding,) = checked(HELD_BACK + "LAST = False", "dp=2", tmp_path / "alone").findings
-    assert "after the 2 micro-batches of the step" in finding.sentence
-    (finding,) = checked(HELD_BACK + "LAST = False" + STEPPED, "dp=2", tmp_path / "stepped").findings
-    assert finding.kind == "unreduced-gradient"
-    assert "set_requires_gradient_sync(False)" in finding.cause
-    assert checked(HELD_BACK + "LAST = True" + STEPPED, "dp=2", tmp_path / "right").findings == ()
-
-
 def test_a_step_that_clears_its_gradients_is_not_checked(tmp_path):
     cleared = """
 def step(model, rows, mesh):
