@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 MESH = Mesh(("dp", "tp"), (2, 2))
 WANTED = np.array([[1.5, -2.0, 0.25, 3.0], [0.5, 1.0, -1.25, 2.0], [-0.75, 4.0, 1.0, 0.125], [2.5, -1.0, 3.5, 0.25]])
 COPIES = ("Replicate()", "Replicate()")
-ROWS_OVER_TP = ("Replicate()", "Shard(0)")
 
 Values = dict[int, Any]
 Told = tuple[list[Finding], list[NotChecked]]
