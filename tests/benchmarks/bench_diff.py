@@ -16,7 +16,6 @@ DIM, HIDDEN, HEAD, LAYERS, EXPERTS = 2048, 5632, 128, 6, 32
 SMALL = 8
 """By what dims are divided to see what everything but the contents costs."""
 READ = "import sys\nfor path in {!r}:\n    with open(path, 'rb') as file:\n        while file.read(1 << 24): pass"
-EMPTY = "from shardviz.commands.common import checkpoints; import shardviz.checkpoint.comparing.compare"
 DIFF = "from shardviz.cli import main; assert main(['diff', {!r}, {!r}, '--map', {!r}]) == 0"
 
 

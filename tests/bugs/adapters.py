@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from tests.bugs.case import Bug
-from tests.bugs.models import ENTER
 
-GATHERED = (
-    ENTER
-    + """
+GATHERED = """
 class Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, group):
@@ -27,7 +24,7 @@ class Column(nn.Linear):
     def forward(self, x):
         if self.group is None:
             return super().forward(x)
-        return Gather.apply(super().forward(Enter.apply(x, self.group)), self.group)
+        return Gather.apply(super().forward(Copy.apply(x, self.group)), self.group)
 
 
 def build():
@@ -46,11 +43,8 @@ def batch():
     return torch.randn(6, 8)
 
 """
-)
 
-ADAPTED = (
-    ENTER
-    + """
+ADAPTED = """
 class LoRA(nn.Module):
     group = None
 
@@ -67,9 +61,9 @@ class LoRA(nn.Module):
             return self.base(x) + self.b(self.a(x))
         if self.kind == "column":
             low = self.a(x)
-            return self.base(Enter.apply(x, self.group)) + self.b(Enter.apply(low, self.group))
-        low = Leave.apply(self.a(x), self.group)
-        return Leave.apply(self.base(x), self.group) + self.b(low)
+            return self.base(Copy.apply(x, self.group)) + self.b(Copy.apply(low, self.group))
+        low = Sum.apply(self.a(x), self.group)
+        return Sum.apply(self.base(x), self.group) + self.b(low)
 
 
 class Net(nn.Module):
@@ -102,11 +96,8 @@ def batch():
     return torch.randn(6, 8)
 
 """
-)
 
-FUSED = (
-    ENTER
-    + """
+FUSED = """
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 
@@ -123,10 +114,10 @@ class GateUp(nn.Module):
         b, down = (one.to_local() if isinstance(one, DTensor) else one for one in (self.b, self.down))
         low = x @ self.a.T
         if self.group is not None:
-            x, low = Enter.apply(x, self.group), Enter.apply(low, self.group)
+            x, low = Copy.apply(x, self.group), Copy.apply(low, self.group)
         gate, up = (x @ self.base.T + low @ b.T).chunk(2, -1)
         out = (torch.tanh(gate) * up) @ down.T
-        return out if self.group is None else Leave.apply(out, self.group)
+        return out if self.group is None else Sum.apply(out, self.group)
 
 
 def build():
@@ -150,7 +141,6 @@ def batch():
     return torch.randn(6, 8)
 
 """
-)
 
 CASES = (
     Bug(
@@ -187,7 +177,7 @@ CASES = (
         "the first matrix of a column-parallel adapter without a sum",
         "tp=2",
         ADAPTED,
-        (("self.b(Enter.apply(low, self.group))", "self.b(low)"),),
+        (("self.b(Copy.apply(low, self.group))", "self.b(low)"),),
         ("unreduced-gradient",),
         ("up.a", "over tp"),
     ),
@@ -197,8 +187,8 @@ CASES = (
         ADAPTED,
         (
             (
-                "        return Leave.apply(self.base(x), self.group) + self.b(low)",
-                "        return Leave.apply(self.base(x) + self.b(low), self.group)",
+                "        return Sum.apply(self.base(x), self.group) + self.b(low)",
+                "        return Sum.apply(self.base(x) + self.b(low), self.group)",
             ),
         ),
         ("wrong-scale",),

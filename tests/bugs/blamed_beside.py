@@ -5,30 +5,7 @@ from __future__ import annotations
 from tests.bugs.case import Bug
 from tests.bugs.ring_attention import RING
 
-FUNCTIONS = """
-class Reduce(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        x = x.clone()
-        distributed.all_reduce(x, group=group)
-        return x
-    @staticmethod
-    def backward(ctx, grad): return grad, None
-class Copy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-    @staticmethod
-    def backward(ctx, grad):
-        grad = grad.clone()
-        distributed.all_reduce(grad, group=ctx.group)
-        return grad, None
-"""
-
-ADAPTERS = (
-    FUNCTIONS
-    + """
+ADAPTERS = """
 BATCH_AXES = ()
 class Adapted(nn.Module):
     def __init__(self, inputs, outputs):
@@ -49,7 +26,7 @@ class Feed(nn.Module):
             entered = Copy.apply(x, self.group)
         y = self.down(torch.nn.functional.silu(self.up(entered)))
         if self.group is not None:
-            y = Reduce.apply(y, self.group)
+            y = Sum.apply(y, self.group)
         return x + y
 def build(): return nn.Sequential(Feed(), Feed())
 def batch(): return torch.randn(6, 12)
@@ -64,11 +41,8 @@ def parallelize(model, mesh):
         feed.up.low.weight.register_post_accumulate_grad_hook(
             lambda weight: distributed.all_reduce(weight.grad, group=mesh.get_group()))
 """
-)
 
-BAGS = (
-    FUNCTIONS
-    + """
+BAGS = """
 BATCH_AXES = ()
 class Bag(nn.Module):
     def __init__(self):
@@ -80,7 +54,7 @@ class Bag(nn.Module):
         rows = functional.embedding((ids - self.first).clamp(0, self.rows - 1), self.weight) * here[..., None]
         total = rows.sum(-2)
         if self.group is not None:
-            total = Reduce.apply(total, self.group)
+            total = Sum.apply(total, self.group)
         return total / ids.size(-1)
 class Model(nn.Module):
     def __init__(self):
@@ -96,11 +70,8 @@ def parallelize(model, mesh):
         bag.first = mesh.get_local_rank() * bag.rows
         bag.weight = nn.Parameter(bag.weight.detach().chunk(mesh.size())[mesh.get_local_rank()].clone())
 """
-)
 
-NORM = (
-    FUNCTIONS
-    + """
+NORM = """
 BATCH_AXES = ()
 class Norm(nn.Module):
     def __init__(self):
@@ -109,7 +80,7 @@ class Norm(nn.Module):
     def forward(self, x):
         mean = x.square().mean(-1, keepdim=True)
         if self.group is not None:
-            mean = Copy.apply(Reduce.apply(mean, self.group), self.group) / self.size
+            mean = Copy.apply(Sum.apply(mean, self.group), self.group) / self.size
         return x * (mean + 1e-6).rsqrt() * self.weight
 def build(): return nn.Sequential(nn.Linear(6, 16, bias=False), Norm(), nn.Linear(16, 6, bias=False))
 def batch(): return torch.randn(5, 6)
@@ -119,13 +90,10 @@ def parallelize(model, mesh):
     model[1].weight = nn.Parameter(model[1].weight.detach().chunk(size, 0)[at].clone())
     model[2].weight = nn.Parameter(model[2].weight.detach().chunk(size, 1)[at].clone())
     model[1].group, model[1].size = mesh.get_group(), size
-    model[2].register_forward_hook(lambda module, inputs, y: Reduce.apply(y, mesh.get_group()))
+    model[2].register_forward_hook(lambda module, inputs, y: Sum.apply(y, mesh.get_group()))
 """
-)
 
-EXPERTS = (
-    FUNCTIONS
-    + """
+EXPERTS = """
 BATCH_AXES = ()
 class Experts(nn.Module):
     def __init__(self):
@@ -138,7 +106,7 @@ class Experts(nn.Module):
         if self.group is not None:
             tokens, weight = Copy.apply(tokens, self.group), Copy.apply(weight, self.group)
         y = sum(weight[..., int(at), None] * expert(tokens) for at, expert in self.experts.items())
-        return Reduce.apply(y, self.group) if self.group is not None else y
+        return Sum.apply(y, self.group) if self.group is not None else y
 def build(): return nn.Sequential(nn.Linear(6, 6), Experts())
 def batch(): return torch.randn(5, 6)
 def parallelize(model, mesh):
@@ -147,7 +115,6 @@ def parallelize(model, mesh):
     own = map(str, range(rank * each, (rank + 1) * each))
     model[1].experts = nn.ModuleDict({at: model[1].experts[at] for at in own})
 """
-)
 
 HEADS = """
 BATCH_AXES = {"cp": 1}
@@ -250,9 +217,7 @@ def parallelize(model, mesh):
 def loss(model, x): return model(x).square().mean()
 """
 
-COPIES = (
-    FUNCTIONS
-    + """
+COPIES = """
 BATCH_AXES = ()
 class Feed(nn.Module):
     group = None
@@ -262,7 +227,7 @@ class Feed(nn.Module):
     def forward(self, x):
         entered = x if self.group is None else Copy.apply(x, self.group)
         y = self.down(functional.gelu(self.up(entered)))
-        return x + (y if self.group is None else Reduce.apply(y, self.group))
+        return x + (y if self.group is None else Sum.apply(y, self.group))
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
@@ -280,11 +245,8 @@ def parallelize(model, mesh):
         feed.down.weight = nn.Parameter(feed.down.weight.detach().chunk(size, 1)[at].clone())
 def loss(model, x): return model(x).square().mean()
 """
-)
 
-JOINED = (
-    FUNCTIONS
-    + """
+JOINED = """
 BATCH_AXES = {"cp": 1}
 class Read(nn.Module):
     group = None
@@ -301,8 +263,8 @@ class Read(nn.Module):
             top = own.detach().clone()
             distributed.all_reduce(top, op=distributed.ReduceOp.MAX, group=self.group)
             mass = (own - top).exp()
-            every = Copy.apply(Reduce.apply(mass, self.group), self.group)
-            found = Reduce.apply(found * mass / every, self.group)
+            every = Copy.apply(Sum.apply(mass, self.group), self.group)
+            found = Sum.apply(found * mass / every, self.group)
         return self.out(found)
 def build(): return Read()
 def batch(): return torch.randn(2, 10, 8)
@@ -313,7 +275,6 @@ def parallelize(model, mesh):
             lambda weight: distributed.all_reduce(weight.grad, group=mesh.get_group()))
 def loss(model, x): return model(x).square().mean()
 """
-)
 
 MASKED = """
 STAGE_AXES = ("pp",)
@@ -408,7 +369,7 @@ CASES = (
         "bags of a table in parts that a layer with a bias reads unsummed",
         "tp=2",
         BAGS,
-        (("            total = Reduce.apply(total, self.group)", "            pass"),),
+        (("            total = Sum.apply(total, self.group)", "            pass"),),
         ("unreduced-output",),
         ("output of bags.2 is not summed|nothing sums", "over tp"),
         ("adds deep.bias",),

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from tests.bugs.case import Bug
-from tests.bugs.models import ENTER
 
-BRANCHES = (
-    ENTER
-    + """
+BRANCHES = """
 class Parallel(nn.Module):
     group, heads = None, 2
 
@@ -24,11 +21,11 @@ class Parallel(nn.Module):
         h = self.norm(x)
         a = m = h
         if self.group is not None:
-            a, m = Enter.apply(h, self.group), Enter.apply(h, self.group)
+            a, m = Copy.apply(h, self.group), Copy.apply(h, self.group)
         q, k, v = self.qkv(a).view(b, t, 3, self.heads, 4).permute(2, 0, 3, 1, 4)
         attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, t, -1)
         out = self.wo(attended) + self.down(functional.gelu(self.up(m)))
-        return x + (out if self.group is None else Leave.apply(out, self.group))
+        return x + (out if self.group is None else Sum.apply(out, self.group))
 
 
 def build():
@@ -50,11 +47,8 @@ def batch():
     return torch.randn(2, 5, 8)
 
 """
-)
 
-EVERY_TOKEN = (
-    ENTER
-    + """
+EVERY_TOKEN = """
 EXPERTS = 4
 
 
@@ -75,7 +69,7 @@ class MoE(nn.Module):
         gates = self.router(h).softmax(-1)
         top, chosen = gates.topk(2, -1)
         if self.group is not None:
-            tokens, top = Enter.apply(h, self.group), Enter.apply(top, self.group)
+            tokens, top = Copy.apply(h, self.group), Copy.apply(top, self.group)
         else:
             tokens = h
         out = torch.zeros_like(x)
@@ -83,7 +77,7 @@ class MoE(nn.Module):
             weight = (top * (chosen == number + self.first)).sum(-1, keepdim=True)
             out = out + weight * (functional.silu(tokens @ self.up[number]) @ self.down[number])
         if self.group is not None:
-            out = Leave.apply(out, self.group)
+            out = Sum.apply(out, self.group)
         return x + out + self.shared(h)
 
 
@@ -103,17 +97,14 @@ def batch():
     return torch.randn(10, 8)
 
 """
-)
 
-FUNCTION = (
-    ENTER
-    + """
+FUNCTION = """
 def swiglu(x, w1, w3, w2, group=None):
-    x = x if group is None else Enter.apply(x, group)
+    x = x if group is None else Copy.apply(x, group)
     gate = functional.silu(functional.linear(x, w1))
     up = functional.linear(x, w3)
     out = functional.linear(gate * up, w2)
-    return out if group is None else Leave.apply(out, group)
+    return out if group is None else Sum.apply(out, group)
 
 
 class Net(nn.Module):
@@ -144,9 +135,8 @@ def batch():
     return torch.randn(14, 8)
 
 """
-)
 
-ENTERS = "    x = x if group is None else Enter.apply(x, group)\n"
+ENTERS = "    x = x if group is None else Copy.apply(x, group)\n"
 
 CASES = (
     Bug(
@@ -173,7 +163,7 @@ CASES = (
         "one of two branches without a backward sum",
         "tp=2",
         BRANCHES,
-        (("Enter.apply(h, self.group), Enter.apply(h, self.group)", "Enter.apply(h, self.group), h"),),
+        (("Copy.apply(h, self.group), Copy.apply(h, self.group)", "Copy.apply(h, self.group), h"),),
         ("unreduced-gradient",),
         ("over tp", "case.py"),
         with_lines=True,
@@ -186,11 +176,11 @@ CASES = (
             (
                 (
                     "        out = self.wo(attended) + self.down(functional.gelu(self.up(m)))\n"
-                    "        return x + (out if self.group is None else Leave.apply(out, self.group))"
+                    "        return x + (out if self.group is None else Sum.apply(out, self.group))"
                 ),
                 (
                     "        out = self.wo(attended)\n"
-                    "        out = out if self.group is None else Leave.apply(out, self.group)\n"
+                    "        out = out if self.group is None else Sum.apply(out, self.group)\n"
                     "        return x + out + self.down(functional.gelu(self.up(m)))"
                 ),
             ),
@@ -207,13 +197,13 @@ CASES = (
             (
                 (
                     "        if self.group is not None:\n"
-                    "            out = Leave.apply(out, self.group)\n"
+                    "            out = Sum.apply(out, self.group)\n"
                     "        return x + out + self.shared(h)"
                 ),
                 (
                     "        out = out + self.shared(h)\n"
                     "        if self.group is not None:\n"
-                    "            out = Leave.apply(out, self.group)\n"
+                    "            out = Sum.apply(out, self.group)\n"
                     "        return x + out"
                 ),
             ),

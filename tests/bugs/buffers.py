@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tests.bugs.case import Bug, Healthy
-from tests.bugs.models import BY_HAND, ENTER
 
 TABLE = '''
 class Encoded(nn.Module):
@@ -40,9 +39,7 @@ def finish(model, rank):
 
 KEPT = '"""Buffers are what build() made them."""'
 
-SLOPES = (
-    BY_HAND
-    + """
+SLOPES = """
 class Sloped(nn.Module):
     def __init__(self):
         super().__init__()
@@ -60,7 +57,6 @@ def parallelize(model, mesh):
     model.slopes = model.slopes.chunk(size)[rank].clone()
 
 """
-)
 
 FREQUENCIES = '''
 class Rotary(nn.Module):
@@ -215,9 +211,7 @@ def parallelize(model, mesh):
     fully_shard(model, mesh=mesh)
 """
 
-AVERAGE_BY_HAND = (
-    BY_HAND
-    + """
+AVERAGE_BY_HAND = """
 class Model(nn.Module):
     group = None
     def __init__(self):
@@ -244,7 +238,6 @@ def optimizer(model, mesh):
     stepping.register_step_post_hook(average)
     return stepping
 """
-)
 
 AVERAGE_OF_COPIES = """
 BATCH_AXES = ("dp",)
@@ -278,9 +271,7 @@ def optimizer(model, mesh):
     return stepping
 """
 
-OWN_SLOPES = (
-    ENTER
-    + """
+OWN_SLOPES = """
 HEADS = 4
 
 
@@ -299,7 +290,7 @@ class Attention(nn.Module):
 
     def forward(self, x):
         if self.group is not None:
-            x = Enter.apply(x, self.group)
+            x = Copy.apply(x, self.group)
         q, k, v = (f(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for f in (self.q, self.k, self.v))
         places = torch.arange(x.shape[1])
         distance = places - places.unsqueeze(1)
@@ -307,7 +298,7 @@ class Attention(nn.Module):
         bias = bias.masked_fill(distance > 0, float("-inf"))
         y = functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
         y = self.out(y.transpose(1, 2).flatten(2))
-        return y if self.group is None else Leave.apply(y, self.group)
+        return y if self.group is None else Sum.apply(y, self.group)
 
 
 class Net(nn.Module):
@@ -336,14 +327,11 @@ def parallelize(model, mesh):
 def batch():
     return torch.randn(4, 8, 6)
 """
-)
 """Each head has a slope of its own, in a buffer that no checkpoint has; ranks make their parts of it again."""
 
 SLOPES_MADE = "attention.slopes = slopes(HEADS).chunk(size)[rank].clone()"
 
-EXPERT_IDS = (
-    ENTER
-    + """
+EXPERT_IDS = """
 EXPERTS = 4
 
 
@@ -360,13 +348,13 @@ class Experts(nn.Module):
 
     def forward(self, x):
         if self.group is not None:
-            x = Enter.apply(x, self.group)
+            x = Copy.apply(x, self.group)
         top, chosen = self.gate(x).softmax(-1).max(-1)
         weights = functional.one_hot(chosen, EXPERTS)[:, self.numbers].to(x.dtype) * top[:, None]
         h = torch.einsum("td,edh->teh", x, self.up).relu() + self.counts[:, None]
         h = self.norm(h.transpose(1, 2).flatten(0, 1)).unflatten(0, (len(x), -1)).transpose(1, 2)
         y = torch.einsum("teh,ehd,te->td", h, self.down, weights)
-        return y if self.group is None else Leave.apply(y, self.group)
+        return y if self.group is None else Sum.apply(y, self.group)
 
 
 class Net(nn.Module):
@@ -401,7 +389,6 @@ def parallelize(model, mesh):
 def batch():
     return torch.randn(12, 5)
 """
-)
 """Buffers and a module that each rank makes for its own experts: numbers, zeros, statistics."""
 
 CASES = (

@@ -18,8 +18,57 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 def parallelize(model, mesh):
     """Leave every weight whole."""
 
+
+class Sum(torch.autograd.Function):
+    """The sum over ranks, each of which computes the whole loss: backward hands the gradient on."""
+
+    @staticmethod
+    def forward(ctx, x, group):
+        x = x.clone()
+        distributed.all_reduce(x, group=group)
+        return x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+class Copy(torch.autograd.Function):
+    """The same on all ranks, each of which uses its own part: backward sums."""
+
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        grad = grad.clone()
+        distributed.all_reduce(grad, group=ctx.group)
+        return grad, None
+
+
+def own(whole, mesh, dim=0, axis="tp"):
+    return nn.Parameter(whole.detach().chunk(mesh[axis].size(), dim)[mesh.get_local_rank(axis)].clone())
+
+
+class Exchange(torch.autograd.Function):
+    """Send parts of unequal lengths to the ranks of a group, and gradients back."""
+
+    @staticmethod
+    def forward(ctx, x, sent, received, group):
+        ctx.sent, ctx.received, ctx.group = sent, received, group
+        out = x.new_empty(sum(received), *x.shape[1:])
+        distributed.all_to_all_single(out, x.contiguous(), received, sent, group=group)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        return Exchange.apply(grad, ctx.received, ctx.sent, ctx.group), None, None, None
+
 '''
-"""What every program begins with; what a program defines again counts."""
+"""What every program begins with; what a program defines again counts. `Sum` and `Copy` are tensor parallel by hand:
+out of a block a sum in forward, into it one in backward."""
 
 
 @dataclass(frozen=True)

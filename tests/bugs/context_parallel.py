@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from tests.bugs.case import Bug, Healthy
-from tests.bugs.models import BY_HAND
 
-TOKENS = (
-    BY_HAND
-    + '''
+TOKENS = '''
 TOKENS, NONE = 24, -100
 
 
@@ -130,7 +127,6 @@ def whole_output(part, mesh):
     return torch.cat(parts)[torch.cat(orders).argsort()]
 
 '''
-)
 
 SAID = (
     TOKENS

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from tests.bugs.case import Bug, Healthy
-from tests.bugs.models import BY_HAND, ENTER
 
-BLOCK = (
-    BY_HAND
-    + """
+BLOCK = """
 BATCH_AXES = ("dp",)
 
 
@@ -47,7 +44,6 @@ def batch():
     return torch.randn(8, 8)
 
 """
-)
 
 OUTER = (
     BLOCK.replace('    fully_shard(model, mesh=mesh["dp"])\n', "")
@@ -64,9 +60,7 @@ def step(model, rows, mesh):
 )
 """A block without FSDP, so that any axis of the mesh may be the outer one."""
 
-WORDS = (
-    BY_HAND
-    + """
+WORDS = """
 BATCH_AXES = ("dp",)
 
 
@@ -107,13 +101,10 @@ def step(model, rows, mesh):
     return loss
 
 """
-)
 
 SUM = "return x + Sum.apply(term, self.group) + self.down.bias"
 
-HEADS = (
-    BY_HAND
-    + """
+HEADS = """
 class Gathered(torch.autograd.Function):
     @staticmethod
     def forward(ctx, own, group):
@@ -159,7 +150,6 @@ def batch():
 
 
 """
-)
 
 ORTHOGONAL = """
 BATCH_AXES = ("fsdp",)
@@ -202,9 +192,7 @@ def optimizer(model, mesh):
 
 """
 
-QUANTIZED = (
-    ENTER
-    + """
+QUANTIZED = """
 class Quantized(nn.Module):
     def __init__(self):
         super().__init__()
@@ -228,9 +216,9 @@ class Net(nn.Module):
     def forward(self, x):
         h = self.into(x)
         if self.group is not None:
-            h = Enter.apply(h, self.group)
+            h = Copy.apply(h, self.group)
         y = self.down(self.up(h).tanh())
-        return y if self.group is None else Leave.apply(y, self.group)
+        return y if self.group is None else Sum.apply(y, self.group)
 
 
 def build():
@@ -248,7 +236,6 @@ def parallelize(model, mesh):
 def batch():
     return torch.randn(12, 5)
 """
-)
 """Weights of eight bits, which hold no ids, beside others, all cut by hand."""
 
 CASES = (

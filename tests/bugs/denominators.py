@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from tests.bugs.case import Bug, Healthy
-from tests.bugs.models import ENTER
 
-COUNTED = (
-    ENTER
-    + """
+COUNTED = """
 BATCH_AXES = ("dp",)
 GROUP = None
 
@@ -38,11 +35,8 @@ def loss(model, batch):
     return total / count
 
 """
-)
 
-IN_PARTS = (
-    ENTER
-    + """
+IN_PARTS = """
 BATCH_AXES = ("dp",)
 
 
@@ -80,11 +74,8 @@ def step(model, batch, mesh):
     return total
 
 """
-)
 
-MASKED = (
-    ENTER
-    + """
+MASKED = """
 BATCH_AXES = ("dp",)
 
 
@@ -112,7 +103,6 @@ def loss(model, batch):
     return (error * hidden).sum() / hidden.sum()
 
 """
-)
 OWN_COUNT = """    if distributed.get_world_size() > 1:
         count = hidden.sum()
         distributed.all_reduce(count)
@@ -184,7 +174,7 @@ CASES = (
         "a loss that is summed in forward under FSDP",
         "dp=2,tp=2",
         COUNTED,
-        (("total / count * 2", "Leave.apply(total / count, GROUP)"),),
+        (("total / count * 2", "Sum.apply(total / count, GROUP)"),),
         ("wrong-scale",),
         ("sums the ranks' losses over dp", "averaged over dp instead of summed", "for the log only"),
         NEVER,

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from tests.bugs.case import Bug, Healthy
-from tests.bugs.models import EXCHANGE
 
-EXPERTS = (
-    EXCHANGE
-    + '''
+EXPERTS = '''
 EXPERTS = 8
 BATCH_AXES = ("ep",)
 
@@ -83,7 +80,6 @@ def finish(model, mesh):
     model.router.weight.grad /= mesh["ep"].size()
 
 '''
-)
 
 WITH_DATA = (
     EXPERTS.replace('("ep",)', '("dp", "ep")')
@@ -98,9 +94,7 @@ def finish(model, mesh):
 '''
 )
 
-OWN = (
-    EXCHANGE
-    + '''
+OWN = '''
 EXPERTS = 4
 BATCH_AXES = ("ep",)
 
@@ -160,7 +154,6 @@ def finish(model, mesh):
             distributed.all_reduce(parameter.grad)
 
 '''
-)
 
 OWN_WITH_DATA = OWN.replace('("ep",)', '("dp", "ep")').replace(
     "            distributed.all_reduce(parameter.grad)\n",

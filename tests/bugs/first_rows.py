@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from tests.bugs.attention_parts import CAUSAL
 from tests.bugs.case import Bug, Healthy
-from tests.bugs.models import ENTER
 
 MASK = "out = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)"
 IS_CAUSAL = "out = functional.scaled_dot_product_attention(q, k, v, is_causal=True)"
@@ -95,9 +94,7 @@ def whole_output(output, mesh):
 
 """
 
-LOOP = (
-    ENTER.replace("Enter", "ToRanks").replace("Leave", "FromRanks")
-    + """
+LOOP = """
 EXPERTS, TOP = 8, 2
 
 
@@ -113,14 +110,14 @@ class Experts(nn.Module):
         weights, ids = self.gate(x).topk(TOP, -1)
         weights = weights.softmax(-1)
         if self.group is not None:
-            x, weights = ToRanks.apply(x, self.group), ToRanks.apply(weights, self.group)
+            x, weights = Copy.apply(x, self.group), Copy.apply(weights, self.group)
         y = torch.zeros_like(x)
         local = len(self.experts)
         first = self.rank * local
         for i in range(local):
             share = (weights * (ids == first + i)).sum(-1, keepdim=True)
             y = y + share * torch.tanh(x @ self.experts[i])
-        return y if self.group is None else FromRanks.apply(y, self.group)
+        return y if self.group is None else Sum.apply(y, self.group)
 
 
 def build():
@@ -137,7 +134,6 @@ def batch():
     return torch.randn(28, 8)
 
 """
-)
 
 DENSE = LOOP.replace(
     "        weights, ids = self.gate(x).topk(TOP, -1)\n        weights = weights.softmax(-1)\n",
@@ -205,7 +201,7 @@ CASES = (
         "a loop over a rank's experts whose results are not summed",
         "ep=2",
         LOOP,
-        (("FromRanks.apply(y, self.group)", "y"),),
+        (("Sum.apply(y, self.group)", "y"),),
         ("wrong-value", "unreduced-output"),
         ("sum",),
         ("counts from 0",),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.bugs.case import Bug
-from tests.bugs.models import ENTER, MLP, TENSOR_PARALLEL
+from tests.bugs.models import MLP, TENSOR_PARALLEL
 
 FROZEN = (
     TENSOR_PARALLEL.replace(
@@ -13,10 +13,13 @@ FROZEN = (
     model[1].requires_grad_(False)
     return model
 """,
-    )
-    .replace("def parallelize(model, mesh):\n", "def parallelize(whole, mesh):\n    model = whole[1]\n")
-    .replace("[mesh.get_local_rank(axis)].clone())", "[mesh.get_local_rank(axis)].clone(), whole.requires_grad)")
+    ).replace("def parallelize(model, mesh):\n", "def parallelize(whole, mesh):\n    model = whole[1]\n")
     + """
+def own(whole, mesh, dim=0, axis="tp"):
+    part = whole.detach().chunk(mesh[axis].size(), dim)[mesh.get_local_rank(axis)]
+    return nn.Parameter(part.clone(), whole.requires_grad)
+
+
 def optimizer(model, mesh):
     return torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=0.01)
 
@@ -81,9 +84,7 @@ def batch():
 
 """
 
-TOKENS = (
-    ENTER
-    + '''
+TOKENS = '''
 def joined(x, dim, group):
     parts = [torch.empty_like(x) for _ in range(distributed.get_world_size(group))]
     distributed.all_gather(parts, x.contiguous(), group=group)
@@ -132,7 +133,7 @@ class Block(nn.Module):
             rows = Join.apply(rows.view(parts.shape), 1, self.group).flatten(0, 1)
         out, heads = torch.tanh(self.linear(rows)).view(x.shape), self.heads
         if self.group is not None:
-            out, heads = Cut.apply(out, -1, self.group), Enter.apply(heads, self.group)
+            out, heads = Cut.apply(out, -1, self.group), Copy.apply(heads, self.group)
         out = out * heads[self.first : self.first + out.shape[-1]]
         return x + (out if self.group is None else Join.apply(out, -1, self.group))
 
@@ -149,11 +150,8 @@ def batch():
     return torch.randn(3, 6, 8)
 
 '''
-)
 
-GATES = (
-    ENTER
-    + """
+GATES = """
 class Experts(nn.Module):
     group, first = None, 0
 
@@ -165,7 +163,7 @@ class Experts(nn.Module):
     def forward(self, x):
         gates, chosen = self.router(x).softmax(-1).topk(2, dim=-1)
         if self.group is not None:
-            x, gates = Enter.apply(x, self.group), Enter.apply(gates, self.group)
+            x, gates = Copy.apply(x, self.group), Copy.apply(gates, self.group)
         mine = chosen - self.first
         here = (mine >= 0) & (mine < len(self.experts))
         gates = gates / gates.sum(-1, keepdim=True).clamp_min(1e-9)
@@ -173,7 +171,7 @@ class Experts(nn.Module):
         out = torch.zeros_like(x)
         for number, expert in enumerate(self.experts):
             out = out + (gates * (mine == number)).sum(-1, keepdim=True) * torch.relu(x @ expert)
-        return out if self.group is None else Leave.apply(out, self.group)
+        return out if self.group is None else Sum.apply(out, self.group)
 
 
 def build():
@@ -190,7 +188,6 @@ def batch():
     return torch.randn(20, 8)
 
 """
-)
 DIVIDED = "        gates = gates / gates.sum(-1, keepdim=True).clamp_min(1e-9)\n"
 
 NARROW = (

@@ -53,44 +53,7 @@ def parallelize(model, mesh):
 """
 )
 
-BY_HAND = '''
-class Sum(torch.autograd.Function):
-    """The sum over ranks, each of which computes the whole loss: backward hands the gradient on."""
-
-    @staticmethod
-    def forward(ctx, x, group):
-        x = x.clone()
-        distributed.all_reduce(x, group=group)
-        return x
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-class Copy(torch.autograd.Function):
-    """The same on all ranks, each of which uses its own part: backward sums."""
-
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        grad = grad.clone()
-        distributed.all_reduce(grad, group=ctx.group)
-        return grad, None
-
-
-def own(whole, mesh, dim=0, axis="tp"):
-    return nn.Parameter(whole.detach().chunk(mesh[axis].size(), dim)[mesh.get_local_rank(axis)].clone())
-
-'''
-
-TENSOR_PARALLEL = (
-    BY_HAND
-    + """
+TENSOR_PARALLEL = """
 class MLP(nn.Module):
     group = None
 
@@ -125,7 +88,6 @@ def batch():
     return torch.randn(24, 8)
 
 """
-)
 
 AVERAGED = """
 def step(model, rows, mesh):
@@ -246,9 +208,7 @@ def step(model, rows, mesh):
 
 '''
 
-VOCABULARY = (
-    BY_HAND
-    + """
+VOCABULARY = """
 class Speaker(nn.Module):
     group, first = None, 0
 
@@ -296,57 +256,8 @@ def loss(model, batch):
     return (total.log() + largest - chosen).mean()
 
 """
-)
 
-EXCHANGE = '''
-class Exchange(torch.autograd.Function):
-    """Send parts of unequal lengths to the ranks of a group, and gradients back."""
-
-    @staticmethod
-    def forward(ctx, x, sent, received, group):
-        ctx.sent, ctx.received, ctx.group = sent, received, group
-        out = x.new_empty(sum(received), *x.shape[1:])
-        distributed.all_to_all_single(out, x.contiguous(), received, sent, group=group)
-        return out
-
-    @staticmethod
-    def backward(ctx, grad):
-        return Exchange.apply(grad, ctx.received, ctx.sent, ctx.group), None, None, None
-
-'''
-
-ENTER = """
-class Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        grad = grad.clone()
-        distributed.all_reduce(grad, group=ctx.group)
-        return grad, None
-
-
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        x = x.clone()
-        distributed.all_reduce(x, group=group)
-        return x
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-"""
-"""The two functions of tensor parallel by hand: into a block a sum in backward, out of it one in forward."""
-
-BLOCK_BY_HAND = (
-    ENTER
-    + """
+BLOCK_BY_HAND = """
 class Block(nn.Module):
     group = None
 
@@ -359,13 +270,12 @@ class Block(nn.Module):
     def forward(self, x):
         h = self.norm(x)
         if self.group is not None:
-            h = Enter.apply(h, self.group)
+            h = Copy.apply(h, self.group)
         h = functional.silu(self.up(h))
         h = self.down(h)
         if self.group is not None:
-            h = Leave.apply(h, self.group)
+            h = Sum.apply(h, self.group)
         return x + h
 
 """
-)
 """A residual block whose ranks have their own features, by those two."""

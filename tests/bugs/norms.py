@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from tests.bugs.case import Bug, Healthy
-from tests.bugs.models import BY_HAND, FSDP
+from tests.bugs.models import FSDP
 
-NORMED = (
-    BY_HAND
-    + '''
+NORMED = '''
 class MLP(nn.Module):
     group = None
 
@@ -60,11 +58,8 @@ def batch():
     return torch.randn(24, 8)
 
 '''
-)
 
-LORA = (
-    BY_HAND
-    + '''
+LORA = '''
 class Adapted(nn.Module):
     group = None
 
@@ -115,11 +110,8 @@ def step(model, rows, mesh):
     return value
 
 '''
-)
 
-ADAPTERS = (
-    BY_HAND
-    + """
+ADAPTERS = """
 class Adapted(nn.Module):
     group = None
 
@@ -166,11 +158,8 @@ def batch():
     return torch.randn(4, 6, 8)
 
 """
-)
 
-HEADS = (
-    BY_HAND
-    + '''
+HEADS = '''
 class Attention(nn.Module):
     group, heads = None, 4
 
@@ -209,7 +198,6 @@ def batch():
     return torch.randn(4, 6, 8)
 
 '''
-)
 
 NARROW = FSDP.replace(
     '    fully_shard(model, mesh=mesh["fsdp"])',

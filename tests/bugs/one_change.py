@@ -5,15 +5,6 @@ from __future__ import annotations
 from tests.bugs.case import Bug
 
 EIGHT_BITS_IN = """
-class Sum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        x = x.clone()
-        distributed.all_reduce(x, group=group)
-        return x
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
 class MLP(nn.Module):
     group = None
     def __init__(self):

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from tests.bugs.case import Bug
-from tests.bugs.models import ATTENTION, BY_HAND, TENSOR_PARALLEL
+from tests.bugs.models import ATTENTION, TENSOR_PARALLEL
 
 ROW = TENSOR_PARALLEL
 
 LAST = "        return Sum.apply(x, self.group) + self.down.bias"
 
-FUSED = (
-    BY_HAND
-    + """
+FUSED = """
 class Gated(nn.Module):
     group = None
 
@@ -43,11 +41,9 @@ def batch():
     return torch.randn(24, 8)
 
 """
-)
 
 QKV = (
-    BY_HAND
-    + ATTENTION
+    ATTENTION
     + """
 class Attention(nn.Module):
     group = None

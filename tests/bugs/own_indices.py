@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from tests.bugs.case import Bug
-from tests.bugs.models import ENTER
 
-NEAREST = (
-    ENTER
-    + """
+NEAREST = """
 CODES, DIM = 16, 6
 
 
@@ -36,7 +33,7 @@ class Book(nn.Module):
         local = index - self.rank * len(self.codes)
         mine = (local >= 0) & (local < len(self.codes))
         found = self.codes[local.clamp(0, len(self.codes) - 1)] * mine[:, None]
-        return found if self.group is None else Leave.apply(found, self.group)
+        return found if self.group is None else Sum.apply(found, self.group)
 
 
 class Net(nn.Module):
@@ -62,11 +59,8 @@ def parallelize(model, mesh):
 def batch():
     return torch.randn(12, 5)
 """
-)
 
-EXPERTS = (
-    ENTER
-    + """
+EXPERTS = """
 EXPERTS, DIM = 8, 6
 
 
@@ -114,11 +108,8 @@ def parallelize(model, mesh):
 def batch():
     return torch.randn(12, 5)
 """
-)
 
-GREEDY = (
-    ENTER
-    + """
+GREEDY = """
 WORDS, DIM = 12, 6
 
 
@@ -169,7 +160,6 @@ def parallelize(model, mesh):
 def batch():
     return torch.randn(12, 5)
 """
-)
 
 OWNERS = (
     NEAREST.replace("        index = index + self.rank * len(self.codes)\n", "")
@@ -224,7 +214,7 @@ CASES = [
         "codes named by their rank and number there, which nothing sums",
         "tp=2",
         OWNERS,
-        (("found if self.group is None else Leave.apply(found, self.group)", "found"),),
+        (("found if self.group is None else Sum.apply(found, self.group)", "found"),),
         ("unreduced-output", "wrong-value"),
         ("sum",),
         UNCOUNTED,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.bugs.case import Bug
-from tests.bugs.models import DATA_PARALLEL, ENTER, FSDP, MLP, STAGES
+from tests.bugs.models import DATA_PARALLEL, FSDP, MLP, STAGES
 
 FACTORED = (
     FSDP
@@ -59,9 +59,7 @@ def optimizer(model, mesh):
 """
 )
 
-LORA = (
-    ENTER
-    + """
+LORA = """
 class Adapted(nn.Module):
     group = None
 
@@ -74,9 +72,9 @@ class Adapted(nn.Module):
 
     def forward(self, x):
         scale = 16 / self.rank
-        inner = x if self.group is None else Enter.apply(x, self.group)
+        inner = x if self.group is None else Copy.apply(x, self.group)
         delta = functional.linear(functional.linear(inner, self.a), self.b) * scale
-        return self.base(x) + (delta if self.group is None else Leave.apply(delta, self.group))
+        return self.base(x) + (delta if self.group is None else Sum.apply(delta, self.group))
 
 
 def build():
@@ -94,7 +92,6 @@ def batch():
     return torch.randn(9, 8)
 
 """
-)
 
 CLIPPED = (
     STAGES

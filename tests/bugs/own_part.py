@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from tests.bugs.case import Bug
-from tests.bugs.models import BY_HAND, FSDP
+from tests.bugs.models import FSDP
 
-NORMALIZED = (
-    BY_HAND
-    + """
+NORMALIZED = """
 class Norm(nn.Module):
     group = None
 
@@ -52,7 +50,6 @@ def batch():
     return torch.randn(12, 8)
 
 """
-)
 
 AVERAGED = (
     FSDP

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from tests.bugs.branches import BRANCHES
 from tests.bugs.case import Bug, Healthy
-from tests.bugs.models import ENTER
 
 FUNCTIONAL = """
 from torch.distributed import _functional_collectives as funcol
@@ -32,9 +31,7 @@ def step(model, rows, mesh):
 
 """
 
-ROWS = (
-    ENTER
-    + """
+ROWS = """
 from torch.distributed import _functional_collectives as funcol
 
 
@@ -60,7 +57,7 @@ class Mlp(nn.Module):
     def forward(self, x):
         if self.group is None:
             return x + self.down(self.up(x).tanh())
-        y = functional.linear(self.up(Enter.apply(x, self.group)).tanh(), self.down.weight)
+        y = functional.linear(self.up(Copy.apply(x, self.group)).tanh(), self.down.weight)
         y = Sum.apply(y, self.group)
         return x + y + self.down.bias
 
@@ -81,7 +78,17 @@ def batch():
     return torch.randn(8, 6)
 
 """
-)
+
+UNSUMMED = """
+class Copy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.clone(), None
+"""
 
 CLIPPED_ROWS = (
     ROWS
@@ -405,7 +412,7 @@ CASES = (
         "no backward sum, and gradients clipped by their right norm",
         "tp=2",
         CLIPPED_ROWS,
-        (("        distributed.all_reduce(grad, group=ctx.group)\n", ""),),
+        (("def batch():", f"{UNSUMMED}\n\ndef batch():"),),
         ("unreduced-gradient",),
         ("sends back each rank's own part", "over tp"),
         ("clips by",),
@@ -424,7 +431,7 @@ CASES = (
         "two branches without a backward sum",
         "tp=2",
         BRANCHES,
-        (("a, m = Enter.apply(h, self.group), Enter.apply(h, self.group)", "a, m = h, h"),),
+        (("a, m = Copy.apply(h, self.group), Copy.apply(h, self.group)", "a, m = h, h"),),
         ("unreduced-gradient",),
         ("over tp", "case.py", "in forward and all_reduces in backward"),
         ("outside what",),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.bugs.case import Bug, Healthy
-from tests.bugs.models import ENTER, FSDP
+from tests.bugs.models import FSDP
 
 FUSED = '''
 HEADS, SIZE = 4, 2
@@ -85,9 +85,7 @@ def parallelize(model, mesh):
 
 ORDER = ("misordered",)
 
-PUT_TOGETHER = (
-    ENTER
-    + """
+PUT_TOGETHER = """
 class Attention(nn.Module):
     group, heads = None, 4
 
@@ -100,10 +98,10 @@ class Attention(nn.Module):
         if self.fused is None:
             q, k, v = self.q(x), self.k(x), self.v(x)
         else:
-            q, k, v = self.fused(Enter.apply(x, self.group)).chunk(3, -1)
+            q, k, v = self.fused(Copy.apply(x, self.group)).chunk(3, -1)
         q, k, v = (part.unflatten(-1, (self.heads, 4)).transpose(1, 2) for part in (q, k, v))
         y = self.out(functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
-        return y if self.group is None else Leave.apply(y, self.group)
+        return y if self.group is None else Sum.apply(y, self.group)
 
 
 class Net(nn.Module):
@@ -134,7 +132,6 @@ def parallelize(model, mesh):
 def batch():
     return torch.randn(4, 6, 5)
 """
-)
 """Each rank's rows of three weights in one weight, of a name that the unsharded model doesn't have."""
 
 CASES = (

@@ -9,18 +9,6 @@ BATCH_AXES = ()
 WIDTH = 8
 
 
-class Sum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        x = x.clone()
-        distributed.all_reduce(x, group=group)
-        return x
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient, None
-
-
 class Mixer(nn.Module):
     rank, size, group = 0, 1, None
 
@@ -376,31 +364,6 @@ def parallelize(model, mesh):
 
 GUIDED = """
 BATCH_AXES = ()
-
-
-class Sum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        x = x.clone()
-        distributed.all_reduce(x, group=group)
-        return x
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient, None
-
-
-class Copy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        gradient = gradient.clone()
-        distributed.all_reduce(gradient, group=ctx.group)
-        return gradient, None
 
 
 class Guided(nn.Module):

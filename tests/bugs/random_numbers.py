@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from tests.bugs.case import Bug, Healthy
-from tests.bugs.models import BY_HAND, FSDP
+from tests.bugs.models import FSDP
 
-DROPPED = (
-    BY_HAND
-    + '''
+DROPPED = '''
 class MLP(nn.Module):
     group, seed = None, 3
 
@@ -41,7 +39,6 @@ def batch():
     return torch.randn(24, 16)
 
 '''
-)
 
 INNER = (
     DROPPED.replace(

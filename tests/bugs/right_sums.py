@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tests.bugs.case import Healthy
-from tests.bugs.models import ENTER
 from tests.bugs.residual import BLOCK
 
 TWO = BLOCK.replace("BLOCKS", "nn.Sequential(nn.Linear(8, 8), Block(), Block(), nn.Linear(8, 4))")
@@ -16,8 +15,8 @@ CKPT = "import torch.utils.checkpoint\n" + TWO.replace(
 )
 
 SUMMED = (
-    TWO.replace("            h = Enter.apply(h, self.group)\n", "            h = h\n").replace(
-        "h = Leave.apply(h, self.group)", "h = all_reduce(h, group=self.group)"
+    TWO.replace("            h = Copy.apply(h, self.group)\n", "            h = h\n").replace(
+        "h = Sum.apply(h, self.group)", "h = all_reduce(h, group=self.group)"
     )
     + """
 def step(model, x, mesh):
@@ -86,9 +85,7 @@ def step(model, x, mesh):
 
 """
 
-AT_END = (
-    ENTER
-    + """
+AT_END = """
 class Net(nn.Module):
     group = None
 
@@ -102,7 +99,7 @@ class Net(nn.Module):
         h = self.up(torch.tanh(self.first(x)))
         out = functional.linear(torch.tanh(h), self.down.weight)
         if self.group is not None:
-            out = Leave.apply(out, self.group)
+            out = Sum.apply(out, self.group)
         return out + self.down.bias
 
 
@@ -130,7 +127,6 @@ def step(model, x, mesh):
     return loss.detach()
 
 """
-)
 
 AUTOCAST = """
 from torch.nn.parallel import DistributedDataParallel

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from tests.bugs.case import Bug
-from tests.bugs.models import ENTER
 
-SMOOTHED = (
-    ENTER
-    + """
+SMOOTHED = """
 WORDS = 12
 
 
@@ -21,7 +18,7 @@ class Net(nn.Module):
 
     def forward(self, x):
         h = torch.tanh(self.body(x))
-        return self.head(h if self.group is None else Enter.apply(h, self.group))
+        return self.head(h if self.group is None else Copy.apply(h, self.group))
 
 
 def build():
@@ -47,19 +44,16 @@ def loss(model, batch):
     top = logits.detach().amax(-1, keepdim=True)
     distributed.all_reduce(top, op=distributed.ReduceOp.MAX, group=model.group)
     logits = logits - top
-    log_total = Leave.apply(logits.exp().sum(-1), model.group).log()
+    log_total = Sum.apply(logits.exp().sum(-1), model.group).log()
     first = distributed.get_rank(model.group) * logits.shape[-1]
     own = (y >= first) & (y < first + logits.shape[-1])
-    picked = Leave.apply(logits.gather(-1, ((y - first) * own)[:, None])[:, 0] * own, model.group)
-    mean = Leave.apply(logits.sum(-1), model.group) / WORDS
+    picked = Sum.apply(logits.gather(-1, ((y - first) * own)[:, None])[:, 0] * own, model.group)
+    mean = Sum.apply(logits.sum(-1), model.group) / WORDS
     return (log_total - 0.9 * picked - 0.1 * mean).mean()
 
 """
-)
 
-EXTREMES = (
-    ENTER
-    + """
+EXTREMES = """
 WORDS = 12
 
 
@@ -74,7 +68,7 @@ class Net(nn.Module):
 
     def forward(self, x):
         h = torch.tanh(self.body(x))
-        return self.head(h if self.group is None else Enter.apply(h, self.group))
+        return self.head(h if self.group is None else Copy.apply(h, self.group))
 
 
 def build():
@@ -100,7 +94,7 @@ def over(x, group, op):
 
 
 def summed(x, group):
-    return x if group is None else Leave.apply(x, group)
+    return x if group is None else Sum.apply(x, group)
 
 
 def loss(model, batch):
@@ -114,11 +108,10 @@ def loss(model, batch):
     picked = shifted.gather(-1, (y - model.first).where(own, 0)[:, None])[:, 0]
     powers = (logits * 0.5).logsumexp(-1)
     if model.group is not None:
-        powers = Leave.apply((powers - top).exp(), model.group).log() + top
+        powers = Sum.apply((powers - top).exp(), model.group).log() + top
     return (log_total - summed(picked.where(own, 0.0), model.group) + scale * 0.1 + powers.square() * 0.1).mean()
 
 """
-)
 
 THREE_TERMS = """
 BATCH_AXES = ("dp",)
@@ -310,7 +303,7 @@ CASES = (
         "label smoothing over each rank's own words",
         "tp=2",
         SMOOTHED,
-        (("mean = Leave.apply(logits.sum(-1), model.group) / WORDS", "mean = logits.mean(-1)"),),
+        (("mean = Sum.apply(logits.sum(-1), model.group) / WORDS", "mean = logits.mean(-1)"),),
         ("unreduced-scalar",),
         ("tp", "mean"),
         never=("label it", "offset"),
@@ -319,7 +312,7 @@ CASES = (
         "label smoothing by the mean of each rank's own words",
         "tp=2",
         SMOOTHED,
-        (("mean = Leave.apply(logits.sum(-1), model.group) / WORDS", "mean = logits.mean(-1)"),),
+        (("mean = Sum.apply(logits.sum(-1), model.group) / WORDS", "mean = logits.mean(-1)"),),
         ("wrong-value", "unreduced-output"),
         ("mean", "averages the means over tp", "divide its gradient by 2 and don't reduce it"),
         ("a backward that averages",),
@@ -412,7 +405,7 @@ CASES = (
         "the square of each rank's own logsumexp",
         "tp=2",
         EXTREMES,
-        (("powers = Leave.apply((powers - top).exp(), model.group).log() + top", "pass"),),
+        (("powers = Sum.apply((powers - top).exp(), model.group).log() + top", "pass"),),
         ("wrong-value",),
         ("the logsumexp of its own part", "take their logsumexp"),
         with_lines=True,

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from tests.bugs.case import Bug
-from tests.bugs.models import ENTER
 
-KEY_HEADS = (
-    ENTER
-    + """
+KEY_HEADS = """
 from torch.distributed.nn import functional as dist_nn
 HEADS, KEYS, SIZE = 4, 2, 4
 
@@ -23,7 +20,7 @@ class Attention(nn.Module):
 
     def forward(self, x):
         b, t, _ = x.shape
-        given = x if self.group is None else Enter.apply(x, self.group)
+        given = x if self.group is None else Copy.apply(x, self.group)
         q = self.wq(given).view(b, t, -1, SIZE).transpose(1, 2)
         k, v = self.wkv(given).view(b, t, 2, -1, SIZE).permute(2, 0, 3, 1, 4)
         repeats = q.shape[1] // k.shape[1]
@@ -31,7 +28,7 @@ class Attention(nn.Module):
         out = functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, t, -1)
         out = functional.linear(out, self.wo.weight)
         if self.group is not None:
-            out = Leave.apply(out, self.group)
+            out = Sum.apply(out, self.group)
         return x + out + self.wo.bias
 
 
@@ -62,11 +59,8 @@ def step(model, x, mesh):
     return loss.detach()
 
 """
-)
 
-NORMED_HEADS = (
-    ENTER
-    + """
+NORMED_HEADS = """
 HEADS, SIZE = 4, 4
 
 
@@ -82,11 +76,11 @@ class Attention(nn.Module):
 
     def forward(self, x):
         b, t, _ = x.shape
-        given = x if self.group is None else Enter.apply(x, self.group)
+        given = x if self.group is None else Copy.apply(x, self.group)
         q, k, v = self.qkv(given).view(b, t, 3, -1, SIZE).permute(2, 0, 3, 1, 4)
         out = functional.scaled_dot_product_attention(self.q_norm(q), self.k_norm(k), v, is_causal=True)
         out = self.wo(out.transpose(1, 2).reshape(b, t, -1))
-        return x + (out if self.group is None else Leave.apply(out, self.group))
+        return x + (out if self.group is None else Sum.apply(out, self.group))
 
 
 def build():
@@ -119,11 +113,8 @@ def step(model, x, mesh):
     return loss.detach()
 
 """
-)
 
-SHARED_EXPERT = (
-    ENTER
-    + """
+SHARED_EXPERT = """
 EXPERTS = 4
 
 
@@ -140,13 +131,13 @@ class Mixture(nn.Module):
         best, chosen = self.gate(x).sigmoid().max(-1)
         given = x
         if self.group is not None:
-            given = Enter.apply(x, self.group)
-            best = Enter.apply(best, self.group)
+            given = Copy.apply(x, self.group)
+            best = Copy.apply(best, self.group)
         routed = torch.zeros_like(x)
         for number, expert in self.experts.items():
             routed = routed + expert(given) * (best * (chosen == int(number)))[:, None]
         if self.group is not None:
-            routed = Leave.apply(routed, self.group)
+            routed = Sum.apply(routed, self.group)
         return x + routed + self.shared(x)
 
 
@@ -165,11 +156,8 @@ def batch():
     return torch.randn(16, 8)
 
 """
-)
 
-EXCHANGED = (
-    ENTER
-    + """
+EXCHANGED = """
 BATCH_AXES = {"sp": 1}
 
 
@@ -240,7 +228,6 @@ def parallelize(model, mesh):
 def batch():
     return torch.randn(2, 8, 6)
 """
-)
 """Each of four ranks gets a copy of one of two key heads, and all of the sequence."""
 
 CASES = (

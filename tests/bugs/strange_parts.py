@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from tests.bugs.case import Bug
-from tests.bugs.models import BY_HAND
 
-HEADS = (
-    BY_HAND
-    + '''
+HEADS = '''
 SIZE, DIM, WORDS = 4, 16, 6
 
 
@@ -69,11 +66,8 @@ def step(model, batch, mesh):
     return loss
 
 '''
-)
 
-CHOSEN = (
-    BY_HAND
-    + """
+CHOSEN = """
 DIM, SIZE, HEADS, KEYS = 16, 4, 8, 2
 
 
@@ -121,7 +115,6 @@ def step(model, batch, mesh):
     return loss
 
 """
-)
 
 ROTARY = """
 DIM, WORDS = 16, 12

@@ -118,8 +118,8 @@ def loss(model, batch):
 @pytest.mark.parametrize(
     ("code", "says"),
     [
-        ("return (made - due / due.abs().amax()).square().mean()", "amax in case.py:22 gives each rank the max of"),
-        ("return functional.cross_entropy(made @ due.T, torch.arange(len(due)))", "matmul in case.py:22 gets its"),
+        ("return (made - due / due.abs().amax()).square().mean()", "amax in case.py:70 gives each rank the max of"),
+        ("return functional.cross_entropy(made @ due.T, torch.arange(len(due)))", "matmul in case.py:70 gets its"),
         ("return (made - due).square().sum()", "Nothing sums it over dp."),
     ],
     ids=["the largest", "negatives", "a sum"],

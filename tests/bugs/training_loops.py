@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from tests.bugs.case import Bug
-from tests.bugs.models import ENTER
 
-DROPPED = (
-    ENTER
-    + """
+DROPPED = """
 from contextlib import contextmanager
 
 
@@ -23,8 +20,8 @@ class Block(nn.Module):
     def forward(self, x):
         if self.group is None:
             return x + self.drop(self.down(torch.tanh(self.up(x))))
-        h = self.down(torch.tanh(self.up(Enter.apply(x, self.group))))
-        return x + self.drop(Leave.apply(h, self.group))
+        h = self.down(torch.tanh(self.up(Copy.apply(x, self.group))))
+        return x + self.drop(Sum.apply(h, self.group))
 
 
 def build():
@@ -45,7 +42,6 @@ def batch():
     return torch.randn(6, 8)
 
 """
-)
 
 WITHOUT_SYNC = """
 from contextlib import nullcontext

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from tests.bugs.case import Bug
-from tests.bugs.models import BY_HAND
 
-VOCABULARY = (
-    BY_HAND
-    + """
+VOCABULARY = """
 WORDS = 10
 class Embedding(nn.Module):
     mesh = None
@@ -29,11 +26,8 @@ def parallelize(model, mesh):
     weight.data = weight.data.chunk(mesh.size())[mesh.get_local_rank()].clone()
 def batch(): return torch.arange(20).remainder(WORDS).view(4, 5)
 """
-)
 
-TABLE = (
-    BY_HAND
-    + """
+TABLE = """
 class Model(nn.Module):
     mesh = None
     def __init__(self):
@@ -55,7 +49,6 @@ def parallelize(model, mesh):
         weight.data = weight.data.split(14, dim)[mesh.get_local_rank()].clone()
 def batch(): return torch.randn(4, 8)
 """
-)
 
 CASES = (
     Bug(

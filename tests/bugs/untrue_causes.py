@@ -52,14 +52,6 @@ def parallelize(model, mesh):
 
 TOGETHER = """
 BATCH_AXES = ()
-class Sum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        x = x.clone()
-        distributed.all_reduce(x, group=group)
-        return x
-    @staticmethod
-    def backward(ctx, gradient): return gradient, None
 class Mlp(nn.Module):
     group = None
     def __init__(self):

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from tests.bugs.case import Bug
-from tests.bugs.models import BY_HAND, ENTER
 
-EMBEDDED = (
-    ENTER
-    + """
+EMBEDDED = """
 WORDS = 16
 
 
@@ -28,8 +25,8 @@ class Net(nn.Module):
         local = ids - distributed.get_rank(self.group) * per
         outside = (local < 0) | (local >= per)
         h = self.embed(local.masked_fill(outside, 0)).masked_fill(outside[..., None], 0.0)
-        h = torch.tanh(self.body(Leave.apply(h, self.group)))
-        return self.head(Enter.apply(h, self.group))
+        h = torch.tanh(self.body(Sum.apply(h, self.group)))
+        return self.head(Copy.apply(h, self.group))
 
 
 def build():
@@ -56,14 +53,13 @@ def loss(model, batch):
     largest = logits.detach().amax(-1, keepdim=True)
     distributed.all_reduce(largest, op=distributed.ReduceOp.MAX, group=model.group)
     shifted = logits - largest
-    total = Leave.apply(shifted.exp().sum(-1), model.group)
+    total = Sum.apply(shifted.exp().sum(-1), model.group)
     local = targets - distributed.get_rank(model.group) * per
     outside = (local < 0) | (local >= per)
     picked = shifted.gather(-1, local.masked_fill(outside, 0)[..., None])[..., 0].masked_fill(outside, 0.0)
-    return (total.log() - Leave.apply(picked, model.group)).mean()
+    return (total.log() - Sum.apply(picked, model.group)).mean()
 
 """
-)
 
 OWN_LOSS = (
     EMBEDDED[: EMBEDDED.index("    per = logits.shape[-1]\n")]
@@ -110,9 +106,7 @@ MASKED = (
     )
 )
 
-GATHERED = (
-    ENTER
-    + """
+GATHERED = """
 WORDS = 13
 
 
@@ -133,8 +127,8 @@ class Net(nn.Module):
         local = ids - rank * per
         own = (local >= 0) & (local < per)
         h = self.embed(local.clamp(0, per - 1)) * own[:, None]
-        h = Leave.apply(h, self.group)
-        logits = self.head(Enter.apply(torch.tanh(self.body(h)), self.group))
+        h = Sum.apply(h, self.group)
+        logits = self.head(Copy.apply(torch.tanh(self.body(h)), self.group))
         return All.apply(logits, self.group)[:, :WORDS]
 
 
@@ -177,7 +171,6 @@ def loss(model, batch):
     return functional.cross_entropy(model(batch[0]), batch[1])
 
 """
-)
 
 LABELLED = """
 WORDS = 13
@@ -222,9 +215,7 @@ def loss(model, batch):
 
 """
 
-PADDED_INDEX = (
-    ENTER
-    + """
+PADDED_INDEX = """
 WORDS = 24
 
 
@@ -240,7 +231,7 @@ class Embedding(nn.Module):
         outside = (local < 0) | (local >= len(self.weight))
         padding = 0 if self.begin == 0 else None
         h = functional.embedding(local.masked_fill(outside, 1), self.weight, padding_idx=padding)
-        return Leave.apply(h.masked_fill(outside[..., None], 0.0), self.group)
+        return Sum.apply(h.masked_fill(outside[..., None], 0.0), self.group)
 
 
 class Net(nn.Module):
@@ -265,11 +256,8 @@ def batch():
     return torch.arange(48).view(4, 12) % WORDS
 
 """
-)
 
-IN_MODEL = (
-    BY_HAND
-    + """
+IN_MODEL = """
 WORDS, PADDED = 13, 16
 
 
@@ -312,7 +300,6 @@ def loss(model, batch):
     return model(*batch).mean()
 
 """
-)
 BY_POWERS = IN_MODEL.replace(
     "total = Sum.apply((logits - largest[:, None]).exp().sum(-1), self.group)",
     "total = Sum.apply((torch.logsumexp(logits, -1) - largest).exp(), self.group)",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.bugs.case import Bug, Healthy
-from tests.bugs.models import AVERAGED, BY_HAND, DATA_PARALLEL, MLP
+from tests.bugs.models import AVERAGED, DATA_PARALLEL, MLP
 
 TOWERS = """
 BATCH_AXES = ("dp",)
@@ -93,9 +93,7 @@ def batch():
     + AVERAGED
 )
 
-HEADS = (
-    BY_HAND
-    + """
+HEADS = """
 class Attention(nn.Module):
     group, first = None, 0
 
@@ -145,7 +143,6 @@ def batch():
     return torch.randn(2, 6, 16)
 
 """
-)
 
 EXPERTS = """
 BATCH_AXES = ("ep",)

@@ -5,31 +5,6 @@ from __future__ import annotations
 from tests.bugs.case import Bug
 
 VOCABULARY = """
-class Sum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        x = x.clone()
-        distributed.all_reduce(x, group=group)
-        return x
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-class Copy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        grad = grad.clone()
-        distributed.all_reduce(grad, group=ctx.group)
-        return grad, None
-
-
 class Model(nn.Module):
     def __init__(self):
         super().__init__()

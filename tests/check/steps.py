@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 MESH = Mesh(("dp", "tp"), (2, 2))
 WANTED = np.array([[1.5, -2.0, 0.25, 3.0], [0.5, 1.0, -1.25, 2.0], [-0.75, 4.0, 1.0, 0.125], [2.5, -1.0, 3.5, 0.25]])
 COPIES = ("Replicate()", "Replicate()")
-ROWS_OVER_TP = ("Replicate()", "Shard(0)")
 
 Values = dict[int, Any]
 Told = tuple[list[Finding], list[NotChecked]]
@@ -48,13 +47,6 @@ class Step:
         for rank, held in values.items():
             self._put(rank, name, role, "step", held, len(self.layouts) - 1, whole.shape)
         self._put(0, name, role, "reference", whole, None, whole.shape)
-        return self
-
-    def hold_rows(self, name: str, role: Any, parts: Mapping[int, Any], whole: tuple[int, ...]) -> Step:
-        """Hold the rows that tp gives each rank after the step."""
-        self.layouts.append(LayoutRecord(0, ROWS_OVER_TP, whole))
-        for rank, held in parts.items():
-            self._put(rank, name, role, "step", held, len(self.layouts) - 1, whole)
         return self
 
     def put(self, rank: int, name: str, role: Any, stage: Any, held: Any, shape: Any = None) -> Step:

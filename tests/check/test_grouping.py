@@ -1,18 +1,19 @@
-"""One cause on many tensors is one finding; different causes stay apart."""
+"""One cause on many tensors is one finding, different causes stay apart, and what follows from another is left out."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardviz.check.report import Report, grouped, ungrouped
+from shardviz.check.report import NotChecked, Report, grouped, ungrouped, unhidden
+from shardviz.explain.kinds import KINDS
 from shardviz.picture.machine import report_github, report_junit
 from shardviz.picture.text.report import summary_line
 from shardviz.picture.text.terminal import Terminal
 from tests.findings import finding_of
 
 if TYPE_CHECKING:
-    from shardviz.explain.finding import Finding
+    from shardviz.explain.finding import Finding, Kind
 
 NAMES = ("up.weight", "up.bias", "down.weight")
 
@@ -127,3 +128,37 @@ def test_a_tied_name_has_the_findings_of_the_other_names_unless_it_has_some() ->
     assert Report(2, 3, (head, embed), ties=ties).findings_of == {"embed": (embed,), "head": (head,)}
     of_three = dict.fromkeys(("embed", "head", "out"), ("embed", "head", "out"))
     assert Report(2, 3, (head, embed), ties=of_three).findings_of["out"] == (embed, head)
+
+
+def found(kind: Kind, tensor: str = "w", *, generic: bool = False) -> Finding:
+    return finding_of(kind, "error", tensor, (0,), "wrong", generic=generic)
+
+
+def test_a_finding_follows_from_others_of_its_tensor_only() -> None:
+    for kind, page in KINDS.items():
+        for origin in page.follows_from:
+            for cause in (found(origin), found(origin, generic=True)):
+                assert unhidden([found(kind)], [cause]) == []
+                assert unhidden([found(kind)], [replace(cause, tensor="other")]) == [found(kind)]
+        for origin in set(KINDS) - page.follows_from:
+            assert unhidden([found(kind)], [found(origin)]) == [found(kind)]
+
+
+def test_only_a_finding_without_a_cause_follows_from_what_replaced_the_ids_or_from_other_results() -> None:
+    for kind, page in KINDS.items():
+        for origin in page.unexplained_from - page.follows_from:
+            assert unhidden([found(kind, generic=True)], [found(origin)]) == []
+            assert unhidden([found(kind)], [found(origin)]) == [found(kind)]
+
+
+def test_a_check_that_could_not_run_is_not_missed_if_the_order_is_known_to_be_wrong() -> None:
+    copies, order, ties = (NotChecked("w", "why", about) for about in ("values", "order", "ties"))
+    assert unhidden([copies, order, ties], [found("misordered")]) == [order, ties]
+    assert unhidden([copies, order, ties], [found("sequence-order")]) == [ties]
+    assert unhidden([copies, order, ties], [copies]) == [copies, order, ties]
+
+
+def test_what_has_a_cause_of_its_own_stays_beside_another_cause() -> None:
+    explained = found("wrong-value")
+    assert unhidden([explained], [found("wrong-scale")], anywhere=True) == [explained]
+    assert unhidden([found("wrong-value", generic=True)], [found("wrong-scale", "v")], anywhere=True) == []

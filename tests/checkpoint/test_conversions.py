@@ -41,22 +41,6 @@ def test_without_a_map_the_one_that_knows_the_names_is_used(tmp_path, source, ca
     assert "k_proj.weight" in told
 
 
-def test_a_matrix_that_all_layers_have_transposed_is_a_difference(tmp_path):
-    found = {name: one.t() if "o_proj" in name else one for name, one in to_hf(meta()).items()}
-    assert main(["diff", *map(str, both(tmp_path, meta(), found))]) == 1
-
-
-def test_a_head_that_the_embedding_took_the_place_of_is_lost(tmp_path):
-    first = to_hf(meta())
-    words = first["model.embed_tokens.weight"]
-    second = first | {"lm_head.weight": words.clone()}
-    ((verdict, why, cause),) = compared(*both(tmp_path, first, second)).values()
-    assert (verdict, why) == ("moved", "the second has here the first's model.embed_tokens.weight")
-    assert cause.endswith("The first's own weights are lost")
-    tied = {name: one for name, one in first.items() if name != "lm_head.weight"} | {"lm_head.weight": words.clone()}
-    assert compared(*both(tmp_path / "tied", tied, second)) == {}
-
-
 @given(st.permutations(range(4)), st.sampled_from([0, 1]), st.integers(0, 1 << 16))
 @cases(60)
 def test_parts_in_any_order_are_named_or_quiet(tmp_path_factory, order, dim, seed):
@@ -114,21 +98,3 @@ def test_the_steps_beside_a_checkpoint(tmp_path):
     names = [path.relative_to(tmp_path).as_posix() for path in siblings(tmp_path / "step-10" / "model")]
     assert sorted(names) == ["step-11/model", "step-9/model"]
     assert siblings(tmp_path / "step-x" / "model") == []
-
-
-@pytest.mark.parametrize(
-    ("change", "function"),
-    [
-        (lambda log: -log.exp(), "-x.exp()"),
-        (lambda log: log.sigmoid(), "x.sigmoid()"),
-        (lambda log: log.square(), ""),  # of numbers of both signs, nothing takes it back
-        (lambda log: log.exp().flip(0), ""),
-    ],
-)
-def test_a_function_that_a_conversion_leaves_out_is_named_with_numbers(tmp_path, change, function):
-    logs = {f"layers.{layer}.mixer.A_log": weight(6, 5, seed=layer) for layer in range(2)}
-    found = compared(*both(tmp_path, logs, {name: change(log) for name, log in logs.items()}))
-    assert len(found) == 2
-    for _, why, cause in found.values():
-        assert (f"is {function}, x that of the first: " in why and " became " in why) == bool(function), why
-        assert cause.startswith(f"The conversion applies {function}") == bool(function), cause

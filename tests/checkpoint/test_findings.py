@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 
 import numpy as np
 from safetensors.numpy import save_file
@@ -89,20 +88,3 @@ def test_an_element_type_that_nobody_knows_is_not_checked(tmp_path, capsys):
 
 
 # Types that are not read
-
-
-def test_a_file_that_is_a_copy_of_another_is_copied_again(tmp_path, capsys):
-    folder = indexed(tmp_path / "parts", {name: name for name in "abc"}, a=["a"], b=["b"], c=["c"])
-    save_file({name: np.arange(4.0) for name in "abc"}, tmp_path / "whole.safetensors")
-    assert main(["check", str(folder)]) == 0
-    shutil.copy(folder / "a.safetensors", folder / "c.safetensors")
-    assert main(["check", str(folder)]) == 1
-    out = " ".join(capsys.readouterr().out.split())
-    assert "c.safetensors has the tensors of a.safetensors, and none of the 1 that the index says are in it" in out
-    assert "copy c.safetensors again" in out
-    assert "1 finding in 1 of 3 tensors" in out
-    for sides in ((tmp_path / "whole.safetensors", folder), (folder, tmp_path / "whole.safetensors")):
-        assert main(["diff", *map(str, sides)]) == 1
-        out = " ".join(capsys.readouterr().out.split())
-        assert "c.safetensors has the tensors of a.safetensors instead" in out
-        assert "2 equal, 1 unreadable" in out

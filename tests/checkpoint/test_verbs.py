@@ -17,14 +17,6 @@ def run(capsys, *args):
     return code, out, err
 
 
-def test_check_of_a_healthy_checkpoint_says_what_it_looked_at(saved, capsys):
-    code, out, _ = run(capsys, "check", saved / "dcp")
-    assert (code, out) == (
-        0,
-        "✓ the files have all of 16 tensors, in 4 files; contents are compared by `shardviz diff`\n",
-    )
-
-
 def test_check_of_a_checkpoint_that_lacks_a_file_exits_with_1(copied, capsys):
     folder = copied("dcp")
     (folder / "__1_0.distcp").unlink()

@@ -38,12 +38,7 @@ ROOMS = {
     ),
     "lines": ("tests/live/lines/test_lines.py",),
     "dumps": ("tests/check", "tests/picture"),
-    "rules": (
-        "tests/check/step",
-        "tests/check/test_masks.py",
-        "tests/check/test_update.py",
-        "tests/check/test_masters.py",
-    ),
+    "rules": ("tests/check/step", "tests/check/test_masks.py", "tests/check/test_masters.py"),
     "checkpoints": ("tests/checkpoint", "tests/reference"),
     "jobs": (
         *("--lane", "nightly", "tests/live/run/traced/test_traced.py", "tests/live/run/traced/test_lines.py"),

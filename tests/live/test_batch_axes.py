@@ -34,31 +34,6 @@ def parallelize(model, mesh):
 """
 
 
-@recorded
-def test_context_parallel_needs_no_step_of_its_own(tmp_path):
-    report = checked(ATTENTION, "dp=2,cp=2", tmp_path)
-    assert report.findings == ()
-    assert report.not_checked == ()
-
-
-@recorded
-def test_attention_that_meets_only_its_own_keys_is_found_and_never_compared_part_by_part(tmp_path):
-    bug = "def parallelize(model, mesh): fully_shard(model, mesh=mesh['dp', 'cp']._flatten('all'))\n"
-    report = checked(ATTENTION + bug, "dp=2,cp=2", tmp_path)
-    assert "output" in {finding.tensor for finding in report.findings}
-
-
-@recorded
-def test_gradients_that_were_not_summed_over_the_sequences_axis_are_found(tmp_path):
-    bug = """
-def parallelize(model, mesh):
-    model.group = mesh.get_group("cp")
-    fully_shard(model, mesh=mesh["dp"])
-"""
-    report = checked(ATTENTION + bug, "dp=2,cp=2", tmp_path)
-    assert {finding.kind for finding in report.findings} == {"unreduced-gradient"}
-
-
 @pytest.mark.parametrize(
     ("forward", "unchecked"),
     [
@@ -85,26 +60,6 @@ def loss(model, batch): return model(*batch).square().mean()
     assert report.findings == ()
     assert len(report.not_checked) == len(unchecked)
     assert all(text in one.why for text, one in zip(unchecked, report.not_checked, strict=True))
-
-
-SECOND = """
-BATCH_AXES = {"dp": 1}
-def batch(): return torch.randn(3, 12, 6)
-"""
-
-
-@recorded
-def test_rows_may_be_another_dim_than_the_first(tmp_path):
-    report = checked(SECOND, "dp=4", tmp_path)
-    assert report.findings == report.not_checked == ()
-
-
-@recorded
-def test_a_mean_over_each_ranks_own_rows_is_compared_part_by_part_along_that_dim(tmp_path):
-    report = checked(SECOND + "def loss(model, batch): return model(batch).mean(1).square().sum()\n", "dp=4", tmp_path)
-    assert report.findings == ()
-    (note,) = report.not_checked
-    assert "compared over the parts" in note.why
 
 
 @pytest.mark.parametrize(

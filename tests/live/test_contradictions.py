@@ -71,12 +71,6 @@ def test_a_contradiction_is_a_finding(text, kind, words, tmp_path):
     assert any(finding.kind == kind and words in finding.summary for finding in findings), findings
 
 
-@recorded
-@pytest.mark.parametrize(("text", "kind", "words"), CASES.values(), ids=CASES)
-def test_its_right_twin_is_quiet(text, kind, words, tmp_path):
-    assert checked(text + "\nBROKEN = False", "dp=2", tmp_path).findings == ()
-
-
 def test_an_output_that_every_rank_has_whole_is_no_part_of_it(tmp_path):
     report = checked(
         """
@@ -93,47 +87,6 @@ def loss(model, batch): return model(batch).square().mean()
         tmp_path,
     )
     assert not [finding for finding in report.findings if finding.kind == "wrong-shape"]
-
-
-HELD_BACK = """
-def step(model, rows, mesh):
-    for number in range(2):
-        model.set_requires_gradient_sync(LAST and number == 1)
-        loss = model(rows).square().mean() / 2
-        loss.backward()
-    return 2 * loss.detach()
-"""
-STEPPED = "\ndef optimizer(model, mesh): return torch.optim.SGD(model.parameters(), 0.1)\n"
-
-
-@recorded
-def test_gradients_that_fsdp_holds_back_are_a_finding_after_several_micro_batches_or_an_optimizer_step(tmp_path):
-    (finding,) = checked(HELD_BACK + "LAST = False", "dp=2", tmp_path / "alone").findings
-    assert "after the 2 micro-batches of the step" in finding.sentence
-    (finding,) = checked(HELD_BACK + "LAST = False" + STEPPED, "dp=2", tmp_path / "stepped").findings
-    assert finding.kind == "unreduced-gradient"
-    assert "set_requires_gradient_sync(False)" in finding.cause
-    assert checked(HELD_BACK + "LAST = True" + STEPPED, "dp=2", tmp_path / "right").findings == ()
-
-
-CUT = """
-class Cut(nn.Linear):
-    def forward(self, x):
-        out = super().forward(x)
-        return out.detach() if BROKEN and getattr(self, "sharded", False) else out
-def build(): return nn.Sequential(Cut(6, 8), nn.Linear(8, 6))
-def parallelize(model, mesh):
-    model[0].sharded = True
-    fully_shard(model, mesh=mesh["dp"])
-"""
-
-
-@recorded
-def test_a_graph_that_is_cut_on_every_rank_is_one_finding(tmp_path):
-    (finding,) = checked(CUT + "BROKEN = True", "dp=2", tmp_path / "cut").findings
-    assert (finding.kind, finding.tensor) == ("wrong-value", "0.weight")
-    assert "0.bias" in finding.summary
-    assert checked(CUT + "BROKEN = False", "dp=2", tmp_path / "right").findings == ()
 
 
 def test_a_step_that_clears_its_gradients_is_not_checked(tmp_path):

@@ -12,43 +12,6 @@ from tests.live.probing import HEAD, checked, run_probe
 
 
 @recorded
-def test_rounding_in_a_norm_that_computes_in_float32_is_not_called_wrong(tmp_path):
-    norm = """
-class Norm(nn.Module):
-    def forward(self, x): return x * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True)).double()
-def build(): return nn.Sequential(nn.Linear(6, 8), Norm(), nn.Linear(8, 6))
-"""
-    report = checked(norm, "dp=3", tmp_path)
-    assert (report.findings, report.not_checked) == ((), ())
-
-
-@recorded
-def test_a_loss_on_the_tp_mesh_is_averaged_over_the_batch_as_well(tmp_path):
-    tp = """
-def parallelize(model, mesh):
-    parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel(use_local_output=False)})
-    fully_shard(model, mesh=mesh["dp"])
-"""
-    report = checked(tp, "dp=2,tp=2", tmp_path)
-    assert (report.findings, report.not_checked) == ((), ())
-
-
-@recorded
-def test_micro_batches_are_put_together_to_the_output_of_the_batch(tmp_path):
-    accumulation = """
-def step(model, rows, mesh):
-    losses = []
-    for last, part in enumerate(rows.chunk(2)):
-        model.set_requires_gradient_sync(bool(last))
-        losses.append(model(part).square().mean() / 2)
-        losses[-1].backward()
-    return sum(losses)
-"""
-    report = checked(accumulation, "dp=2", tmp_path)
-    assert (report.findings, report.not_checked) == ((), ())
-
-
-@recorded
 def test_a_divide_factor_over_a_group_of_one_counts_once_as_in_the_models_own_float32(tmp_path):
     expert = """
 BATCH_AXES = ()
@@ -129,18 +92,6 @@ def test_batch_norm_is_compared_over_the_parts_that_ranks_see_and_that_is_report
         "(BatchNorm in training); compared over the parts, without the buffers "
         "after the step: each rank's are of its own part"
     )
-
-
-@recorded
-def test_a_gradient_that_nothing_reduces_is_found_whatever_the_model_draws_and_rounds(tmp_path):
-    unreduced = """
-class Norm(nn.Module):
-    def forward(self, x): return x * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True)).double()
-def build(): return nn.Sequential(nn.Linear(6, 8), Norm(), nn.Dropout(), nn.BatchNorm1d(8), nn.Linear(8, 6))
-def parallelize(model, mesh): ...
-"""
-    report = checked(unreduced, "dp=2", tmp_path)
-    assert {finding.kind for finding in report.findings} == {"unreduced-gradient"}
 
 
 @recorded
@@ -238,17 +189,6 @@ class Model(nn.Linear):
         self.register_buffer("mask", torch.arange(9) % 2 == 0)
 def build(): return Model()
 """
-
-
-@recorded
-def test_a_buffer_that_no_id_fits_in_is_compared_where_ranks_have_all_of_it(tmp_path):
-    report = checked(MASKED, "dp=2", tmp_path / "whole")
-    assert (report.findings, report.not_checked) == ((), ())
-    other = MASKED + "def parallelize(model, mesh): model.mask.fill_(bool(mesh.get_rank()))"
-    report = checked(other, "dp=2", tmp_path / "other")
-    assert [(finding.kind, finding.tensor) for finding in report.findings if finding.kind != "unreduced-gradient"] == [
-        ("unreplicated", "mask")
-    ]
 
 
 def test_a_buffer_that_no_id_fits_in_and_that_is_cut_is_reported_as_unchecked(tmp_path):

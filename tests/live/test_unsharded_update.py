@@ -2,28 +2,8 @@
 
 import pytest
 
-from tests.lanes import at_night, recorded
+from tests.lanes import recorded
 from tests.live.probing import checked
-
-RIGHT = {
-    "Adam": "def optimizer(model, mesh): return torch.optim.Adam(model.parameters())",
-    "AdamW, fused": "def optimizer(model, mesh): return torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)",
-    "SGD with momentum": "def optimizer(model, mesh): return torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)",
-    "clipping by the whole norm": """
-def optimizer(model, mesh):
-    nn.utils.clip_grad_norm_(model.parameters(), 0.01)
-    return torch.optim.AdamW(model.parameters())
-""",
-    "groups by name": """
-def optimizer(model, mesh):
-    biases = [p for n, p in model.named_parameters() if n.endswith("bias")]
-    weights = [p for n, p in model.named_parameters() if n.endswith("weight")]
-    return torch.optim.AdamW([{"params": biases, "weight_decay": 0.0}, {"params": weights, "weight_decay": 0.1}])
-""",
-    "some weights frozen": """
-def optimizer(model, mesh): return torch.optim.SGD([p for n, p in model.named_parameters() if "bias" in n], 0.1)
-""",
-}
 
 CLIPPING = """
 from torch import distributed
@@ -39,8 +19,7 @@ def optimizer(model, mesh):
     made.group = mesh.get_group("dp")
     return made
 """
-RIGHT |= {
-    "a norm over all ranks of the job": CLIPPING.replace("REDUCE", "distributed.all_reduce(total)"),
+OF_ITS_WORLD = {
     "a norm over the mesh's group": CLIPPING.replace("REDUCE", "distributed.all_reduce(total, group=self.group)"),
     "parameters dealt out by the environment": """
 import os
@@ -60,8 +39,8 @@ def optimizer(model, mesh): return Dealt(model.parameters(), 0.1)
 
 
 @recorded
-@pytest.mark.parametrize("text", RIGHT.values(), ids=RIGHT)
-def test_a_right_update_is_quiet(text, tmp_path):
+@pytest.mark.parametrize("text", OF_ITS_WORLD.values(), ids=OF_ITS_WORLD)
+def test_an_update_that_asks_for_its_group_or_world_runs_unsharded_too(text, tmp_path):
     report = checked(text, "dp=2", tmp_path)
     assert (report.findings, report.not_checked) == ((), ())
 
@@ -82,110 +61,11 @@ def optimizer(model, mesh):
         "wrong-value",
         "learning rate",
     ),
-    "a step too many": (
-        """
-from torch.distributed.tensor import DTensor
-class Twice(torch.optim.SGD):
-    def step(self):
-        super().step()
-        if any(isinstance(p, DTensor) for group in self.param_groups for p in group["params"]): super().step()
-def optimizer(model, mesh): return Twice(model.parameters(), 0.1)
-""",
-        "wrong-value",
-        "stepped 2 times",
-    ),
-    "groups by names that a wrapper changes": (
-        """
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-def build(): return nn.Sequential(nn.Sequential(nn.Linear(6, 8), nn.Tanh()), nn.Linear(8, 4))
-def parallelize(model, mesh):
-    model[0] = checkpoint_wrapper(model[0])
-    fully_shard(model, mesh=mesh)
-def optimizer(model, mesh):
-    first = [p for n, p in model.named_parameters() if n.startswith("0.0.")]
-    others = [p for n, p in model.named_parameters() if not n.startswith("0.0.")]
-    return torch.optim.AdamW([{"params": first, "lr": 0.01}] * bool(first) + [{"params": others, "lr": 0.1}])
-""",
-        "wrong-value",
-        "in another group than the unsharded model's optimizer: lr 0.1 instead of 0.01",
-    ),
-    "another factor of decay": (
-        """
-from torch.distributed.tensor import DTensor
-def optimizer(model, mesh):
-    sharded = any(isinstance(p, DTensor) for p in model.parameters())
-    return torch.optim.AdamW(model.parameters(), 0.1, weight_decay=0.5 if sharded else 0.1)
-""",
-        "wrong-value",
-        "weight decay",
-    ),
-    "moments of no checkpoint": (
-        """
-from torch.distributed.tensor import DTensor
-def optimizer(model, mesh):
-    made = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    for p in model.parameters():
-        made.state[p]["momentum_buffer"] = torch.zeros_like(p) if isinstance(p, DTensor) else torch.ones_like(p)
-    return made
-""",
-        "wrong-value",
-        "never loaded",
-    ),
-    "a group that sharding emptied": (
-        """
-def optimizer(model, mesh):
-    plain = [p for n, p in model.named_parameters() if type(p) is nn.Parameter and p.data.__class__ is torch.Tensor
-             or n.endswith("bias")]
-    return torch.optim.SGD(plain, 0.1)
-""",
-        "write-not-applied",
-        "sharding changed",
-    ),
-    "moments of the neighbor's shard": (
-        """
-from torch import distributed
-from torch.distributed.tensor import DTensor
-class Neighbors(torch.optim.SGD):
-    def step(self):
-        super().step()
-        for state in self.state.values():
-            buffer = state["momentum_buffer"]
-            if isinstance(buffer, DTensor):
-                local = buffer.to_local()
-                parts = [torch.empty_like(local) for _ in range(2)]
-                distributed.all_gather(parts, local.contiguous())
-                local.copy_(parts[1 - distributed.get_rank()])
-def optimizer(model, mesh): return Neighbors(model.parameters(), 0.1, momentum=0.9)
-""",
-        "wrong-value",
-        "a different coordinate",
-    ),
 }
 
 
-@pytest.mark.parametrize(
-    ("text", "kind", "cause"), [*[*WRONG.values()][:2], *at_night([*WRONG.values()][2:], recorded)], ids=WRONG
-)
-def test_a_wrong_update_is_named(text, kind, cause, tmp_path):
+@pytest.mark.parametrize(("text", "kind", "cause"), WRONG.values(), ids=WRONG)
+def test_what_an_update_does_otherwise_is_named(text, kind, cause, tmp_path):
     findings = checked(text, "dp=2", tmp_path).findings
     assert {finding.kind for finding in findings} == {kind}
     assert any(cause in finding.cause for finding in findings)
-
-
-SHIFTED = """
-class Shift(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.shift = nn.Parameter(torch.full((4,), 0.3))
-    def forward(self, x): return nn.functional.layer_norm(x + self.shift.sum(), (8,))
-def build(): return nn.Sequential(nn.Linear(6, 8), Shift(), nn.Linear(8, 6))
-def optimizer(model, mesh): return torch.optim.Adam(model.parameters())
-"""
-
-
-@recorded
-def test_a_weight_stepped_by_rounding_alone_is_not_checked(tmp_path):
-    report = checked(SHIFTED, "dp=2", tmp_path)
-    assert report.findings == ()
-    (one,) = [one for one in report.not_checked if one.tensor == "1.shift"]
-    assert "may be rounding alone" in one.why

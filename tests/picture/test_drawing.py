@@ -1,4 +1,4 @@
-"""Blocks are compared with the layouts laid out element by element."""
+"""Blocks are compared with the layouts laid out element by element; boxes have lines where neighbors differ."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from shardviz.picture.model.mesh import rank_labels, ranks_label
 from shardviz.picture.model.palette import Coloring
 from shardviz.picture.model.sides import Sides
 from shardviz.picture.model.subject import of_layout
+from shardviz.picture.text.panels import CellBlocks, paint_boxes
 from tests.lanes import cases
 
 if TYPE_CHECKING:
@@ -205,3 +206,29 @@ def test_the_block_with_the_first_difference_is_the_one_that_is_opened() -> None
 def test_a_line_is_drawn_downwards(layout: Layout, budget: Budget) -> None:
     (panel,) = draw(of_layout(layout).sides, layout.shape, budget).panels
     assert (panel.rows[-1].stop, len(panel.cols)) == (layout.shape[0], 1)
+
+
+def _rows(boxes):
+    return ["".join(row) for row in boxes.chars.tolist()]
+
+
+def test_equal_neighbors_are_one_box():
+    boxes = paint_boxes(np.array([[0, 1], [0, 0]]), CellBlocks.of_sizes([1, 1]), CellBlocks.of_sizes([2, 3]))
+    assert _rows(boxes) == ["┌──┬───┐", "│  │   │", "│  └───┤", "│      │", "└──────┘"]
+
+
+def test_rows_that_are_not_ruled_stand_close():
+    boxes = paint_boxes(np.array([[0], [1]]), CellBlocks.of_sizes([1, 1], ruled=False), CellBlocks.of_sizes([1]))
+    assert _rows(boxes) == ["┌─┐", "│ │", "│ │", "└─┘"]
+
+
+def test_a_label_stands_in_the_middle_of_its_room():
+    boxes = paint_boxes(np.array([[0]]), CellBlocks.of_sizes([1]), CellBlocks.of_sizes([8]))
+    boxes.write_centred(1, 1, 8, "tp=1")
+    assert _rows(boxes)[1] == "│  tp=1  │"
+
+
+def test_a_label_is_cut_at_the_edge_of_the_picture():
+    boxes = paint_boxes(np.array([[0]]), CellBlocks.of_sizes([1]), CellBlocks.of_sizes([3]))
+    boxes.write(1, -2, "12345678")
+    assert _rows(boxes)[1] == "34567"

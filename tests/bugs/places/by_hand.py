@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from tests.bugs.models import ATTENTION, BY_HAND
+from tests.bugs.models import ATTENTION
 from tests.bugs.places.fault import MEAN_OVER_DP, OTHER_RANK, Fault, Program, spoiled
 
 TEXT = (
-    BY_HAND
-    + OTHER_RANK
+    OTHER_RANK
     + ATTENTION
     + '''
 BATCH_AXES = ("dp",)

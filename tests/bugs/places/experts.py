@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from tests.bugs.models import EXCHANGE
 from tests.bugs.places.fault import NOTHING, Fault, Program, spoiled
 
-TEXT = (
-    EXCHANGE
-    + '''
+TEXT = '''
 EXPERTS, FEATURES, LAYERS = 4, 6, 3
 BATCH_AXES = ("fsdp", "ep")
 
@@ -124,7 +121,6 @@ def finish(experts, name, mesh):
     experts.weight.grad.to_local().div_(mesh["ep"].size())
 
 '''
-)
 
 EXPERTS = Program("experts, EP + FSDP2", "fsdp=2,ep=2", TEXT)
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from tests.bugs.models import BY_HAND
 from tests.bugs.places.fault import LAYERS_AND_HEAD, Fault, Program, spoiled
 
 TEXT = (
-    BY_HAND
-    + '''
+    '''
 BATCH_AXES = {"dp": 0, "cp": 1}
 LAYERS, TOKENS, FEATURES = 3, 8, 8
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from tests.bugs.case import Bug
-from tests.bugs.models import EXCHANGE
 from tests.bugs.public.case import Public
 
-MIXTURE = (
-    EXCHANGE
-    + '''
+MIXTURE = '''
 EXPERTS = 8
 BATCH_AXES = ("dp_mod", "ep")
 
@@ -69,7 +66,6 @@ def batch():
     return torch.randn(64, 6)
 
 '''
-)
 
 CASES = (
     Public(

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from tests.bugs.case import Bug
-from tests.bugs.models import BY_HAND
 from tests.bugs.public.case import Public
 
-TRANSPOSED = (
-    BY_HAND
-    + '''
+TRANSPOSED = '''
 class Enter(torch.autograd.Function):
     """The same on all ranks, each of which uses its own part: backward sums."""
 
@@ -58,11 +55,8 @@ def batch():
     return torch.randn(6, 4, 8)
 
 '''
-)
 
-QUANTIZED = (
-    BY_HAND
-    + '''
+QUANTIZED = '''
 BLOCK, FEATURES, WIDE = 8, 16, 48
 
 
@@ -128,7 +122,6 @@ def batch():
     return torch.randn(10, FEATURES)
 
 '''
-)
 
 SUMMED = "        grad = grad.contiguous()\n        distributed.all_reduce(grad, "
 

@@ -1,4 +1,6 @@
-"""What two jobs' traces are laid side by side by: samples of tensors, meshes of process groups."""
+"""What two jobs' traces are laid side by side by: samples, meshes of process groups, the pace of learning rates."""
+
+from __future__ import annotations
 
 from fractions import Fraction
 from types import SimpleNamespace
@@ -9,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardviz.check.step.jobs.one_sided import trained_in_one_job
+from shardviz.check.step.jobs.optimizers import pace_of
 from shardviz.check.step.jobs.rows import rows_of
 from shardviz.check.step.jobs.starts import OtherWeight, coarsest_of, other_weights, repeated_weight
 from shardviz.check.step.jobs.whole_job import mesh_of_groups
@@ -282,3 +285,30 @@ def test_a_step_is_as_coarse_as_what_modules_make_and_not_as_what_a_line_tries(n
     tensors = TensorRecord("up: input 0", 0), TensorRecord(name, 1)
     record = RankRecord(SCHEMA, 0, 1, "", bodies=bodies, tensors=tensors)
     assert coarsest_of([SimpleNamespace(records={0: record})]) == coarsest
+
+
+WARM_UP = [0.02, 0.04, 0.06, 0.08, 0.1, 0.08, 0.06, 0.04, 0.02]
+
+
+def options_of(rates):
+    return [{"up.weight": {"lr": f"{rate:.6g}"}, "down.weight": {"lr": f"{rate / 2:.6g}"}} for rate in rates]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "given", "pace"),
+    [
+        (WARM_UP, WARM_UP[::2], (2, False)),
+        (WARM_UP, WARM_UP[::2] + [0.01] * 4, (2, False)),
+        (WARM_UP, WARM_UP[::4], (4, False)),
+        (WARM_UP, [rate for rate in WARM_UP for _ in range(2)][:9], (2, True)),
+        (WARM_UP, [rate for rate in WARM_UP for _ in range(3)][:9], (3, True)),
+        (WARM_UP, [0.02, 0.04, 0.06, 0.07, 0.1], None),
+        (WARM_UP, [0.02, 0.06], None),
+        (WARM_UP, [0.02, *(2 * rate for rate in WARM_UP[1:])], None),
+        (WARM_UP, [0.02] * 9, None),
+        ([0.1] * 9, [0.1] * 9, None),
+        ([0.1] * 4 + [0.01] * 5, [0.1] * 4 + [0.02] * 5, None),
+    ],
+)
+def test_a_schedule_that_runs_faster_or_slower_is_told_from_another_one(wanted, given, pace):
+    assert pace_of(options_of(wanted), options_of(given)) == pace

@@ -1,4 +1,4 @@
-"""Programs of `cases`: a module each, whose ranks do right."""
+"""Programs of `cases`, right on all ranks: a module each, or a loss, a training step and an optimizer."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed._functional_collectives import all_gather_tensor, all_reduce
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 
 class Sum(torch.autograd.Function):
@@ -41,29 +40,12 @@ class Copy(torch.autograd.Function):
         return gradient, None
 
 
-class Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, part, group, dim):
-        ctx.group, ctx.dim = group, dim
-        parts = [torch.empty_like(part) for _ in range(dist.get_world_size(group))]
-        dist.all_gather(parts, part.contiguous(), group=group)
-        return torch.cat(parts, dim)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient.chunk(dist.get_world_size(ctx.group), ctx.dim)[dist.get_rank(ctx.group)], None, None
-
-
 def summed(x, group, backward=False):
     return x if group is None else Sum.apply(x, group, backward)
 
 
 def copied(x, group):
     return x if group is None else Copy.apply(x, group)
-
-
-def gathered(x, group, dim):
-    return x if group is None else Gather.apply(x, group, dim)
 
 
 def own(parameter, mesh, dim=0):
@@ -150,108 +132,6 @@ class Block(Part):
         return x + summed(out, self.group)
 """
 
-VOCABULARY = """
-class Block(Part):
-    dims = {"head": 0, "table": 0}
-
-    def __init__(self):
-        super().__init__()
-        self.head, self.table = nn.Parameter(torch.randn(20, 8)), nn.Parameter(torch.randn(20, 8))
-
-    def forward(self, x):
-        logits = F.linear(copied(x, self.group), self.head)
-        logits = gathered(logits, self.group, -1)
-        chances = logits.softmax(-1)
-        tokens = logits.argmax(-1)
-        first = self.rank * len(self.table)
-        inside = (tokens >= first) & (tokens < first + len(self.table))
-        rows = F.embedding((tokens - first).clamp(0, len(self.table) - 1), self.table)
-        rows = rows * inside[..., None]
-        rows = summed(rows, self.group)
-        return x + rows * chances.amax(-1, keepdim=True)
-"""
-
-SEQUENCE = """
-class Block(Part):
-    dims = {}
-
-    def __init__(self):
-        super().__init__()
-        self.q, self.k = nn.Parameter(torch.randn(8, 8)), nn.Parameter(torch.randn(8, 8))
-        self.places = nn.Parameter(torch.randn(6, 8))
-
-    def forward(self, x):
-        given = copied(x, self.group)
-        places, weight = copied(self.places, self.group), copied(self.q, self.group)
-        part = given.chunk(self.tp, 1)[self.rank]
-        length = part.shape[1]
-        at = torch.arange(length) + self.rank * length
-        q = F.linear(part + places[at], weight)
-        k = F.linear(given, copied(self.k, self.group))
-        scores = q @ k.transpose(-1, -2)
-        mask = at[:, None] >= torch.arange(x.shape[1])[None]
-        weights = scores.masked_fill(~mask, -1e9).softmax(-1)
-        out = gathered(weights @ given, self.group, 1)
-        return x + out
-"""
-
-EXPERTS = """
-class Block(Part):
-    dims = {"experts": 0}
-
-    def __init__(self):
-        super().__init__()
-        self.router = nn.Parameter(torch.randn(4, 8))
-        self.experts = nn.Parameter(torch.randn(4, 8, 8))
-
-    def forward(self, x):
-        given = copied(x, self.group)
-        gates = F.linear(given, copied(self.router, self.group)).softmax(-1)
-        count = len(self.experts)
-        own = gates[..., self.rank * count : (self.rank + 1) * count]
-        each = torch.einsum("bsd,edf->bsef", given, self.experts)
-        out = (each * own[..., None]).sum(-2)
-        out = summed(out, self.group)
-        return x + out
-"""
-
-LOOPED = """
-class Block(Part):
-    dims = {"experts": 0}
-
-    def __init__(self):
-        super().__init__()
-        self.router = nn.Parameter(torch.randn(4, 8))
-        self.experts = nn.Parameter(torch.randn(4, 8, 8))
-
-    def forward(self, x):
-        given = copied(x, self.group)
-        gates = F.linear(given, copied(self.router, self.group)).softmax(-1)
-        first = self.rank * len(self.experts)
-        out = torch.zeros_like(x)
-        for number, expert in enumerate(self.experts):
-            gate = gates[..., first + number, None]
-            out = out + F.linear(given, expert) * gate
-        out = summed(out, self.group)
-        return x + out
-"""
-
-IN_PLACE = """
-class Block(Part):
-    dims = {"up": 0, "down": 1}
-
-    def __init__(self):
-        super().__init__()
-        self.up, self.down = nn.Parameter(torch.randn(32, 8)), nn.Parameter(torch.randn(8, 32))
-
-    def forward(self, x):
-        h = F.linear(copied(x, self.group), self.up).relu_()
-        out = F.linear(h, self.down)
-        out = summed(out, self.group)
-        out += x
-        return out.mul_(0.5)
-"""
-
 DTENSOR = """
 class Block(nn.Module):
     def __init__(self):
@@ -276,52 +156,162 @@ def parallelize(model, mesh):
         setattr(model.block, name, nn.Parameter(weight))
 """
 
-FUNCTIONAL = """
-class Block(Part):
-    dims = {"up": 0, "gain": 0}
+STEP_HEAD = """
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
-    def __init__(self):
-        super().__init__()
-        self.up, self.gain = nn.Parameter(torch.randn(8, 8)), nn.Parameter(torch.rand(8) + 0.5)
 
-    def forward(self, x):
-        h = F.linear(copied(x, self.group), self.up)
-        total = h.detach().sum(-1, keepdim=True)
-        if self.group is not None:
-            total = all_reduce(total, "sum", self.group)
-        h = (h - total / 8) * self.gain
-        if self.group is not None:
-            h = gathered(h, self.group, -1)
-        return x.detach() + h
+class Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        x = x.clone()
+        dist.all_reduce(x, group=group)
+        return x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, None
+
 """
 
-REPLACED = """
-class Block(nn.Module):
+VOCABULARY = """
+AXES = ("tp",)
+WORDS = 24
+
+
+class Speaker(nn.Module):
     def __init__(self):
         super().__init__()
-        self.up, self.down = nn.Linear(8, 32), nn.Linear(32, 8)
+        self.body, self.head = nn.Linear(16, 12), nn.Linear(12, WORDS, bias=False)
 
     def forward(self, x):
-        h = torch.tanh(self.up(x))
-        return x + self.down(h)
+        return self.head(self.body(x).relu())
 
 
-class Split(nn.Module):
-    def __init__(self, block, mesh):
-        super().__init__()
-        self.group = mesh.get_group("tp")
-        self.up, self.down = block.up, block.down
-        self.up.weight, self.up.bias = own(block.up.weight, mesh), own(block.up.bias, mesh)
-        self.down.weight = own(block.down.weight, mesh, 1)
-
-    def forward(self, x):
-        given = copied(x, self.group)
-        hidden = torch.tanh(self.up(given))
-        terms = F.linear(hidden, self.down.weight)
-        terms = summed(terms, self.group)
-        return x + (terms + self.down.bias)
+def build():
+    return Speaker()
 
 
 def parallelize(model, mesh):
-    model.block = Split(model.block, mesh)
+    parallelize_module(model, mesh["tp"], {"head": ColwiseParallel(output_layouts=Shard(-1))})
+
+
+def batch():
+    return torch.randn(10, 16), torch.randint(WORDS, (10,))
+
+
+def loss(model, batch):
+    x, words = batch
+    return F.cross_entropy(model(x), words)
+
+
+def step(model, batch, mesh):
+    x, words = batch
+    group = mesh.get_group("tp")
+    logits = model(x)
+    size = logits.shape[-1]
+    start = mesh.get_local_rank("tp") * size
+    top = logits.detach().amax(-1, keepdim=True)
+    dist.all_reduce(top, op=dist.ReduceOp.MAX, group=group)
+    logits = logits - top
+    normal = Sum.apply(logits.exp().sum(-1), group).log()
+    is_here = (words >= start) & (words < start + size)
+    chosen = logits.gather(-1, (words - start).clamp(0, size - 1)[:, None])[:, 0]
+    chosen = Sum.apply(chosen.masked_fill(~is_here, 0), group)
+    value = (normal - chosen).mean()
+    value.backward()
+    return value
+"""
+
+BY_HAND = """
+AXES = BATCH_AXES = ("dp",)
+SCALE = 64.0
+
+
+def build():
+    return nn.Sequential(nn.Linear(8, 24), nn.Tanh(), nn.Linear(24, 6))
+
+
+def parallelize(model, mesh):
+    pass
+
+
+def batch():
+    return torch.randn(8, 8), torch.randn(8, 6)
+
+
+def loss(model, batch):
+    x, target = batch
+    return (model(x) - target).square().mean()
+
+
+@torch.no_grad()
+def unscale(model):
+    for p in model.parameters():
+        p.grad.div_(SCALE)
+
+
+@torch.no_grad()
+def average(model, group):
+    for p in model.parameters():
+        dist.all_reduce(p.grad, group=group)
+        p.grad /= dist.get_world_size(group)
+
+
+def step(model, batch, mesh):
+    value = loss(model, batch)
+    (value * SCALE).backward()
+    average(model, mesh.get_group("dp"))
+    unscale(model)
+    return value
+"""
+
+TRUSTED = """
+AXES = BATCH_AXES = ("fsdp",)
+
+
+def local_of(x):
+    return x.to_local() if isinstance(x, DTensor) else x
+
+
+def norm_of(part, mesh):
+    square = part.square().sum()
+    if mesh is not None:
+        dist.all_reduce(square, group=mesh.get_group())
+    return square.sqrt()
+
+
+class Lars(torch.optim.Optimizer):
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                mesh = p.device_mesh if isinstance(p, DTensor) else None
+                weight, grad = local_of(p), local_of(p.grad)
+                trust = norm_of(weight, mesh) / norm_of(grad, mesh)
+                weight.add_(grad * trust, alpha=-group["lr"])
+
+
+def build():
+    return nn.Sequential(nn.Linear(8, 24, bias=False), nn.Tanh(), nn.Linear(24, 6, bias=False))
+
+
+def parallelize(model, mesh):
+    fully_shard(model, mesh=mesh)
+
+
+def batch():
+    return torch.randn(8, 8)
+
+
+def optimizer(model, mesh):
+    return Lars(model.parameters(), lr=0.1)
 """

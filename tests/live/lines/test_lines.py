@@ -22,10 +22,9 @@ from shardviz.layout.mesh import parse_mesh
 from shardviz.live.job import ProbeJob
 from shardviz.picture.html.page import html
 from shardviz.tui.widgets.finding_card import finding_body
-from tests.lanes import at_night, nightly, recorded
+from tests.lanes import at_night, recorded
 from tests.live import standing
-from tests.live.lines.cases import CASES
-from tests.live.lines.step_cases import STEP_CASES
+from tests.live.lines.cases import CASES, STEP_CASES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,8 +36,7 @@ if TYPE_CHECKING:
 BY_NAME = {case.name: case for case in CASES}
 STEPS_BY_NAME = {case.name: case for case in STEP_CASES}
 BY_DAY = ("no sum", "sum without its backward", "loss: own exponentials", "optimizer: trust by shard")
-"""One forward, one backward, a loss and an optimizer, on ranks; the contract has the dumps of all others, and judges
-them again by day."""
+"""One forward, one backward, a loss and an optimizer."""
 
 
 def _but_two(names: Iterable[str], mark: pytest.MarkDecorator) -> list[object]:
@@ -57,36 +55,33 @@ def run(source: str, mesh: str, folder: Path) -> Dump:
 
 
 @pytest.mark.parametrize("name", _but_two(BY_NAME, recorded))
-def test_the_first_wrong_line_is_named(name: str, tmp_path: Path) -> None:
+def test_the_first_wrong_line_of_a_module_is_named(name: str, tmp_path: Path) -> None:
     case: Case = BY_NAME[name]
     dump = run(case.wrong, case.mesh, tmp_path)
     findings = [finding for finding in report_on(dump).findings if finding.severity == "error"]
     assert findings
     places = {finding.line for finding in findings if finding.line}
-    numbers = {
-        f"program.py:{at}" for at, line in enumerate(case.wrong.splitlines(), 1) if case.line and case.line in line
-    }
+    numbers = {f"program.py:{at}" for at, line in enumerate(case.wrong.splitlines(), 1) if case.line in line}
     assert places <= numbers, f"named {places}"
-    if case.line and not case.is_between:
-        assert places, [finding.summary for finding in findings]
-        assert any(case.line in finding.summary for finding in findings)
+    assert places, [finding.summary for finding in findings]
+    assert any(case.line in finding.summary for finding in findings)
     table = table_of(dump)
     assert table is not None
     assert {row.place for row in table.rows if row.is_wrong} == places
 
 
 @pytest.mark.parametrize("name", _but_two(STEPS_BY_NAME, recorded))
-def test_the_first_wrong_line_around_the_model_is_named(name: str, tmp_path: Path) -> None:
+def test_the_first_wrong_line_of_a_step_is_named(name: str, tmp_path: Path) -> None:
     case = STEPS_BY_NAME[name]
     findings = report_on(run(case.wrong, case.mesh, tmp_path)).findings
     (finding,) = [finding for finding in findings if finding.severity == "error"]
-    numbers = [at for at, line in enumerate(case.wrong.splitlines(), 1) if case.line and case.line in line]
-    assert [finding.line] == [f"program.py:{at}" for at in numbers] or (not finding.line and not numbers)
+    numbers = [at for at, line in enumerate(case.wrong.splitlines(), 1) if case.line in line]
+    assert [finding.line] == [f"program.py:{at}" for at in numbers]
     assert case.line in finding.summary or finding.line in finding.cause
 
 
-@pytest.mark.parametrize("name", _but_two(BY_NAME | STEPS_BY_NAME, nightly))
-def test_the_right_twin_has_no_finding_and_no_lines(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", _but_two(BY_NAME | STEPS_BY_NAME, recorded))
+def test_a_right_program_has_no_finding_and_no_lines(name: str, tmp_path: Path) -> None:
     case = (BY_NAME | STEPS_BY_NAME)[name]
     dump = run(case.right, case.mesh, tmp_path)
     assert report_on(dump).findings == ()

@@ -5,10 +5,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from shardviz.cli import main
 from shardviz.live.step.return_values import MAX_TENSORS, Returned, named_calls
 from tests.lanes import at_night, recorded
-from tests.live.probing import HEAD, checked
+from tests.live.probing import checked
 
 MODEL = """
 TORCH = (2, 13)  # FSDP2 of 2.6 finds no tensor in a dataclass, and reduces no gradient
@@ -63,12 +62,6 @@ def faulty(place: str) -> str:
     return MODEL.replace('FAULT = ""', f"FAULT = {place!r}")
 
 
-@recorded
-def test_what_a_right_model_returns_is_in_order(tmp_path):
-    report = checked(MODEL, "dp=2,tp=2", tmp_path)
-    assert (report.findings, report.not_checked) == ((), ())
-
-
 @pytest.mark.parametrize(
     ("place", "name"),
     [
@@ -108,53 +101,6 @@ def test_a_returned_tensor_that_no_layout_fits_is_not_checked_by_name(place, why
     assert report.findings == ()
     (reason,) = [unchecked.why for unchecked in report.not_checked]
     assert reason.startswith(why)
-
-
-PAIR = """
-class M(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b, self.off = nn.Linear(6, 6), nn.Linear(6, 6), 0.0
-    def forward(self, x): return self.a(x), {returned}
-def build(): return M()
-def parallelize(model, mesh):
-    model.off = 0.5
-    fully_shard(model, mesh=mesh["dp"])
-def loss(model, batch): return sum(one.square().mean() for one in model(batch)[:1])
-"""
-
-
-@recorded
-@pytest.mark.parametrize(
-    ("returned", "code"), [("self.b(x) + self.off", 1), *at_night([("self.b(x)", 0), ("self.off", 1)])]
-)
-def test_strict_fails_for_a_fault_in_what_a_tuple_has(returned, code, tmp_path, capsys):
-    probe = tmp_path / "pair.py"
-    probe.write_text(HEAD + PAIR.replace("{returned}", returned))
-    assert main(["probe", str(probe), "--mesh", "dp=2", "--strict", "-o", str(tmp_path / "dump")]) == code
-    assert ("output[1]" in capsys.readouterr().out) == bool(code)
-
-
-@recorded
-def test_a_sum_that_is_pending_in_a_tuple_is_a_finding(tmp_path):
-    text = """
-from torch.distributed.tensor import DTensor
-import torch.distributed as dist
-class M(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up, self.down = nn.Linear(6, 8, bias=False), nn.Linear(8, 6, bias=False)
-    def forward(self, x):
-        h, weight = self.up(x), self.down.weight
-        weight = weight.to_local() if isinstance(weight, DTensor) else weight
-        return self.down(h), nn.functional.linear(h, weight)
-BATCH_AXES = ()
-def build(): return M()
-def parallelize(model, mesh): parallelize_module(model, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
-def loss(model, batch): return model(batch)[0].square().mean()
-"""
-    (finding,) = checked(text, "tp=2", tmp_path).findings
-    assert (finding.kind, finding.tensor) == ("unreduced-output", "output[1]")
 
 
 IN_TURN = """

@@ -87,40 +87,4 @@ def test_a_mean_square_of_a_narrow_output_may_be_computed_in_a_wider_dtype(loss,
     assert ["another number than the mean square" in entry.why for entry in report.not_checked] == [True] * kept
 
 
-COPIES = """
-def parallelize(model, mesh): pass
-def step(model, rows, mesh):
-    loss = {loss}
-    loss.backward()
-    for weight in model.parameters():
-        {reduce}
-    return loss.detach()
-"""
-OUTPUT = """
-class Odd(nn.Linear):
-    def forward(self, x): return super().forward(x) * (2 if hasattr(self, "sharded") else 1)
-def build(): return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), Odd(8, 6))
-def parallelize(model, mesh):
-    model[2].sharded = True
-    fully_shard(model, mesh=mesh["dp"])
-"""
-SUM = "torch.distributed.all_reduce(weight.grad)"
 OTHER, SAME = "(model(rows) - rows).abs().mean()", "model(rows).square().mean()"
-
-
-@recorded
-def test_what_needs_no_loss_is_found_beside_a_loss_of_the_steps_own(tmp_path):
-    unreduced = checked(COPIES.format(loss=OTHER, reduce="pass"), "dp=2", tmp_path / "unreduced")
-    assert {one.kind for one in unreduced.findings} == {"unreduced-gradient"}
-    assert checked(COPIES.format(loss=OTHER, reduce=SUM), "dp=2", tmp_path / "summed").findings == ()
-    odd = checked(OUTPUT + STEP.format(body=f"loss = {OTHER}"), "dp=2", tmp_path / "output")
-    assert {one.tensor for one in odd.findings} == {"output"}
-    logged = "\ndef log(model, batch, loss): return {'mine': float(loss)}\n"
-    report = checked(STEP.format(body=f"loss = {OTHER}") + logged, "dp=2", tmp_path / "logged")
-    assert [(one.kind, one.tensor) for one in report.findings] == [("unreduced-scalar", "mine")]
-
-
-@recorded
-def test_a_wrong_step_is_found_by_the_mean_square_that_it_returns(tmp_path):
-    assert checked(OUTPUT + STEP.format(body=f"loss = {SAME}"), "dp=2", tmp_path / "output").findings
-    assert checked(COPIES.format(loss=SAME, reduce=SUM), "dp=2", tmp_path / "summed").findings

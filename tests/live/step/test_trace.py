@@ -13,7 +13,6 @@ from shardviz.live.job import ProbeJob
 from tests.bugs.case import HEAD
 from tests.bugs.models import TENSOR_PARALLEL
 from tests.bugs.running import report_of
-from tests.lanes import recorded
 from tests.live import standing
 from tests.live.probing import run_probe
 
@@ -46,35 +45,6 @@ def parallelize(model, mesh):
 
 """
 )
-SKIPPED = """
-BATCH_AXES = ("dp",)
-
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers, self.head = nn.ModuleList(nn.Linear(8, 8) for _ in range(3)), nn.Linear(8, 2)
-        self.depth = 3
-
-    def forward(self, x):
-        for layer in self.layers[: self.depth]:
-            x = layer(x)
-        return self.head(x)
-
-
-def build():
-    return Model()
-
-
-def batch():
-    return torch.randn(8, 8)
-
-
-def parallelize(model, mesh):
-    model.depth = 3
-    fully_shard(model, mesh=mesh)
-
-"""
 
 HALTED = """
 class Halt(torch.autograd.Function):
@@ -142,14 +112,6 @@ def test_kept_values_are_judged_again_as_the_ranks_were_told_and_others_are_remo
     assert "odd" in {point.state for point in again.points[0]}
     standing.run(replace(job, folder=prepare_folder(folder, force=True)))
     assert {file.suffix for file in folder.iterdir()} == {".json", ".safetensors"}
-
-
-@recorded
-def test_a_layer_that_no_rank_calls_is_named(tmp_path):
-    wrong = SKIPPED.replace("model.depth = 3\n    fully", "model.depth = 2\n    fully")
-    (finding,) = report_of(HEAD + wrong, "dp=2", tmp_path).findings
-    assert finding.cause == "No rank calls layers.2, so head is given the input of layers.2"
-    assert not report_of(HEAD + SKIPPED, "dp=2").findings
 
 
 def test_a_function_that_sends_nothing_back_is_followed_and_named(tmp_path):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from tests.bugs.models import BY_HAND
 from tests.bugs.places.fault import LAYERS_AND_HEAD, MEAN_OVER_DP, NOTHING, Fault, Program, spoiled
 
 TEXT = (
-    BY_HAND
-    + '''
+    '''
 BATCH_AXES = ("dp",)
 EXPERTS, FEATURES, LAYERS = 4, 6, 3
 

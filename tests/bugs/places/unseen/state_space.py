@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from tests.bugs.models import BY_HAND
 from tests.bugs.places.fault import LAYERS_AND_HEAD, NOTHING, Fault, Program
 
 TEXT = (
-    BY_HAND
-    + '''
+    '''
 BATCH_AXES = ("dp",)
 LAYERS, TOKENS, FEATURES, CHANNELS, STATES = 3, 6, 8, 12, 4
 
