@@ -226,7 +226,8 @@ def with_lines(dump: Dump, results: Iterable[Finding | NotChecked]) -> Iterator[
         module, named = module_to_open(outcome), outcome
         for lines, inner in faults:  # what a module is given wrong is made by the one around it
             if module_to_open(named) in (lines.module, lines.asked_module) and not _is_of_argument(named):
-                named = _given_wrong(dump, named, lines, inner) if inner.is_given else with_line(named, inner)
+                placed = without_module(named, lines, inner)
+                named = _given_wrong(dump, named, lines, inner) if inner.is_given else with_line(placed, inner)
         for lines in opened:
             if module_to_open(named) in (lines.module, lines.asked_module):
                 named = with_lines_of_joins(named, lines.sharded, dump.files.mesh)
@@ -247,6 +248,21 @@ def with_lines(dump: Dump, results: Iterable[Finding | NotChecked]) -> Iterator[
             place = cause.place if isinstance(cause, RowsSentByOneRank | UnexplainedBackward) else ""
             yield replace(outcome, line=outcome.line or place)
     yield from _not_read(dump) if not opened and around is None else ()
+
+
+def without_module(finding: Finding, lines: Lines, fault: Fault) -> Finding:
+    """Return a finding that doesn't call a module of torch's own the first wrong one, if a line after it is first.
+
+    What such a module returns may be a rank's own by intention, such as rows that the line after it masks.
+    """
+    begin = f"{lines.asked_module} is the first wrong module"
+    weights = f"weight {lines.asked_module.removeprefix(f'{lines.module}.')}."
+    reading = (call for call in lines.calls if any(lines.origin(given).startswith(weights) for given in call.inputs))
+    calls = [call.order for call in reading]
+    here = (call.order for call in lines.calls if (call.line, call.function) == (fault.line, fault.function))
+    if lines.asked_module == lines.module or not calls or min(here, default=-1) <= max(calls):
+        return finding
+    return replace(finding, details=tuple(detail for detail in finding.details if not detail.startswith(begin)))
 
 
 def _fault_inside(dump: Dump, lines: Lines) -> Fault | None:
