@@ -141,10 +141,90 @@ def loss_of_part(logits, target, group):
 '''
 )
 
+LOW_RANK = (
+    ENTER
+    + """
+class LowRank(nn.Module):
+    group = None
+
+    def __init__(self):
+        super().__init__()
+        self.base, self.down = nn.Linear(16, 32, bias=False), nn.Linear(16, 4, bias=False)
+        self.up = nn.Linear(4, 32, bias=False)
+        self.base.weight.requires_grad_(False)
+
+    def enter(self, x):
+        return x if self.group is None else Enter.apply(x, self.group)
+
+    def forward(self, x):
+        low = self.enter(self.down(x))
+        return self.base(self.enter(x)) + 2 * self.up(low)
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.wide, self.back = nn.RMSNorm(16), LowRank(), nn.Linear(32, 16, bias=False)
+        self.back.weight.requires_grad_(False)
+
+    def forward(self, x):
+        out = self.back(functional.silu(self.wide(self.norm(x))))
+        return x + (out if self.wide.group is None else Leave.apply(out, self.wide.group))
+
+
+def build():
+    return nn.Sequential(Block(), Block())
+
+
+def parallelize(model, mesh):
+    rank, size = mesh["tp"].get_local_rank(), mesh["tp"].size()
+    for block in model:
+        block.wide.group = mesh.get_group("tp")
+        for linear, dim in ((block.wide.base, 0), (block.wide.up, 0), (block.back, 1)):
+            linear.weight.data = linear.weight.data.chunk(size, dim)[rank].clone()
+
+
+def batch():
+    return torch.randn(4, 16)
+
+"""
+)
+
 MAXIMUM = "    distributed.all_reduce(peak, op=distributed.ReduceOp.MAX, group=group)\n"
 OWN_MAXIMUM = ("the max of its own part", "op=ReduceOp.MAX", "peak = ")
 
 CASES = (
+    Bug(
+        "a sum in backward in front of both matrices of an adapter",
+        "tp=2",
+        LOW_RANK,
+        (("self.enter(self.down(x))", "self.down(self.enter(x))"),),
+        ("unreduced-gradient",),
+        ("wide.up begins", "sums the ranks' parts of the gradient too late", "one too many for this branch: move it"),
+        with_lines=True,
+    ),
+    Bug(
+        "one sum in backward in front of a layer and its adapter",
+        "tp=2",
+        LOW_RANK,
+        (
+            ("        low = self.enter(self.down(x))\n", "        x = self.enter(x)\n        low = self.down(x)\n"),
+            ("self.base(self.enter(x))", "self.base(x)"),
+        ),
+        ("unreduced-gradient",),
+        ("wide.up begins", "or let the branch read what stands in front of it"),
+        with_lines=True,
+    ),
+    Bug(
+        "no sum in backward behind the first matrix of an adapter",
+        "tp=2",
+        LOW_RANK,
+        (("self.enter(self.down(x))", "self.down(x)"),),
+        ("unreduced-gradient",),
+        ("Nothing sums", "over tp"),
+        never=("too late", "one too many"),
+        with_lines=True,
+    ),
     Bug(
         "exponentials in a function relative to each rank's own maximum",
         "tp=2",

@@ -191,6 +191,23 @@ def sent_back_fault(states: States, axis: str) -> Fault | None:
     return None
 
 
+def late_sum(states: States, axis: str) -> str:
+    """Return the line that sums the terms which the module that was asked for sends back, if one does further on.
+
+    A weight between the two gets one term of its gradient. Before such a line gradients are right again, so a sum at
+    the module would be followed by a second one.
+    """
+    for call in states.lines.asked_calls:
+        gradients = ((given, states.placed(given, gradient=True)) for given in call.inputs)
+        terms = [given for given, state in gradients if state.kind == "terms" and state.axes == (axis,)]
+        for maker in (maker for given in terms for maker in states.lines.makers(given) if maker.whole is None):
+            after = [states.placed(value, gradient=True).kind for value in maker.outputs]
+            before = [states.placed(value, gradient=True).kind for value in maker.inputs]
+            if after and "right" not in after and before and all(kind == "right" for kind in before):
+                return maker.place
+    return ""
+
+
 def _is_contained(states: States, value: Value) -> bool:
     """Whether a wrong gradient goes no further, as that of elements which a mask sets to zero."""
     call = states.lines.producer(value)

@@ -12,7 +12,7 @@ from shardviz.check.ranks import no_file_of
 from shardviz.check.report import NotChecked
 from shardviz.check.step.comparison import is_of_parts
 from shardviz.check.step.lines.around import Around, is_around, results_of
-from shardviz.check.step.lines.backward import sent_back_fault
+from shardviz.check.step.lines.backward import late_sum, sent_back_fault
 from shardviz.check.step.lines.calls import Lines
 from shardviz.check.step.lines.faults import argument_fault, fault_in, is_argument, number_fault, with_size_given
 from shardviz.check.step.lines.states import States
@@ -236,7 +236,7 @@ def with_lines(dump: Dump, results: Iterable[Finding | NotChecked]) -> Iterator[
                 maker = argument_fault(States(dump, lines), arguments_of(dump, cause.module)[cause.argument])
                 named = named if maker is None else with_line(named, maker)
         if named is outcome:
-            named = _with_line_of_term(dump, without_exchange(named, opened), opened)
+            named = _with_line_of_term(dump, without_exchange(_with_later_sum(dump, named, opened), opened), opened)
         if named is not outcome:
             yield named
             continue
@@ -256,11 +256,9 @@ def without_module(finding: Finding, lines: Lines, fault: Fault) -> Finding:
     What such a module returns may be a rank's own by intention, such as rows that the line after it masks.
     """
     begin = f"{lines.asked_module} is the first wrong module"
-    weights = f"weight {lines.asked_module.removeprefix(f'{lines.module}.')}."
-    reading = (call for call in lines.calls if any(lines.origin(given).startswith(weights) for given in call.inputs))
-    calls = [call.order for call in reading]
+    calls = [call.order for call in lines.asked_calls]
     here = (call.order for call in lines.calls if (call.line, call.function) == (fault.line, fault.function))
-    if lines.asked_module == lines.module or not calls or min(here, default=-1) <= max(calls):
+    if not calls or min(here, default=-1) <= max(calls):
         return finding
     return replace(finding, details=tuple(detail for detail in finding.details if not detail.startswith(begin)))
 
@@ -310,6 +308,16 @@ def _with_line_of_term(dump: Dump, finding: Finding, opened: Iterable[Lines]) ->
     faults = (sent_back_fault(States(dump, lines), axis) for lines in of_module for axis in axes)
     fault = next((fault for fault in faults if fault is not None and not fault.is_torchs), None)
     return finding if fault is None else with_line(finding, fault)
+
+
+def _with_later_sum(dump: Dump, finding: Finding, opened: Iterable[Lines]) -> Finding:
+    """Return a finding about a module that sends back terms, with the line that sums them too late, if one does."""
+    cause = finding.explanation
+    if not isinstance(cause, UnsummedInputGradient) or cause.inner:
+        return finding
+    asked = (lines for lines in opened if module_to_open(finding) == lines.asked_module)
+    late = next((line for lines in asked if (line := late_sum(States(dump, lines), cause.axis))), "")
+    return finding.because(replace(cause, late=late)) if late else finding
 
 
 def _given_wrong(dump: Dump, finding: Finding, lines: Lines, fault: Fault) -> Finding:
