@@ -18,6 +18,7 @@ from tests.bugs import (
     denominators,
     experts,
     first_rows,
+    flat_buffers,
     gradients,
     hooks,
     joins,
@@ -32,6 +33,7 @@ from tests.bugs import (
     optimizer,
     order,
     outputs,
+    own_functions,
     own_indices,
     own_numbers,
     own_part,
@@ -66,7 +68,7 @@ AXES = (pipeline, context_parallel, experts, first_rows, hooks, cut_by_hand)
 LAYERS = (residual, sequence_parallel, shared_parts, adapters, branches, vocabulary, attention_parts)
 LOOPS = (loss_terms, sharded_losses, scaled_steps, training_loops, right_sums, own_numbers, canceling)
 OTHERS = (*LOOPS, denominators, lost_on_the_way, untrue_causes, parallel_by_hand, decided, taken_apart)
-PROBES = (kept_tensors, arguments, joins, written_anew, own_indices)
+PROBES = (flat_buffers, kept_tensors, arguments, joins, written_anew, own_indices, own_functions)
 NEWEST = (strange_parts, one_change, unequal_parts, ring_attention, scans, ways_back, proven, blamed_beside, *PROBES)
 
 

@@ -142,7 +142,96 @@ DENSE = LOOP.replace(
 
 TABLE_OF_SLICES = "slices 0-3, 12-15 of one tensor with slices 0-7 of the other"
 
+WORDS_AND_PLACES = (
+    ENTER
+    + """
+WORDS, TOKENS = 24, 8
+
+
+class Scatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        x = x.contiguous().clone()
+        distributed.all_reduce(x, group=group)
+        return x.chunk(distributed.get_world_size(group), 1)[distributed.get_rank(group)].contiguous()
+
+    @staticmethod
+    def backward(ctx, grad):
+        parts = [torch.empty_like(grad) for _ in range(distributed.get_world_size(ctx.group))]
+        distributed.all_gather(parts, grad.contiguous(), group=ctx.group)
+        return torch.cat(parts, 1), None
+
+
+class Joined(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        parts = [torch.empty_like(x) for _ in range(distributed.get_world_size(group))]
+        distributed.all_gather(parts, x.contiguous(), group=group)
+        return torch.cat(parts, 1)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.chunk(distributed.get_world_size(ctx.group), 1)[distributed.get_rank(ctx.group)], None
+
+
+class Embedded(nn.Module):
+    group, rank = None, 0
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.places = nn.Embedding(WORDS, 16), nn.Embedding(TOKENS, 16)
+
+    def forward(self, ids):
+        rows = self.words.weight.shape[0]
+        local = ids - self.rank * rows
+        outside = (local < 0) | (local >= rows)
+        x = self.words(local.masked_fill(outside, 0)).masked_fill(outside[..., None], 0)
+        table = self.places.weight
+        if self.group is not None:
+            x, table = Scatter.apply(x, self.group), Enter.apply(table, self.group)
+        places = torch.arange(x.shape[1]) + self.rank * x.shape[1]
+        return x + functional.embedding(places, table)
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.mix = Embedded(), nn.Linear(16, 16)
+
+    def forward(self, ids):
+        x, group = self.embed(ids), self.embed.group
+        return torch.tanh(self.mix(x if group is None else Joined.apply(x, group)))
+
+
+def build():
+    return Model()
+
+
+def parallelize(model, mesh):
+    embed = model.embed
+    embed.group, embed.rank = mesh.get_group(), mesh.get_local_rank()
+    embed.words.weight = nn.Parameter(embed.words.weight.detach().chunk(mesh.size())[embed.rank].clone())
+
+
+def batch():
+    return torch.randint(WORDS, (2, TOKENS))
+
+"""
+)
+
 CASES = (
+    Bug(
+        "places of a rank's tokens from zero, behind words of its own rows",
+        "tp=2",
+        WORDS_AND_PLACES,
+        ((" + self.rank * x.shape[1]", ""),),
+        ("wrong-value",),
+        ("places = ", "rank's own offset"),
+        never=("first wrong module", "its output is wrong"),
+        with_lines=True,
+    ),
     Bug(
         "a causal mask that counts a rank's queries from 0",
         "cp=2",

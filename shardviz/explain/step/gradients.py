@@ -178,6 +178,8 @@ class UnsummedInputGradient(Cause, kind="unreduced-gradient"):
         argument: Which input it is, as `input 1`, counted from 0, if the module has several; else empty.
         others: Other modules that read the same tensor, and send back a part of its gradient, too.
         maker: What makes the tensor, if all that read it send back parts; else empty.
+        late: The line in front of it, as `lora.py:21`, in whose backward a sum comes too late: behind a weight that has
+            got one term by then; empty if none does.
     """
 
     module: str
@@ -186,16 +188,19 @@ class UnsummedInputGradient(Cause, kind="unreduced-gradient"):
     argument: str = ""
     others: tuple[str, ...] = ()
     maker: str = ""
+    late: str = ""
     why = (
         "Every rank along {axis} uses {inner:?the output of {inner:called}|{argument:?{argument} (counted from "
         "0)|the input} of {module:called}} for its own part of {module:called}{others:?, and the same tensor for its "
-        "own part of {others}|}. Nothing sums the ranks' parts of the gradient in backward"
+        "own part of {others}|}. {late:?The backward of {late} sums the ranks' parts of the gradient too late, behind "
+        "weights that have already got one part|Nothing sums the ranks' parts of the gradient in backward}"
     )
     how = (
         "sum the gradient {argument:?of {argument} |}over {axis} {inner:?behind {inner:called}|{maker:?once, behind "
         "{maker:called}|where {module:called} begins{others:?, and {others}|}}}: PrepareModuleInput, "
         "to_local(grad_placements=[Partial()]) of a DTensor, or a torch.autograd.Function that returns its input in "
-        "forward and all_reduces in backward (ColwiseParallel)"
+        "forward and all_reduces in backward (ColwiseParallel){late:?. The sum that stands in {late} now is then one "
+        "too many for this branch: move it, or let the branch read what stands in front of it|}"
     )
 
 

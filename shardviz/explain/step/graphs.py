@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shardviz.explain.cause import AtLine, Cause
+from shardviz.explain.step.line_reductions import WrongLineBackward
 
 
 class RanWithoutGraph(Cause):
@@ -63,4 +64,35 @@ class ReadElsewhere(AtLine):
         "function and pass it on as an argument|{cut:?remove .detach(), .data or no_grad() in {cut}|look for what else "
         "reads the tensor from {place}, such as what is kept on a module or in a global, and let its gradient flow "
         "back}}"
+    )
+
+
+class FunctionBackward(WrongLineBackward):
+    """The backward of a torch.autograd.Function in the program doesn't match its forward.
+
+    The forward is right, its gradient arrives right, and every rank has its own part of what the function is given, so
+    no sum over ranks is missing. Often the forward masks what belongs to other ranks, such as labels outside of the
+    rank's part of a vocabulary, and the backward still writes to the masked places, at index 0.
+
+    Attributes:
+        masks: The line that makes a mask, as `loss.py:22`, if gradients are wrong where it has one of its two values,
+            and right elsewhere; empty if there is none.
+        value: That value.
+        is_zero: Whether the forward sets to zero what has it.
+    """
+
+    masks: str = ""
+    value: str = ""
+    is_zero: bool = False
+    why = (
+        "The backward of {function} doesn't match its forward{masks:?: gradients are wrong exactly where the mask of "
+        "{masks} is {value}. {is_zero:?The forward sets these to zero, and the backward doesn't leave them out|The "
+        "backward lacks what the forward does there, or has it with a wrong sign or factor}|. Each rank has its own "
+        "part of what {place} gives it, so no sum over ranks is missing}"
+    )
+    how = (
+        "in the backward of {function}, {masks:?{is_zero:?add and subtract nothing where the mask of {masks} is "
+        "{value}|check what it adds or subtracts where the mask of {masks} is {value}}: save the mask with "
+        "ctx.save_for_backward|derive the gradient anew from each line of the forward, and compare it with autograd's "
+        "on one rank by torch.autograd.gradcheck}"
     )

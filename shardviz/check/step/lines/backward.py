@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from dataclasses import replace
 from itertools import combinations
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 from shardviz.check.step.lines.calls import CONVERSIONS, JOINS, SELECTS, Call, Value
 from shardviz.check.step.lines.exchanges import EXCHANGE
 from shardviz.check.step.lines.fault import Fault, after, at, fault_at, reached
+from shardviz.check.step.lines.functions import APPLIED, applied_at, function_fault
 from shardviz.check.step.lines.parts import halo_not_sent_back
 from shardviz.check.step.lines.state import State, words_of
 from shardviz.check.step.lines.states import MAX_BESIDE, States
@@ -38,9 +38,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.explain.cause import Cause
-
-APPLIED = re.compile(r"\w+\.apply(?=\()")
-"""How code calls an autograd.Function."""
 
 KEEPS = ("detach", "data", "clone", "to")
 """Functions by which code keeps a tensor without its graph."""
@@ -194,6 +191,23 @@ def sent_back_fault(states: States, axis: str) -> Fault | None:
     return None
 
 
+def late_sum(states: States, axis: str) -> str:
+    """Return the line that sums the terms which the module that was asked for sends back, if one does further on.
+
+    A weight between the two gets one term of its gradient. Before such a line gradients are right again, so a sum at
+    the module would be followed by a second one.
+    """
+    for call in states.lines.asked_calls:
+        gradients = ((given, states.placed(given, gradient=True)) for given in call.inputs)
+        terms = [given for given, state in gradients if state.kind == "terms" and state.axes == (axis,)]
+        for maker in (maker for given in terms for maker in states.lines.makers(given) if maker.whole is None):
+            after = [states.placed(value, gradient=True).kind for value in maker.outputs]
+            before = [states.placed(value, gradient=True).kind for value in maker.inputs]
+            if after and "right" not in after and before and all(kind == "right" for kind in before):
+                return maker.place
+    return ""
+
+
 def _is_contained(states: States, value: Value) -> bool:
     """Whether a wrong gradient goes no further, as that of elements which a mask sets to zero."""
     call = states.lines.producer(value)
@@ -226,7 +240,8 @@ class _Backward:
             return None  # it is given a wrong gradient
         if len(unsummed) == 1:
             return unsummed[0]
-        words = words_of([state for state in gradients if state.kind != "unknown"])
+        known = [state for state in gradients if state.kind != "unknown"]
+        words = words_of(known)
         held = self.states.gradient(value)
         if held.kind == "none" and held.axes:
             return self._wrong(value, call, words, held.axes[0])
@@ -234,7 +249,8 @@ class _Backward:
             place = f"{halo.elements} of dim {halo.dim} on rank {halo.rank}"
             lacks = f"; at {place} it lacks what rank {halo.other} hands back there"
             return self._hands_back(call, value, words, halo, held, lacks)
-        return self._summed_again(value, call, words) or self._wrong(value, call, words)
+        again = self._summed_again(value, call, words) or function_fault(self.states, value, call, known)
+        return again or self._wrong(value, call, words)
 
     def _read_elsewhere(self, value: Value) -> Fault | None:
         """Return the line that makes a tensor of which all readers in the module send back what they should.
@@ -302,7 +318,9 @@ class _Backward:
 
     def _hands_back(self, call: Call, value: Value, given: str, cause: Cause, held: State, more: str = "") -> Fault:
         gets = f"gets {given} of its gradient, and " if given else ""
-        place = f"in backward {reached(call)} is the first wrong line{after(self.lines.line_of(value), call.line)}"
+        is_functions = type(cause) is WrongLineBackward and not (cause.axis or cause.part)
+        line = applied_at(call) if is_functions else reached(call)
+        place = f"in backward {line} is the first wrong line{after(self.lines.line_of(value), call.line)}"
         return fault_at(call, f"{place}: it {gets}sends back {held.text}{more}", cause)
 
     def _unsummed_part(self, value: Value, call: Call) -> Fault | None:

@@ -295,6 +295,13 @@ class Lines:
         kind, _, name = self.origin(value).partition(" ")
         return ".".join(filter(None, (self.module, name))) if kind in ("weight", "buffer") else ""
 
+    @property
+    def asked_calls(self) -> list[Call]:
+        """The calls that read weights of the module that was asked for, if that is one of torch's own in this one."""
+        begin = f"weight {self.asked_module.removeprefix(f'{self.module}.')}."
+        reading = (call for call in self.calls if any(self.origin(given).startswith(begin) for given in call.inputs))
+        return [] if self.asked_module == self.module else list(reading)
+
     def is_input(self, value: Value) -> bool:
         """Whether the module is given a tensor, or it comes from different calls on different ranks."""
         return self.origin(value).startswith("input") or not self.origin(value)

@@ -149,7 +149,8 @@ def after(before: FrameRecord | None, line: FrameRecord) -> str:
 
 def _caller(call: Call) -> FrameRecord | None:
     frames, own = call.first.frames, call.first.innermost
-    return frames[own - 1] if call.is_around and own and frames[own].function not in ENTRIES else None
+    is_inside = call.is_around and own and frames[own].function not in ENTRIES
+    return frames[own - 1] if is_inside and frames[own - 1].place != frames[own].place else None
 
 
 @dataclass(frozen=True)

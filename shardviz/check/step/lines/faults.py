@@ -37,6 +37,7 @@ from shardviz.check.step.lines.offsets import (
 from shardviz.check.step.lines.operands import operand_fault, operator_fault, with_operator
 from shardviz.check.step.lines.parallel import parallel_fault
 from shardviz.check.step.lines.parts import merged_fault, neighbor_fault
+from shardviz.check.step.lines.peaks import own_peak_fault
 from shardviz.check.step.lines.search import ForwardSearch
 from shardviz.explain.step.line_reductions import WrongLineBackward
 from shardviz.explain.step.line_rows import PartOfAnotherDim
@@ -84,6 +85,8 @@ def fault_in(states: States) -> Fault | None:
         fault = own_rows_fault(states) or fault
     if fault is None or isinstance(fault.cause, WrongLine | WrongLines | OtherOperand):
         fault = fused_fault(states) or fault
+    if fault is None or isinstance(fault.cause, WrongLine | WrongLines):
+        fault = own_peak_fault(states) or fault
     if fault is None or isinstance(fault.cause, WrongLines | CarriedLine):
         fault = operand_fault(states) or parallel_fault(states) or fault
     if fault is None or type(fault.cause) in MAY_LACK_NEIGHBOR:

@@ -12,7 +12,7 @@ from shardviz.check.ranks import no_file_of
 from shardviz.check.report import NotChecked
 from shardviz.check.step.comparison import is_of_parts
 from shardviz.check.step.lines.around import Around, is_around, results_of
-from shardviz.check.step.lines.backward import sent_back_fault
+from shardviz.check.step.lines.backward import late_sum, sent_back_fault
 from shardviz.check.step.lines.calls import Lines
 from shardviz.check.step.lines.faults import argument_fault, fault_in, is_argument, number_fault, with_size_given
 from shardviz.check.step.lines.states import States
@@ -226,7 +226,8 @@ def with_lines(dump: Dump, results: Iterable[Finding | NotChecked]) -> Iterator[
         module, named = module_to_open(outcome), outcome
         for lines, inner in faults:  # what a module is given wrong is made by the one around it
             if module_to_open(named) in (lines.module, lines.asked_module) and not _is_of_argument(named):
-                named = _given_wrong(dump, named, lines, inner) if inner.is_given else with_line(named, inner)
+                placed = without_module(named, lines, inner)
+                named = _given_wrong(dump, named, lines, inner) if inner.is_given else with_line(placed, inner)
         for lines in opened:
             if module_to_open(named) in (lines.module, lines.asked_module):
                 named = with_lines_of_joins(named, lines.sharded, dump.files.mesh)
@@ -235,7 +236,7 @@ def with_lines(dump: Dump, results: Iterable[Finding | NotChecked]) -> Iterator[
                 maker = argument_fault(States(dump, lines), arguments_of(dump, cause.module)[cause.argument])
                 named = named if maker is None else with_line(named, maker)
         if named is outcome:
-            named = _with_line_of_term(dump, without_exchange(named, opened), opened)
+            named = _with_line_of_term(dump, without_exchange(_with_later_sum(dump, named, opened), opened), opened)
         if named is not outcome:
             yield named
             continue
@@ -247,6 +248,19 @@ def with_lines(dump: Dump, results: Iterable[Finding | NotChecked]) -> Iterator[
             place = cause.place if isinstance(cause, RowsSentByOneRank | UnexplainedBackward) else ""
             yield replace(outcome, line=outcome.line or place)
     yield from _not_read(dump) if not opened and around is None else ()
+
+
+def without_module(finding: Finding, lines: Lines, fault: Fault) -> Finding:
+    """Return a finding that doesn't call a module of torch's own the first wrong one, if a line after it is first.
+
+    What such a module returns may be a rank's own by intention, such as rows that the line after it masks.
+    """
+    begin = f"{lines.asked_module} is the first wrong module"
+    calls = [call.order for call in lines.asked_calls]
+    here = (call.order for call in lines.calls if (call.line, call.function) == (fault.line, fault.function))
+    if not calls or min(here, default=-1) <= max(calls):
+        return finding
+    return replace(finding, details=tuple(detail for detail in finding.details if not detail.startswith(begin)))
 
 
 def _fault_inside(dump: Dump, lines: Lines) -> Fault | None:
@@ -294,6 +308,16 @@ def _with_line_of_term(dump: Dump, finding: Finding, opened: Iterable[Lines]) ->
     faults = (sent_back_fault(States(dump, lines), axis) for lines in of_module for axis in axes)
     fault = next((fault for fault in faults if fault is not None and not fault.is_torchs), None)
     return finding if fault is None else with_line(finding, fault)
+
+
+def _with_later_sum(dump: Dump, finding: Finding, opened: Iterable[Lines]) -> Finding:
+    """Return a finding about a module that sends back terms, with the line that sums them too late, if one does."""
+    cause = finding.explanation
+    if not isinstance(cause, UnsummedInputGradient) or cause.inner:
+        return finding
+    asked = (lines for lines in opened if module_to_open(finding) == lines.asked_module)
+    late = next((line for lines in asked if (line := late_sum(States(dump, lines), cause.axis))), "")
+    return finding.because(replace(cause, late=late)) if late else finding
 
 
 def _given_wrong(dump: Dump, finding: Finding, lines: Lines, fault: Fault) -> Finding:

@@ -70,6 +70,8 @@ class State:
     def text(self) -> str:
         """What a rank has, in a few words."""
         over = f" over {', '.join(self.axes)}" if self.axes else ""
+        if self.kind == "right" and self.layout is None:
+            return "its parts of several tensors"
         if self.kind == "right":
             return f"its part of {self.split_layout}" if self.split_layout else "the whole"
         if self.kind == "terms":

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from functools import cached_property, partial
-from itertools import product
+from itertools import chain, product
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from shardviz.check.step.lines.calls import ADDITIONS, Call, Lines, Value
+from shardviz.check.step.lines.flat import state_of_joined
 from shardviz.check.step.lines.state import UNKNOWN, State, state_of
 from shardviz.dump.records.trace import of_value
 from shardviz.errors import ShardvizError
@@ -121,7 +122,9 @@ class States:
     def _forward(self, value: Value, *, is_refined: bool = False) -> State:
         reference_number = self.lines.wanted.get(value)
         if reference_number is not None:
-            return self.related(value, reference_number, is_refined=is_refined)
+            state = self.related(value, reference_number, is_refined=is_refined)
+            joined = state_of_joined(self, value) if state.is_wrong and self.lines.is_step else None
+            return joined or state
         call = self.lines.producer(value)
         if call is None or call.whole is not None:
             return UNKNOWN
@@ -280,12 +283,23 @@ class States:
         state = state_of(related.chain, self.mesh, mean_axes, is_number=whole.size == 1)
         if mean_axes and self._is_equal_count(state, reference_number):
             return State("terms", state.layout, tuple(axis for axis in self.mesh.axes if axis in mean_axes))
-        layout = next(self._flattened(whole, held, near), None) if not state.is_known else None
-        layout = layout or (next(self._padded(whole, held, near), None) if not state.is_known else None)
-        if layout is not None:
-            return State("right", layout)
+        if not state.is_known and (shaped := self._shaped(whole, held, mean_axes, near)) is not None:
+            return shaped
         is_moved = is_refined and state.kind == "none" and self._is_rearranged(whole, held, near)
         return State("other", moved="order") if is_moved else state
+
+    def _shaped(
+        self, whole: NDArray[Any], held: Mapping[int, NDArray[Any]], mean_axes: frozenset[str], near: float
+    ) -> State | None:
+        """Return that ranks have their parts, or terms of a mean, in dims that were merged or padded; None if not."""
+        for axes in dict.fromkeys([(), tuple(axis for axis in self.mesh.axes if axis in mean_axes)]):
+            for axis in axes:
+                held = over(axis, "avg", held, self.mesh)
+            layouts = chain(self._flattened(whole, held, near), self._padded(whole, held, near))
+            layout = next(layouts, None) if len(held) == self.mesh.size else None
+            if layout is not None:
+                return State("terms", layout, axes, op="avg") if axes else State("right", layout)
+        return None
 
     def _is_equal_count(self, state: State, reference_number: int) -> bool:
         """Whether ranks count equally many of the batch's rows or labels: each count is its term of the sum."""

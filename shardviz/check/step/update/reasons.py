@@ -277,7 +277,8 @@ def by_norm_of_copies(gradients: Sequence[Compared], factors: Mapping[int, float
         what_is: What is multiplied, as sentences call it.
     """
     factor, whole = next(iter(factors.values())), total(gradient.wanted for gradient in gradients)
-    for what, norm, axes in norms_of_parts(list(gradients)) if gradients else ():
+    norms = list(norms_of_parts(list(gradients))) if gradients else []
+    for what, norm, axes in sorted(norms, key=lambda way: abs(factor * way[1] - whole)):  # several may be near
         if not norm or not _is_equal(factor, whole / norm) or _is_equal(norm, whole):
             continue
         times = f"{what_is} is {_times(factor)} the unsharded model's on every rank"
