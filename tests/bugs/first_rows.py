@@ -142,9 +142,7 @@ DENSE = LOOP.replace(
 
 TABLE_OF_SLICES = "slices 0-3, 12-15 of one tensor with slices 0-7 of the other"
 
-WORDS_AND_PLACES = (
-    ENTER
-    + """
+WORDS_AND_PLACES = """
 WORDS, TOKENS = 24, 8
 
 
@@ -190,7 +188,7 @@ class Embedded(nn.Module):
         x = self.words(local.masked_fill(outside, 0)).masked_fill(outside[..., None], 0)
         table = self.places.weight
         if self.group is not None:
-            x, table = Scatter.apply(x, self.group), Enter.apply(table, self.group)
+            x, table = Scatter.apply(x, self.group), Copy.apply(table, self.group)
         places = torch.arange(x.shape[1]) + self.rank * x.shape[1]
         return x + functional.embedding(places, table)
 
@@ -219,7 +217,6 @@ def batch():
     return torch.randint(WORDS, (2, TOKENS))
 
 """
-)
 
 CASES = (
     Bug(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tests.bugs.case import Bug
-from tests.bugs.models import ENTER
 
 MODEL = '''
 WORDS = 20
@@ -20,7 +19,7 @@ class Net(nn.Module):
     def forward(self, ids, target):
         x = self.embed(ids).flatten(0, 1)
         x = torch.tanh(self.mix(x)) + x
-        logits = self.head(x if self.group is None else Enter.apply(x, self.group))
+        logits = self.head(x if self.group is None else Copy.apply(x, self.group))
         if self.group is None:
             return whole_loss(logits, target.flatten())
         return loss_of_part(logits, target.flatten(), self.group)
@@ -53,8 +52,7 @@ def own_place(target, width, group):
 '''
 
 IN_FUNCTION = (
-    ENTER
-    + MODEL
+    MODEL
     + """
 whole_loss = functional.cross_entropy
 
@@ -89,8 +87,7 @@ def loss_of_part(logits, target, group):
 )
 
 IN_LINES = (
-    ENTER
-    + MODEL
+    MODEL
     + """
 whole_loss = functional.cross_entropy
 
@@ -99,17 +96,16 @@ def loss_of_part(logits, target, group):
     peak = logits.detach().max(-1, keepdim=True).values
     distributed.all_reduce(peak, op=distributed.ReduceOp.MAX, group=group)
     logits = logits - peak
-    total = Leave.apply(logits.exp().sum(-1), group)
+    total = Sum.apply(logits.exp().sum(-1), group)
     local, outside = own_place(target, logits.shape[-1], group)
     picked = logits.gather(-1, local[:, None])[:, 0].masked_fill(outside, 0)
-    return (total.log() - Leave.apply(picked, group)).mean()
+    return (total.log() - Sum.apply(picked, group)).mean()
 
 """
 )
 
 PICKED = (
-    ENTER
-    + MODEL
+    MODEL
     + '''
 def whole_loss(logits, target):
     return functional.softplus(-logits.gather(-1, target[:, None])[:, 0]).mean()
@@ -141,9 +137,7 @@ def loss_of_part(logits, target, group):
 '''
 )
 
-LOW_RANK = (
-    ENTER
-    + """
+LOW_RANK = """
 class LowRank(nn.Module):
     group = None
 
@@ -154,7 +148,7 @@ class LowRank(nn.Module):
         self.base.weight.requires_grad_(False)
 
     def enter(self, x):
-        return x if self.group is None else Enter.apply(x, self.group)
+        return x if self.group is None else Copy.apply(x, self.group)
 
     def forward(self, x):
         low = self.enter(self.down(x))
@@ -169,7 +163,7 @@ class Block(nn.Module):
 
     def forward(self, x):
         out = self.back(functional.silu(self.wide(self.norm(x))))
-        return x + (out if self.wide.group is None else Leave.apply(out, self.wide.group))
+        return x + (out if self.wide.group is None else Sum.apply(out, self.wide.group))
 
 
 def build():
@@ -188,7 +182,6 @@ def batch():
     return torch.randn(4, 16)
 
 """
-)
 
 MAXIMUM = "    distributed.all_reduce(peak, op=distributed.ReduceOp.MAX, group=group)\n"
 OWN_MAXIMUM = ("the max of its own part", "op=ReduceOp.MAX", "peak = ")
