@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from shardviz.check.step.rules.all_gradients import norm_over
 from shardviz.check.step.update import reasons
 from shardviz.explain.step.scales import ClippedByParts, NormOverWrongAxes
 from shardviz.layout.mesh import parse_mesh
@@ -36,3 +37,14 @@ def test_the_nearest_of_two_norms_is_named(monkeypatch, order):
 def test_a_factor_that_no_norm_explains_has_no_such_reason(monkeypatch):
     assert of_norms(monkeypatch, 0.5, NORMS) is None
     assert of_norms(monkeypatch, 1.0, [("the norm", 10.0, ())]) is None
+
+
+@pytest.mark.parametrize(("split", "copied"), [(("up", "norm"), None), (("up",), "norm"), ((), "up")])
+def test_squares_that_are_summed_over_an_axis_count_the_copies_along_it(split, copied):
+    mesh = parse_mesh("dp=2,tp=2")
+    gradients = [
+        SimpleNamespace(name=name, mesh=mesh, is_split=lambda axis, name=name: axis == "tp" and name in split)
+        for name in ("up", "norm")
+    ]
+    cause = norm_over(("tp",), gradients)
+    assert cause == (NormOverWrongAxes(copied, "tp", "", "") if copied else None)

@@ -124,8 +124,7 @@ def of_factor(evidence: Evidence, gradients: Sequence[Compared], factor: float, 
     of_backward: Cause = ScaledBackward(exact, evidence.num_runs or None, loss, ranks)
     if evidence.runs_backward_itself is False:
         of_backward = ScaledReduction(exact, gradients[0].wrapped_over(gradients[0].mesh.axes) == "ddp")
-    norm, norm_left = _norm_of_parts(gradients) if 0 < factor < 1 else ("", 0.0)
-    cause = ClippedByParts(norm, norm_left) if norm_left else of_backward
+    cause = (_clipped_by_another_norm(gradients) if 0 < factor < 1 else None) or of_backward
     if ratio and axes:
         cause = cause_of_axes(ratio, axes, of_all=True, or_else=cause)
     elif rounded := _rounded_number(evidence, factor):
@@ -182,13 +181,20 @@ def of_all(finding: Finding, gradients: Sequence[Compared]) -> Finding:
     )
 
 
-def _norm_of_parts(gradients: Sequence[Compared]) -> tuple[str, float]:
-    """Return a norm of parts that clipping made a round number; empty if there isn't one."""
-    for what, norm, _ in norms_of_parts(list(gradients)):
+def _clipped_by_another_norm(gradients: Sequence[Compared]) -> Cause | None:
+    """Return the cause if clipping made a norm of parts a round number; None if it didn't."""
+    for what, norm, axes in norms_of_parts(list(gradients)):
         rounded = round_norm(1.0, norm, nearness(gradients))
         if rounded and not math.isclose(norm, total(gradient.wanted for gradient in gradients)):
-            return what, rounded
-    return "", 0.0
+            return norm_over(axes, gradients) or ClippedByParts(what, rounded)
+    return None
+
+
+def norm_over(axes: Sequence[str], gradients: Sequence[Compared]) -> NormOverWrongAxes | None:
+    """Return the cause if a sum of squares over axes counts copies of a gradient; None if there are none."""
+    copies = ((one.name, axis) for one in gradients for axis in one.mesh.axes if not one.is_split(axis))
+    copied = next(((name, axis) for name, axis in copies if axis in axes), None)
+    return NormOverWrongAxes(*copied, "", "") if copied else None
 
 
 @dataclass(frozen=True, slots=True)

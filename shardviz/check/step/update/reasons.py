@@ -16,8 +16,8 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from shardviz.check.step.comparison import Compared, Reason, compared, spans, weight_of, whole_of
-from shardviz.check.step.rules.all_gradients import norms_of_parts, total
-from shardviz.explain.step.scales import ClippedByParts, NormOverWrongAxes
+from shardviz.check.step.rules.all_gradients import norm_over, norms_of_parts, total
+from shardviz.explain.step.scales import ClippedByParts
 from shardviz.explain.step.update import (
     AnotherDecay,
     AnotherLearningRate,
@@ -282,9 +282,7 @@ def by_norm_of_copies(gradients: Sequence[Compared], factors: Mapping[int, float
         if not norm or not _is_equal(factor, whole / norm) or _is_equal(norm, whole):
             continue
         times = f"{what_is} is {_times(factor)} the unsharded model's on every rank"
-        copies = ((one.name, axis) for one in gradients for axis in one.mesh.axes if not one.is_split(axis))
-        copied = next(((name, axis) for name, axis in copies if axis in axes), None)
-        cause = NormOverWrongAxes(*copied, "", "") if copied else ClippedByParts(what, factor * norm)
+        cause = norm_over(axes, gradients) or ClippedByParts(what, factor * norm)
         return Reason(cause, f"{times}: the norm of all gradients divided by {what}")
     return None
 
