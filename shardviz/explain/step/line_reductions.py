@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import math
-
 from shardviz.explain.cause import AtLine, AtPlace, Cause
-from shardviz.relate.tolerance import SINGLE
 
 
 class UnaveragedLine(AtLine):
@@ -345,34 +342,6 @@ class GradientLine(AtLine):
         "by {times:.5g} times what {place} divides by now, or leave it out}|reduce in {place} only over ranks that "
         "hold the same shard, once}}"
     )
-
-
-class BackwardLine(AtPlace, kind="wrong-scale"):
-    """Backward runs on a number that isn't the loss.
-
-    A loss scale that nothing takes out, losses of micro-batches that nothing divides, or the rank's term of a sum where
-    the gradients are averaged. The step returns the right loss, and all gradients have one factor.
-
-    Attributes:
-        times: The number by which what it runs on is too large, in the mean over ranks.
-        count: How many backward passes the step runs.
-    """
-
-    times: float
-    count: int = 1
-    why = (
-        "Backward in {place} runs on {is_of_micro_batches:?the losses of {count} micro-batches, and nothing divides "
-        "them by {count}|{times:.5g} times the loss, in the mean over ranks, and nothing makes up for it afterwards}"
-    )
-    how = (
-        "{is_of_micro_batches:?divide each loss by {count} before {place}|call backward() in {place} on the loss "
-        "itself, or divide the gradients by {times:.5g} afterwards}"
-    )
-
-    @property
-    def is_of_micro_batches(self) -> bool:
-        """Whether the number is that of the backward passes."""
-        return self.count > 1 and math.isclose(self.times, self.count, rel_tol=SINGLE)
 
 
 class SummedLossAveraged(AtPlace, kind="wrong-scale"):

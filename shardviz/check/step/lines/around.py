@@ -27,7 +27,6 @@ from shardviz.dump.records.trace import TO_LOCAL, FrameRecord, LineRecord
 from shardviz.explain.step.factors import UndividedShardGradient
 from shardviz.explain.step.gradients import MicroBatchesReducedAgain
 from shardviz.explain.step.line_reductions import (
-    BackwardLine,
     GradientLine,
     LeftOutOfReduction,
     LocalWeight,
@@ -38,6 +37,7 @@ from shardviz.explain.step.line_reductions import (
     WrongReductionLine,
 )
 from shardviz.explain.step.lines import ScaledTermLine, WrongLines
+from shardviz.explain.step.scales import BackwardLine
 from shardviz.explain.step.sums import GradientNotReduced
 from shardviz.explain.step.update import StepSkippedByRank
 from shardviz.relate.measures import ratio_of
