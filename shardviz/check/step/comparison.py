@@ -207,7 +207,7 @@ def laid_out(dump: Dump, tensor: Tensor, name: str, expected: NDArray[np.float64
     noise = dump.noises.get((tensor.role, name))
     largest, typical = (noise.largest, noise.typical) if noise is not None else (0.0, 0.0)
     wrappers = wrappers_of(dump, min(tensor.shards), name) if tensor.role == "grad" else None
-    return Compared(
+    pair = Compared(
         name=name,
         role=tensor.role,
         mesh=mesh,
@@ -222,6 +222,24 @@ def laid_out(dump: Dump, tensor: Tensor, name: str, expected: NDArray[np.float64
         wrappers=wrappers,
         other_divisors=_other_divisors(dump, min(tensor.shards), (wrappers or {}).get("fsdp")),
     )
+    is_masked = tensor.role == "output" and np.isinf(pair.wanted).any()
+    return _without_infinities(pair) if is_masked else pair
+
+
+def _without_infinities(pair: Compared) -> Compared:
+    """Return a pair with 0 where both sides have the same infinity, as masked logits do; as it is if they differ."""
+    are_parts = all(
+        pair.regions[rank].shape == held.shape and pair.regions[rank].is_within(pair.wanted.shape)
+        for rank, held in pair.values.items()
+    )
+    if not are_parts or (pair.claimed is not None and pair.claimed.partial):
+        return pair
+    for rank, held in pair.values.items():
+        due = pair.wanted_of(rank)
+        if not np.array_equal(np.where(np.isfinite(held), 0, held), np.where(np.isfinite(due), 0, due)):
+            return pair
+    values = {rank: np.where(np.isfinite(held), held, 0) for rank, held in pair.values.items()}
+    return replace(pair, wanted=np.where(np.isfinite(pair.wanted), pair.wanted, 0), values=values)
 
 
 def is_of_parts(dump: Dump, what: str = COMPARED_OVER_PARTS) -> bool:
