@@ -115,10 +115,12 @@ def _own_statistic(rows: Sequence[Values], parts: Sequence[Indices], near: float
         return None
     factors, factor, held, wanted, is_label = (each[is_known] for each in (factors, factor, held, wanted, is_label))
     numbers = (held[is_label] - factor * wanted[is_label]) / (factor - 1)
+    if not np.all(numbers > 0):
+        return None
     softmax = wanted / numbers[:, None] + is_label
     sums = np.stack([softmax[:, classes].sum(axis=-1) for classes in parts], axis=-1)
     peaks = np.stack([softmax[:, classes].max(axis=-1) for classes in parts], axis=-1)
-    if np.any(numbers <= 0) or np.any(peaks <= 0):
+    if np.any(peaks <= 0):
         return None
     ways: dict[Literal["max", "sum"], Values] = {
         "max": 1 / peaks / (sums / peaks).sum(axis=-1, keepdims=True),
