@@ -386,9 +386,10 @@ def is_filled_batch(reference: WholeJob, job: WholeJob) -> bool:
 def _given_again(
     steps: Steps, at: int, wanted: tuple[tuple[int, ...], set[int]], traced: int
 ) -> tuple[str, int, OrderBeginsAgain | DifferentBatch]:
-    """Return which ranks are given other rows than the other job has, in words, again those of which step, and why.
+    """Return in words which ranks are given other rows than in the other job, the step whose rows they repeat, and why.
 
-    An order begins again with its first rows; what goes on in its middle is a job that resumes at a wrong place.
+    The step is 0 if they repeat none. A new epoch in the same order repeats the first step's rows. A job that repeats
+    later ones resumes at a wrong place.
 
     Args:
         steps: What each rank was given in every step.

@@ -66,7 +66,7 @@ def applied_around(call: Call) -> FrameRecord | None:
 
 
 def applied_at(call: Call) -> str:
-    """Return a call's line; with the line that applies the function in whose forward it stands, and none of that.
+    """Return the line that leads to a call, and the one that applies the function in whose forward the call stands.
 
     What is wrong in backward stands in the function's own backward, wherever its forward reads the tensor.
     """
