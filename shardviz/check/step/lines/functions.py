@@ -50,7 +50,7 @@ def function_fault(states: States, value: Value, call: Call, gradients: Sequence
     if applied is None or not is_given_right or held.moved or layout is None or not layout.split_axes:
         return None
     inside = [other for other in states.lines.calls if applied in other.first.frames[:-1]]
-    if not _parts_with(states, inside) <= {*layout.split_axes} or _may_lack_sum(states, inside, gradients):
+    if not _parts_with(states, inside) <= {*layout.split_axes} or may_lack_sum(states, inside, gradients):
         return None
     function = APPLIED.findall(applied.source)[0].removesuffix(".apply")
     masks, marked, zero = next(_marking(states, inside, _wrong_elements(states, value)), ("", "", False))
@@ -83,7 +83,7 @@ def _parts_with(states: States, calls: list[Call]) -> set[str]:
     return (split | {axis for state in made for axis in state.axes}) & {*states.mesh.axes}
 
 
-def _may_lack_sum(states: States, calls: list[Call], gradients: Sequence[State]) -> bool:
+def may_lack_sum(states: States, calls: list[Call], gradients: Sequence[State]) -> bool:
     """Whether ranks get gradients of their own parts of a result for which some calls joined all parts.
 
     In the forward of a norm over split features each rank uses the sum of all squares for its own features.
