@@ -77,10 +77,12 @@ def applied_at(call: Call) -> str:
 
 
 def _parts_with(states: States, calls: list[Call]) -> set[str]:
-    """Return the axes along which ranks have parts, or terms, of what some calls make."""
-    made = [states.forward(value) for call in calls for value in call.outputs]
+    """Return the axes along which ranks have parts, or terms, of what some calls make, or anything that differs."""
+    values = [value for call in calls for value in call.outputs]
+    made = [states.forward(value) for value in values]
     split = {axis for state in made if state.layout is not None for axis in state.layout.split_axes}
-    return (split | {axis for state in made for axis in state.axes}) & {*states.mesh.axes}
+    differing = {axis for axis in states.mesh.long_axes for value in values if states.differs_along(value, axis)}
+    return (split | {axis for state in made for axis in state.axes}) & {*states.mesh.axes} | differing
 
 
 def may_lack_sum(states: States, calls: list[Call], gradients: Sequence[State]) -> bool:
