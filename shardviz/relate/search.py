@@ -183,7 +183,10 @@ class Search:
         return num_links(chain, self.claimed)
 
     def cost(self, chain: Chain) -> tuple[int, ...]:
-        """Return what orders chains: where each rank has its own number, some factor fits the sum over any axis."""
+        """Return what orders chains; a scaled sum counts as one link more if each rank has a number of its own.
+
+        Some factor makes any sum of such numbers right.
+        """
         kinds = {type(link) for link in chain} if self.are_own_numbers else set()
         links, *others = cost(chain, self.claimed)
         return links + ({Scaled, Pending} <= kinds), *others

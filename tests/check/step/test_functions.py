@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from shardviz.check.step.lines.calls import Lines
-from shardviz.check.step.lines.functions import value_at
+from shardviz.check.step.lines.functions import may_lack_sum, value_at
 from shardviz.check.step.lines.peaks import own_peak_fault
 from shardviz.check.step.lines.state import UNKNOWN, State
 from shardviz.dump.records.trace import FrameRecord, LineRecord, LinesRecord, ValueRecord
 from shardviz.explain.step.line_reductions import ExtremeOfPart
 from shardviz.layout.layout import Layout
 from shardviz.layout.mesh import parse_mesh
-from shardviz.layout.placements import Shard
+from shardviz.layout.placements import Replicate, Shard
 
 MESH = parse_mesh("tp=2")
 WRONG = {0: np.array([[1, 0], [0, 0], [0, 1]], bool), 1: np.zeros((3, 2), bool)}
@@ -66,7 +66,8 @@ def states_of(calls=CALLS, *, dim=1, differs=True):
     values = tuple(ValueRecord(number, (4, 6)) for number in range(10))
     sharded = {rank: LinesRecord("m", tuple(records), values) for rank in MESH.ranks}
     lines = Lines("m", sharded, LinesRecord("m", is_unsharded=True), "m")
-    parts = State("right", Layout.from_placements(MESH, (8, 12), (Shard(dim),)))
+    shape = (8, 12) if dim is not None else ()
+    parts = State("right", Layout.from_placements(MESH, shape, (Replicate() if dim is None else Shard(dim),)))
     return SimpleNamespace(
         lines=lines,
         mesh=MESH,
@@ -98,3 +99,17 @@ def test_a_maximum_of_whole_rows_is_right_if_ranks_have_other_rows():
 
 def test_equal_maxima_are_right():
     assert own_peak_fault(states_of(differs=False)) is None
+
+
+def test_an_extreme_of_two_tensors_or_of_a_number_is_of_no_dim():
+    of_two = (("max", (LOGITS, 9), PEAK, ""), *CALLS[1:])
+    assert own_peak_fault(states_of(of_two)) is None
+    assert own_peak_fault(states_of(dim=None)) is None
+
+
+def test_a_sum_may_be_missing_if_ranks_use_what_all_of_them_sum_for_their_own_parts():
+    states = states_of()
+    parts, whole = states.forward(((0, LOGITS),)), State("right", Layout.from_placements(MESH, (8,), (Replicate(),)))
+    assert may_lack_sum(states, states.lines.calls, [parts])
+    assert not may_lack_sum(states, states.lines.calls[:-1], [parts])
+    assert not may_lack_sum(states, states.lines.calls, [whole])

@@ -386,9 +386,10 @@ def is_filled_batch(reference: WholeJob, job: WholeJob) -> bool:
 def _given_again(
     steps: Steps, at: int, wanted: tuple[tuple[int, ...], set[int]], traced: int
 ) -> tuple[str, int, OrderBeginsAgain | DifferentBatch]:
-    """Return which ranks are given other rows than the other job has, in words, again those of which step, and why.
+    """Return in words which ranks are given other rows than in the other job, the step whose rows they repeat, and why.
 
-    An order begins again with its first rows; what goes on in its middle is a job that resumes at a wrong place.
+    The step is 0 if they repeat none. A new epoch in the same order repeats the rows from the first step on. A job that
+    repeats only later ones resumes at a wrong place.
 
     Args:
         steps: What each rank was given in every step.
@@ -405,8 +406,10 @@ def _given_again(
     is_resumed = any(record.is_of_new_model for record in steps[at].values())
     if not again or again[-1] == at - 1:  # a batch that is given twice in a row is no new epoch
         return words, 0, DifferentBatch(of_jobs=True, is_resumed=is_resumed)
+    since = at - again[0]  # the other job may have the same rows in the first steps of the epoch by chance
+    is_of_start = all(in_order[since + k][rank] == in_order[k][rank] for k in range(again[0]) for rank in odd)
     step = traced + again[0]
-    cause = DifferentBatch(of_jobs=True, is_resumed=True) if again[0] else OrderBeginsAgain(step, who)
+    cause = OrderBeginsAgain(step, who) if is_of_start else DifferentBatch(of_jobs=True, is_resumed=True)
     return words, step, cause
 
 

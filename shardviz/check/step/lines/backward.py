@@ -201,9 +201,9 @@ def late_sum(states: States, axis: str) -> str:
         gradients = ((given, states.placed(given, gradient=True)) for given in call.inputs)
         terms = [given for given, state in gradients if state.kind == "terms" and state.axes == (axis,)]
         for maker in (maker for given in terms for maker in states.lines.makers(given) if maker.whole is None):
-            after = [states.placed(value, gradient=True).kind for value in maker.outputs]
-            before = [states.placed(value, gradient=True).kind for value in maker.inputs]
-            if after and "right" not in after and before and all(kind == "right" for kind in before):
+            received = [states.placed(value, gradient=True).kind for value in maker.outputs]
+            returned = [states.placed(value, gradient=True).kind for value in maker.inputs]
+            if received and "right" not in received and returned and all(kind == "right" for kind in returned):
                 return maker.place
     return ""
 

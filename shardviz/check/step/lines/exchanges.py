@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from shardviz.check.step.lines.calls import Call, Value
     from shardviz.check.step.lines.states import States
+    from shardviz.layout.mesh import Mesh
 
     Array = NDArray[np.float64]
 
@@ -54,6 +55,12 @@ MATRIX_PRODUCTS = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum"
 
 MAX_MEETINGS = 256
 """Products that are looked at on a side."""
+
+
+def axes_over(call: Call, mesh: Mesh) -> list[str]:
+    """Return the axes along which a collective joins ranks; nothing if a call is and makes none."""
+    ranks = set(call.first.ranks)
+    return [axis for axis in mesh.long_axes if ranks and ranks >= set(mesh.group_of(min(ranks), axis))]
 
 
 def exchange_fault(states: States) -> Fault | None:

@@ -45,7 +45,7 @@ class _Segment:
 
 
 def state_of_joined(states: States, value: Value) -> State | None:
-    """Return what ranks have of a buffer that several tensors were joined in; None if it is no such, or wrong.
+    """Return what ranks have of a buffer that several tensors were joined in; None if it isn't one, or is wrong.
 
     The sum of a mean's terms is right if it is divided later, so it is not compared.
     """

@@ -1,7 +1,8 @@
 """Functions with a backward of their own, `torch.autograd.Function`, of which only the backward is wrong.
 
-Each rank has its own part of what such a function is given, so no sum over ranks can be missing in backward. Then the
-function's own backward is wrong, and a mask of its forward may tell where.
+Each rank has its own part of what such a function is given. If the forward doesn't join all parts for a result of which
+each rank has its part again, no sum over ranks is missing in backward. Then the function's own backward is wrong, and a
+mask of its forward may tell where.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shardviz.check.step.lines.exchanges import axes_over
 from shardviz.check.step.lines.fault import Fault, after, at, fault_at, reached
 from shardviz.check.step.lines.state import words_of
 from shardviz.explain.step.graphs import FunctionBackward
@@ -48,7 +50,7 @@ def function_fault(states: States, value: Value, call: Call, gradients: Sequence
     if applied is None or not is_given_right or held.moved or layout is None or not layout.split_axes:
         return None
     inside = [other for other in states.lines.calls if applied in other.first.frames[:-1]]
-    if not _parts_with(states, inside) <= {*layout.split_axes}:
+    if not _parts_with(states, inside) <= {*layout.split_axes} or may_lack_sum(states, inside, gradients):
         return None
     function = APPLIED.findall(applied.source)[0].removesuffix(".apply")
     masks, marked, zero = next(_marking(states, inside, _wrong_elements(states, value)), ("", "", False))
@@ -64,7 +66,7 @@ def applied_around(call: Call) -> FrameRecord | None:
 
 
 def applied_at(call: Call) -> str:
-    """Return a call's line; with the line that applies the function in whose forward it stands, and none of that.
+    """Return the line that leads to a call, and the one that applies the function in whose forward the call stands.
 
     What is wrong in backward stands in the function's own backward, wherever its forward reads the tensor.
     """
@@ -75,10 +77,21 @@ def applied_at(call: Call) -> str:
 
 
 def _parts_with(states: States, calls: list[Call]) -> set[str]:
-    """Return the axes along which ranks have parts, or terms, of what some calls make."""
-    made = [states.forward(value) for call in calls for value in call.outputs]
+    """Return the axes along which ranks have parts, or terms, of what some calls make, or anything that differs."""
+    values = [value for call in calls for value in call.outputs]
+    made = [states.forward(value) for value in values]
     split = {axis for state in made if state.layout is not None for axis in state.layout.split_axes}
-    return (split | {axis for state in made for axis in state.axes}) & {*states.mesh.axes}
+    differing = {axis for axis in states.mesh.long_axes for value in values if states.differs_along(value, axis)}
+    return (split | {axis for state in made for axis in state.axes}) & {*states.mesh.axes} | differing
+
+
+def may_lack_sum(states: States, calls: list[Call], gradients: Sequence[State]) -> bool:
+    """Whether ranks get gradients of their own parts of a result for which some calls joined all parts.
+
+    In the forward of a norm over split features each rank uses the sum of all squares for its own features.
+    """
+    own = {axis for state in gradients if state.layout is not None for axis in state.layout.split_axes}
+    return any(own.intersection(axes_over(call, states.mesh)) for call in calls)
 
 
 def _wrong_elements(states: States, value: Value) -> Arrays:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.check.step.lines.exchanges import COPIES, MOVES, SUMS
+from shardviz.check.step.lines.exchanges import COPIES, MOVES, SUMS, axes_over
 from shardviz.check.step.lines.fault import Fault, at, fault_at, reached
 from shardviz.explain.step.line_reductions import ExtremeOfPart
 from shardviz.groups import walk
@@ -65,13 +65,14 @@ def _makers_through(lines: Lines, values: tuple[Value, ...], passing: frozenset[
 
 
 def _axis_of_parts(states: States, peak: Call, reduction: Call) -> str:
-    """Return the axis of a sum that splits the dim along which an extreme is taken; empty if ranks' are equal."""
+    """Return the axis of a sum that splits the dim along which an extreme is taken; empty if ranks' are equal.
+
+    With two tensors the extreme is taken of each pair of elements, and of no dim.
+    """
     given = states.forward(peak.inputs[0])
-    if given.kind != "right" or given.layout is None:
+    if given.kind != "right" or given.layout is None or not given.layout.shape or len(peak.inputs) > 1:
         return ""
     chains, dim = given.layout.chains, next(iter(peak.first.numbers.split()), "")
     taken = chains if not dim.removeprefix("-").isdigit() else [chains[int(dim) % len(chains)]]
-    ranks = set(reduction.first.ranks)
-    axes = (axis for axis in states.mesh.long_axes if ranks >= set(states.mesh.group_of(min(ranks), axis)))
-    split = (axis for axis in axes if any(axis in chain for chain in taken))
+    split = (axis for axis in axes_over(reduction, states.mesh) if any(axis in chain for chain in taken))
     return next((axis for axis in split if states.differs_along(peak.outputs[0], axis)), "")

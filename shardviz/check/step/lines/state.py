@@ -36,7 +36,7 @@ class State:
     Attributes:
         kind: `right`, the parts of a layout; `terms` of a sum over an axis; `other`, something was done to the values;
             `none`, nothing explains them; `missing`, no gradient came; `unknown`, there is nothing to compare with.
-        layout: The layout of `right` and `terms`.
+        layout: The layout of `right` and `terms`; None if they are of a buffer that several tensors were joined in.
         axes: The axes of the sum.
         factor: What the values are multiplied by, if that is all that is `other` about them.
         op: The reduction that is pending, if it is not a sum: `avg` for the terms of a mean.

@@ -15,7 +15,6 @@ from shardviz.check.step.trace.divergence import Divergence, is_wrong_from_loss
 from shardviz.explain.step.parts import LabelOutsidePart, SoftmaxOfPart, TermOfPartOfClasses
 from shardviz.layout.splits import axes_in
 from shardviz.relate.tolerance import CANCELED, FEW, LEAST_STATISTIC
-from shardviz.relate.values import part_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from shardviz.check.step.comparison import Compared
     from shardviz.check.step.evidence import Evidence
     from shardviz.explain.cause import Cause
-    from shardviz.layout.layout import Layout
 
     Values = NDArray[np.float64]
     Indices = NDArray[np.int64]
@@ -38,14 +36,16 @@ def cause_in_classes(evidence: Evidence) -> Cause | None:
         if point is None or not is_wrong_from_loss(evidence.calls, call):
             continue
         for comparison in compared_at(evidence, Divergence("backward", "outside", call, point)):
-            cause = _cause_of(comparison)
+            cause = cause_of_gradient(comparison)
             if cause is not None:
                 return cause
     return None
 
 
-def _cause_of(comparison: Compared) -> Cause | None:
-    if comparison.claimed is None or not all(held.ndim and held.size for held in comparison.values.values()):
+def cause_of_gradient(comparison: Compared) -> Cause | None:
+    """Return what is wrong about the gradient of logits in some layout; None if that layout shows nothing."""
+    values = comparison.values.values()
+    if comparison.claimed is None or not all(held.ndim and held.size and np.isfinite(held).all() for held in values):
         return None
     axes = axes_in(comparison.claimed.chains[-1])
     if not axes:
@@ -54,12 +54,12 @@ def _cause_of(comparison: Compared) -> Cause | None:
     offs = [held - comparison.wanted_of(rank) for rank, held in comparison.values.items()]
     if all(np.ptp(off, axis=-1).max() <= near < np.abs(off).max() for off in offs):
         return TermOfPartOfClasses(named)  # a softmax sends back a number of its own to every class
-    held, parts = _joined(comparison, comparison.claimed)
+    held, parts = _joined(comparison)
     wanted, size = comparison.wanted, comparison.wanted.shape[-1]
     is_label = wanted < -near
     is_row = is_label.sum(axis=-1) == 1
     rows = [array[is_row] for array in (held, wanted, is_label)]
-    if len(parts) < 2 or size < FEW or len(rows[0]) < FEW:
+    if len(parts) < 2 or size < FEW or len(rows[0]) < FEW or not np.isfinite(held).all():
         return None
     if _are_labels_of_others(rows, parts, near):
         return LabelOutsidePart(named)
@@ -67,21 +67,24 @@ def _cause_of(comparison: Compared) -> Cause | None:
     return SoftmaxOfPart(named, op) if op is not None else None
 
 
-def _joined(comparison: Compared, layout: Layout) -> tuple[Values, list[Indices]]:
-    """Return what all ranks have, put together, and which classes each different part has."""
+def _joined(comparison: Compared) -> tuple[Values, list[Indices]]:
+    """Return what ranks have, put together, NaN where no rank has it, and which classes each different part has.
+
+    Not all ranks have it: with pipeline stages only the last one has a loss.
+    """
     places = np.arange(comparison.wanted.size, dtype=np.int64).reshape(comparison.wanted.shape)
-    held = np.zeros(places.shape)
+    held = np.full(places.shape, np.nan)
     parts: dict[bytes, Indices] = {}
-    for rank, region in layout.regions():
-        at = part_of(places, region)
-        held.ravel()[at] = comparison.values[rank]
+    for rank, values in comparison.values.items():
+        at = comparison.part(places, rank)
+        held.ravel()[at] = values
         classes = np.unique(at % comparison.wanted.shape[-1])
         parts[classes.tobytes()] = classes
     return held, list(parts.values())
 
 
 def _are_labels_of_others(rows: Sequence[Values], parts: Sequence[Indices], near: float) -> bool:
-    """Whether one class too many is taken for the label in each part of a row that has not the row's own."""
+    """Whether each part without a row's label takes exactly one of its classes for the label."""
     held, wanted, is_label = rows
     off = held - wanted
     some = 0
@@ -115,10 +118,12 @@ def _own_statistic(rows: Sequence[Values], parts: Sequence[Indices], near: float
         return None
     factors, factor, held, wanted, is_label = (each[is_known] for each in (factors, factor, held, wanted, is_label))
     numbers = (held[is_label] - factor * wanted[is_label]) / (factor - 1)
+    if not np.all(numbers > 0):
+        return None
     softmax = wanted / numbers[:, None] + is_label
     sums = np.stack([softmax[:, classes].sum(axis=-1) for classes in parts], axis=-1)
     peaks = np.stack([softmax[:, classes].max(axis=-1) for classes in parts], axis=-1)
-    if np.any(numbers <= 0) or np.any(peaks <= 0):
+    if np.any(peaks <= 0):
         return None
     ways: dict[Literal["max", "sum"], Values] = {
         "max": 1 / peaks / (sums / peaks).sum(axis=-1, keepdims=True),
