@@ -291,7 +291,7 @@ def _averages_of_ranks(
         for rank, part in held.items():
             sides = old.get(name, {}).get(rank), part
             steps = [moment.get(weight, {}).get(rank) for moment in (sent, updated)]  # its owner may send it after that
-            if steps[0] is not None and weight not in changed:
+            if weight not in changed and _is_sent(params.get(weight, {}).get(rank), *steps[::-1]):
                 steps = steps[:1]
             averages = (_average_of(*sides, params.get(weight, {}).get(rank), step) for step in steps)
             found = [average for average in averages if average is not None]
@@ -302,6 +302,15 @@ def _averages_of_ranks(
                 )
             if average is not None:
                 yield rank, (name.partition(" of ")[0], weight, average)
+
+
+def _is_sent(*moments: Weight | None) -> bool:
+    """Whether a rank gets elements that it did not step itself: before the step, after it, and in the next forward."""
+    kept = [moment.values for moment in moments if moment is not None and moment.values is not None]
+    if len(kept) < len(moments) or len({one.values.shape for one in kept}) > 1:
+        return False
+    before, stepped, then = (one.values for one in kept)
+    return bool(np.any((stepped == before) & (then != before)))
 
 
 def _average_of(*sides: Weight | None, of_other_job: bool = False) -> Average | None:
