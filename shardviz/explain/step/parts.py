@@ -326,8 +326,8 @@ class LabelOutsidePart(Cause):
     """A loss takes a class of each rank for the label of a row whose label another rank has.
 
     The classes are split over ranks. A label outside a rank's classes must be masked: it is set to some class that the
-    rank has, such as the first one, so that it can be looked up. Where the mask is missing in the backward, that class
-    gets the label's gradient; the loss is right.
+    rank has, such as the first one, so that it can be looked up. Without the mask that class gets the label's gradient.
+    If only the backward lacks it, the loss is right.
 
     Attributes:
         axes: The axes that split the classes, in words.
@@ -336,6 +336,9 @@ class LabelOutsidePart(Cause):
     axes: str
     why = (
         "In rows whose label another rank has, the rank's gradient also takes one of its own classes for the label: "
-        "{axes} splits the classes, and the backward of the loss does not mask labels outside of the rank's own"
+        "{axes} splits the classes, and the loss, or its backward alone, does not mask labels outside of the rank's own"
     )
-    how = "subtract from the softmax in the loss's backward only where the rank has the label: 1 minus the mask, not 1"
+    how = (
+        "mask labels outside of the rank's own classes in the loss and in its backward, where only the rank that has "
+        "the label subtracts it from the softmax"
+    )
