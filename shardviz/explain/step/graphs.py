@@ -96,3 +96,24 @@ class FunctionBackward(WrongLineBackward):
         "ctx.save_for_backward|derive the gradient anew from each line of the forward, and compare it with autograd's "
         "on one rank by torch.autograd.gradcheck}"
     )
+
+
+class AveragedInBackward(AtLine):
+    """The backward of a torch.autograd.Function averages over ranks the terms of a gradient that it should sum.
+
+    Each rank uses the function's result for its own part, such as its columns or rows, so what comes back to each is
+    one term of a sum. A mean of the terms is the sum divided by the number of ranks. Averaging is right only where
+    ranks take the mean of their losses afterwards, and gradients of weights are averaged, too.
+
+    Attributes:
+        axis: The axis over which the backward averages.
+        size: The ranks along it.
+    """
+
+    axis: str
+    size: int
+    why = (
+        "The backward of {function} averages over {axis} what comes back. Each rank along {axis} uses the result for "
+        "its own part, so these are the terms of a sum, and their mean is 1/{size} of the gradient"
+    )
+    how = "in the backward of {function}, all_reduce with ReduceOp.SUM over {axis}, and don't divide by {size}"

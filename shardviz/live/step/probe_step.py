@@ -228,9 +228,9 @@ class ProbeStep:
             ),
             side(lambda: reference.mode(setting.build()), step_unsharded, update_alone if is_alone else update),
             side(built_alone, step_alone, update_alone),
-            not reference.has_own_loss,
+            not reference.has_own_loss and not is_of_parts,
             is_of_parts=by_calls is None and reference.turns > 1,
-            by_calls=None if is_of_parts or by_calls is None else call_unsharded,
+            by_calls=None if by_calls is None else call_unsharded,
         )
 
     def _stepped(self, model: nn.Module, recorder: StepRecorder, mesh: DeviceMesh) -> str:

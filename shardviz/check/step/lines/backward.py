@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from shardviz.check.step.lines.calls import CONVERSIONS, JOINS, SELECTS, Call, Value
 from shardviz.check.step.lines.exchanges import EXCHANGE
 from shardviz.check.step.lines.fault import Fault, after, at, fault_at, reached
-from shardviz.check.step.lines.functions import APPLIED, applied_at, function_fault
+from shardviz.check.step.lines.functions import APPLIED, applied_at, averaged_fault, function_fault
 from shardviz.check.step.lines.parts import halo_not_sent_back
 from shardviz.check.step.lines.state import State, words_of
 from shardviz.check.step.lines.states import MAX_BESIDE, States
@@ -250,7 +250,8 @@ class _Backward:
             lacks = f"; at {place} it lacks what rank {halo.other} hands back there"
             return self._hands_back(call, value, words, halo, held, lacks)
         again = self._summed_again(value, call, words) or function_fault(self.states, value, call, known)
-        return again or self._wrong(value, call, words)
+        averaged = averaged_fault(self.states, value, [*walk([call], self._onward)], known)
+        return again or averaged or self._wrong(value, call, words)
 
     def _read_elsewhere(self, value: Value) -> Fault | None:
         """Return the line that makes a tensor of which all readers in the module send back what they should.
@@ -402,14 +403,15 @@ class _Backward:
 
     def _made_of(self, call: Call) -> Iterator[Value]:
         """Yield a call's outputs; for those without a known gradient, what is made from them."""
+        return (value for made in walk([call], self._onward) for value in made.outputs if self._has_known(value))
 
-        def is_known(value: Value) -> bool:
-            return self.states.placed(value, gradient=True).kind != "unknown"
+    def _onward(self, call: Call) -> list[Call]:
+        """Return the calls that read what a call makes, of whose gradient nothing is known."""
+        values = (value for value in call.outputs if not self._has_known(value))
+        return [reader for value in values for reader in self.lines.readers(value)]
 
-        def onward(made: Call) -> list[Call]:
-            return [reader for value in made.outputs if not is_known(value) for reader in self.lines.readers(value)]
-
-        return (value for made in walk([call], onward) for value in made.outputs if is_known(value))
+    def _has_known(self, value: Value) -> bool:
+        return self.states.placed(value, gradient=True).kind != "unknown"
 
     def uses_part(self, value: Value, call: Call) -> bool:
         """Whether each rank makes its own part, or a term, of a tensor that all of them have."""

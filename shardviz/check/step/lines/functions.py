@@ -7,7 +7,9 @@ mask of its forward may tell where.
 
 from __future__ import annotations
 
+import math
 import re
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,10 +17,11 @@ import numpy as np
 from shardviz.check.step.lines.exchanges import axes_over
 from shardviz.check.step.lines.fault import Fault, after, at, fault_at, reached
 from shardviz.check.step.lines.state import words_of
-from shardviz.explain.step.graphs import FunctionBackward
-from shardviz.groups import the_only
-from shardviz.relate.tolerance import ELEMENT, EXACT
-from shardviz.relate.values import part_of
+from shardviz.explain.step.graphs import AveragedInBackward, FunctionBackward
+from shardviz.groups import in_groups, the_only
+from shardviz.relate.factors import over
+from shardviz.relate.tolerance import ELEMENT, EXACT, SINGLE
+from shardviz.relate.values import error_of, part_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from shardviz.check.step.lines.state import State
     from shardviz.check.step.lines.states import States
     from shardviz.dump.records.trace import FrameRecord
+    from shardviz.layout.mesh import Mesh
 
     Arrays = Mapping[int, NDArray[Any]]
 
@@ -58,6 +62,46 @@ def function_fault(states: States, value: Value, call: Call, gradients: Sequence
     sentence = f"{begin}: {function} gets {words_of(gradients)} of its gradient, and sends back {held.text}"
     cause = FunctionBackward(call.place, function, masks=masks, value=marked, is_zero=zero)
     return fault_at(call, sentence, cause)
+
+
+def averaged_fault(states: States, value: Value, calls: Sequence[Call], gradients: Sequence[State]) -> Fault | None:
+    """Return the function that averages in backward the terms of a tensor's gradient; None if none does.
+
+    Args:
+        states: The lines of the module.
+        value: What the function is given, or what that is made of: its gradient is 1/n of the right one.
+        calls: What is made of it, up to tensors with known gradients.
+        gradients: What is known of the latter's gradients.
+    """
+    held = states.gradient(value)
+    axis = next((state.axes[0] for state in gradients if state.kind == "terms" and len(state.axes) == 1), "")
+    size = states.mesh.axis_size(axis) if axis else 1
+    if held.kind != "other" or held.axes or not math.isclose(held.factor * size, 1, rel_tol=EXACT) or size == 1:
+        return None
+    inside = in_groups((applied, call) for call in calls if (applied := applied_around(call)) is not None)
+    for applied, its_calls in inside.items():
+        given, made = ([states.gradients(one) for one in sides] for sides in ends_of(its_calls))
+        if not any(is_mean(axis, *pair, states.mesh) for pair in product(given, made)):
+            continue
+        call = its_calls[0]
+        function = APPLIED.findall(applied.source)[0].removesuffix(".apply")
+        sentence = f"in backward {applied_at(call)} gets {words_of(gradients)} of its gradient, and sends back their mean"
+        return fault_at(call, sentence, AveragedInBackward(call.place, function, axis, size))
+    return None
+
+
+def ends_of(calls: Sequence[Call]) -> tuple[list[Value], list[Value]]:
+    """Return what some calls are given, and what they make."""
+    return [value for call in calls for value in call.inputs], [value for call in calls for value in call.outputs]
+
+
+def is_mean(axis: str, given: Arrays, terms: Arrays, mesh: Mesh) -> bool:
+    """Whether each rank has the mean over an axis of what ranks had, and these differed."""
+    if not terms or given.keys() != terms.keys() or len({array.shape for array in (*given.values(), *terms.values())}) > 1:
+        return False
+    means = over(axis, "avg", terms, mesh)
+    is_made = all(rank in means and error_of(array, means[rank]) <= SINGLE for rank, array in given.items())
+    return is_made and any(error_of(terms[rank], means[rank]) > SINGLE for rank in terms)
 
 
 def applied_around(call: Call) -> FrameRecord | None:

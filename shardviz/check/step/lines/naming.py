@@ -367,7 +367,7 @@ def with_line(finding: Finding, fault: Fault) -> Finding:
     if is_measured and type(fault.cause) in VAGUE:
         return line_finding if isinstance(fault.cause, WrongLines) else placed
     is_open = isinstance(finding.explanation, OPEN) or _is_exchanged(finding.explanation)
-    is_open |= isinstance(finding.explanation, StatisticsOfPart) and _is_no_mean(fault)
+    is_open |= isinstance(finding.explanation, StatisticsOfPart) and not _is_mean_of_part(fault)
     is_open |= isinstance(finding.explanation, UngatheredKeys) and _tells_no_attention(fault)
     is_open |= fault.is_scaled and isinstance(finding.explanation, OF_FACTORS)
     is_open |= isinstance(fault.cause, UnaveragedLine) and isinstance(finding.explanation, OutputNotReduced)
@@ -422,9 +422,10 @@ def _of_ratio(dump: Dump, fault: Fault) -> Cause:
     return replace(means, place=fault.place) if fault.by_terms and is_averaged else fault.cause
 
 
-def _is_no_mean(fault: Fault) -> bool:
-    """Whether a line is a sum over the wrong ranks, or one that is missing and no mean's."""
-    return isinstance(fault.cause, OF_REDUCTIONS) or (isinstance(fault.cause, UnsummedLine) and not fault.cause.mean)
+def _is_mean_of_part(fault: Fault) -> bool:
+    """Whether a line may take a mean of the rank's own part: its place alone is known, or it does."""
+    is_mean = isinstance(fault.cause, UnsummedLine) and bool(fault.cause.mean)
+    return is_mean or isinstance(fault.cause, (UnaveragedLine, VarianceOfPart, WrongLineBackward, *VAGUE))
 
 
 def _is_before_readers(fault: Fault) -> bool:

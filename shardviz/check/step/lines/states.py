@@ -11,6 +11,7 @@ import numpy as np
 
 from shardviz.check.step.lines.calls import ADDITIONS, Call, Lines, Value
 from shardviz.check.step.lines.flat import state_of_joined
+from shardviz.check.step.lines.fused import STEPS, steps_of
 from shardviz.check.step.lines.state import UNKNOWN, State, state_of
 from shardviz.dump.records.trace import of_value
 from shardviz.errors import ShardvizError
@@ -19,7 +20,7 @@ from shardviz.layout.splits import segment_numbers
 from shardviz.relate.factors import over, pairs_along
 from shardviz.relate.relations import Pair
 from shardviz.relate.search import relation_of
-from shardviz.relate.tolerance import ELEMENT, EXACT, SINGLE, Bound
+from shardviz.relate.tolerance import ELEMENT, EXACT, FEW, SINGLE, Bound
 from shardviz.relate.values import error_of, padded_to, part_of
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ MIN_DISTINCT = 16
 """Fewer different numbers stand in some order by chance."""
 MIN_MEAN = 2
 """What a mean is of has at least so many elements."""
+FIRST_OF_FUSED = -(1 << 20)
+"""The first number of a tensor that the unsharded model's functions compute on the way; others count down from it."""
 MAX_SIZE = 1 << 20
 """A tensor of more elements is not related."""
 
@@ -138,7 +141,37 @@ class States:
             if state.is_known or is_reduced:
                 self.lines.wanted[value] = source
                 return state
+        return self._of_fused(value)
+
+    def _of_fused(self, value: Value) -> State:
+        """Return the relation of what no line of the unsharded model makes to a step of a function that it calls."""
+        shapes, num_axes = {self.lines.records[pair].shape for pair in value}, len(self.mesh.long_axes)
+        maker = self.lines.producer(value)
+        is_extreme = maker is not None and maker.function in ("max", "amax")
+        for number, step in self._fused.items() if "float" in self.held_dtype(value) else ():
+            pairs = (zip(shape, step.shape, strict=False) for shape in shapes if len(shape) == step.ndim)
+            if not any(sum(own != whole for own, whole in pair) <= num_axes for pair in pairs):
+                continue
+            state = self.related(value, number)
+            if state.is_known or (state.op == "max" and is_extreme and state.layout is not None):
+                self.lines.wanted[value] = number
+                return state
         return UNKNOWN
+
+    @cached_property
+    def _fused(self) -> Mapping[int, NDArray[Any]]:
+        """What functions of torch's compute on the way in the unsharded model, by numbers of their own."""
+        steps: dict[int, NDArray[Any]] = {}
+        shapes = [shape for record in self.lines.unsharded.values if len(shape := record.shape) > 1]
+        leading = dict.fromkeys(shape[:end] for shape in shapes for end in (-1, None))
+        for line in self.lines.unsharded.lines:
+            given = [self.whole(number) for number in line.inputs] if line.function in STEPS else []
+            arrays = [array for array in given if array is not None]
+            for step in steps_of(line.function, arrays, [*leading]) if len(arrays) == len(given) else ():
+                if step.size >= FEW and np.isfinite(step).all():
+                    number = FIRST_OF_FUSED - len(steps)
+                    steps[number], self.lines.fused[number] = step, line.inputs[0]
+        return steps
 
     def _gradient(self, value: Value, *, is_refined: bool = False) -> State:
         forward, reference_number = self.placed(value), self.lines.wanted.get(value)
@@ -415,6 +448,8 @@ class States:
         return any(other.shape != first.shape or error_of(other, first) > EXACT for first, other in pairs)
 
     def _array(self, moment: Literal["step", "reference"], rank: int, number: int, *, gradient: bool) -> NDArray[Any]:
+        if moment == "reference" and number in self.lines.fused and not gradient:
+            return self._fused[number]
         if moment == "reference" and number in self.lines.without_bias:
             made, bias = self.lines.without_bias[number]
             array = self._array(moment, rank, made, gradient=gradient)
@@ -459,7 +494,7 @@ class States:
         return tensor.shards[rank].body.dtype if tensor is not None and rank in tensor.shards else ""
 
     def _dtype(self, wanted: int, *, gradient: bool = False) -> str:
-        number = self.lines.without_bias.get(wanted, (wanted,))[0]
+        number = self.lines.fused.get(wanted, self.lines.without_bias.get(wanted, (wanted,))[0])
         tensor = self.dump.by_name("reference", "activation")[of_value(self.lines.module, number, gradient=gradient)]
         return tensor.first.body.dtype
 

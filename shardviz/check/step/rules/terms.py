@@ -295,10 +295,12 @@ def check_own_statistics(comparison: Compared, module_type: str = "") -> Finding
     """
     if comparison.role != "output":
         return None
-    batch_norm = module_type if module_type.startswith("BatchNorm") else ""
     for dims in _kept(comparison.wanted.ndim):
         axes = [axis for axis in comparison.mesh.axes if _splits(comparison, axis, dims)]
         per = "row" if len(dims) > 1 else f"index of dim {dims[0]}"
+        is_batch_norm = bool(axes) and module_type.startswith("BatchNorm")
+        is_batch_norm &= all(is_normalized(comparison, rank, dims) for rank in comparison.wrong)
+        batch_norm = module_type if is_batch_norm else ""
         cause = StatisticsOfPart(" and ".join(axes), batch_norm)
         factors = [factors_of_slices(comparison, rank, dims) for rank in comparison.wrong] if axes else []
         if factors and all(own is not None for own in factors):
@@ -306,7 +308,7 @@ def check_own_statistics(comparison: Compared, module_type: str = "") -> Finding
             if float(joined.max() - joined.min()) > LEAST_STATISTIC:
                 which = f"on each rank every {per} of the {comparison.what}"
                 return comparison.finding(cause, f"{which} is the unsharded model's with a different factor and offset")
-        if axes and batch_norm and all(is_normalized(comparison, rank, dims) for rank in comparison.wrong):
+        if batch_norm:
             means = f"on each rank mean and spread of every {per} of the {comparison.what} over the rank's own part"
             return comparison.finding(cause, f"{means} are the unsharded model's over all parts")
     return None

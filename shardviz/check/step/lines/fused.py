@@ -1,0 +1,87 @@
+"""What functions of torch's compute on the way, for ranks' lines that take these steps one by one.
+
+The unsharded model calls `cross_entropy` once. Ranks with parts of the classes take the maximum, the sum of the
+exponentials and the label's logit in lines of their own, each of which needs a reduction. None of these is a result of
+the unsharded model's, and all of them follow from what the function is given.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    Values = NDArray[np.float64]
+
+
+def softmax_steps(logits: Values, labels: Values | None = None) -> Iterator[Values]:
+    """Yield what a softmax over the last dim and its logarithm are made of; with labels what a cross entropy is, too.
+
+    A label that is no class, as one that is ignored, has the logit 0, as a mask leaves it.
+    """
+    top = logits.max(axis=-1, keepdims=True)
+    shifted = logits - top
+    powers = np.exp(shifted)
+    total = powers.sum(axis=-1, keepdims=True)
+    of_rows = [top, total, np.log(total), top + np.log(total)]
+    if labels is not None and labels.shape == logits.shape[:-1]:
+        is_class = (labels >= 0) & (labels < logits.shape[-1])
+        at = np.where(is_class, labels, 0).astype(np.int64)[..., None]
+        chosen = [np.where(is_class[..., None], np.take_along_axis(side, at, -1), 0) for side in (logits, shifted)]
+        of_rows += [*chosen, np.log(total) - chosen[1]]
+    yield from (shifted, powers, shifted - np.log(total), powers / total)
+    yield from (form for row in of_rows for form in (row[..., 0], row))
+
+
+def norm_steps(features: Values, *_: Values) -> Iterator[Values]:
+    """Yield what a norm over the last dim is made of, up to the number that it adds to the variance."""
+    mean = features.mean(axis=-1, keepdims=True)
+    squares = (features**2).mean(axis=-1, keepdims=True)
+    size = features.shape[-1]
+    variance = ((features - mean) ** 2).mean(axis=-1, keepdims=True)
+    yield from (features**2, features - mean, (features - mean) ** 2)
+    of_rows = (mean, mean * size, squares, squares * size, variance, variance * size)
+    yield from (form for row in of_rows for form in (row, row[..., 0]))
+
+
+def difference_steps(held: Values, wanted: Values, *_: Values) -> Iterator[Values]:
+    """Yield what the mean of squares or magnitudes of a difference is made of."""
+    if held.shape == wanted.shape:
+        yield from (held - wanted, (held - wanted) ** 2, np.abs(held - wanted))
+
+
+STEPS: Mapping[str, Callable[..., Iterator[Values]]] = {
+    "cross_entropy": softmax_steps,
+    "log_softmax": softmax_steps,
+    "softmax": softmax_steps,
+    "layer_norm": norm_steps,
+    "rms_norm": norm_steps,
+    "mse_loss": difference_steps,
+    "l1_loss": difference_steps,
+}
+"""The steps of functions whose first arguments are these tensors, over their last dim."""
+
+
+def steps_of(function: str, given: Sequence[Values], leading: Sequence[tuple[int, ...]]) -> Iterator[Values]:
+    """Yield what a function computes on the way.
+
+    Args:
+        function: Its name.
+        given: The tensors that it is given.
+        leading: Shapes of the leading dims before they were merged, as those of a batch of sequences.
+    """
+    if function not in STEPS or not given or not given[0].ndim or not given[0].size:
+        return
+    num_given = 2 if function in ("cross_entropy", "mse_loss", "l1_loss") else 1
+    with np.errstate(all="ignore"):
+        for step in STEPS[function](*given[:num_given]):
+            yield step
+            rows = given[0].shape[:-1]
+            for shape in leading:
+                if step.shape[: len(rows)] == rows and shape != rows and np.prod(shape) == np.prod(rows):
+                    yield step.reshape(*shape, *step.shape[len(rows) :])
