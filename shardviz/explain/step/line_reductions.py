@@ -159,12 +159,16 @@ class UnsummedLineBackward(AtPlace, kind="unreduced-gradient"):
     A different line uses the same tensor whole, as a residual does, or the backward of a branch beside it sums. Both
     send back a whole gradient. The tensor then gets neither the whole gradient nor a term of it, and a sum of the
     weights' gradients after backward doesn't repair that.
+
+    Attributes:
+        is_alone: Whether no other use is known to add a whole gradient.
     """
 
     axis: str
+    is_alone: bool = False
     why = (
-        "{place} sends back each rank's own part of a gradient. Nothing sums the parts over {axis} before a different "
-        "use adds its whole gradient, as a residual does, or a branch whose backward sums"
+        "{place} sends back each rank's own part of a gradient. Nothing sums the parts over {axis}{is_alone:?| before "
+        "a different use adds its whole gradient, as a residual does, or a branch whose backward sums}"
     )
     how = (
         "sum the gradient over {axis} at the input of {place}: a torch.autograd.Function that returns its input in "

@@ -37,6 +37,7 @@ from shardviz.explain.step.line_reductions import (
     WrongReductionLine,
 )
 from shardviz.explain.step.lines import ScaledTermLine, WrongLines
+from shardviz.explain.step.norms import ScaledBeforeReduction
 from shardviz.explain.step.scales import BackwardLine
 from shardviz.explain.step.sums import GradientNotReduced
 from shardviz.explain.step.update import StepSkippedByRank
@@ -45,7 +46,7 @@ from shardviz.relate.tolerance import SINGLE
 from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from fractions import Fraction
 
     from shardviz.check.step.lines.state import State
@@ -155,8 +156,10 @@ class Around:
 
     def _passed_by(self, cause: Cause | None, name: str) -> Fault | None:
         """Return the line of the step that reduces or divides other gradients, or this one too often."""
-        if isinstance(cause, GradientNotReduced):
-            return unreduced_fault(self.states, cause, name)
+        if isinstance(cause, GradientNotReduced) and not (cause.is_by_wrapper or cause.is_captured):
+            return unreduced_fault(self.states, cause.axes, cause.op, name)
+        if isinstance(cause, ScaledBeforeReduction):
+            return unreduced_fault(self.states, cause.axes, cause.op, name)
         if isinstance(cause, UndividedShardGradient):
             return undivided_fault(self.lines, cause, name)
         return reduced_again_fault(self.lines, cause, name) if isinstance(cause, MicroBatchesReducedAgain) else None
@@ -370,13 +373,13 @@ def _is_too_little(cause: Cause, ratio: Fraction | None) -> bool:
     return isinstance(cause, ScaledTermLine) and not math.isclose(ratio or 0, cause.times, rel_tol=SINGLE)
 
 
-def unreduced_fault(states: States, cause: GradientNotReduced, name: str) -> Fault | None:
+def unreduced_fault(states: States, axes: Sequence[str], op: str, name: str) -> Fault | None:
     """Return the line at which a gradient misses its reduction: its own reduction, or that of other gradients."""
     lines = states.lines
-    if len(cause.axes) != 1 or cause.is_by_wrapper or cause.is_captured:
+    if len(axes) != 1:
         return None
-    axis = cause.axes[0]
-    if cause.op != "AVG":
+    axis = axes[0]
+    if op != "AVG":
         places = dict(_local_reads(lines, name))
         if len(places) == 1:
             frames, own = next(iter(places.items()))

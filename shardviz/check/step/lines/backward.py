@@ -244,7 +244,7 @@ class _Backward:
         words = words_of(known)
         held = self.states.gradient(value)
         if held.kind == "none" and held.axes:
-            return self._wrong(value, call, words, held.axes[0])
+            return self._unsummed_after(value, call, held.axes[0]) or self._wrong(value, call, words, held.axes[0])
         if (halo := halo_not_sent_back(self.states, value, call)) is not None:
             place = f"{halo.elements} of dim {halo.dim} on rank {halo.rank}"
             lacks = f"; at {place} it lacks what rank {halo.other} hands back there"
@@ -300,6 +300,18 @@ class _Backward:
         """Return that a call hands back terms of a tensor's gradient beside what another hands back whole."""
         cause = UnsummedLineBackward(call.inner_line.place, axis)
         return self._hands_back(call, value, "", cause, State("none", axes=(axis,)))
+
+    def _unsummed_after(self, value: Value, call: Call, axis: str) -> Fault | None:
+        """Return the later call whose terms nothing sums, if a call sums in forward: its backward needs no sum."""
+        passed = [*walk([call], lambda one: self.lines.after(one) if self.is_given_terms(one) else self._onward(one))]
+        known = (one for one in passed if any(map(self._has_known, one.outputs)))
+        begins = [one for one in known if not self.is_given_terms(one)]
+        if self.states.forward(value).kind != "terms" or not begins:
+            return None
+        begin = min(begins, key=lambda one: one.order)
+        cause = UnsummedLineBackward(begin.inner_line.place, axis, is_alone=True)
+        weights = self.lines.weights_read(one for one in passed if one.order < begin.order)
+        return replace(self._hands_back(begin, value, "", cause, State("none", axes=(axis,))), covers=weights)
 
     def _wrong(self, value: Value, call: Call, given: str, axis: str = "", operand: str = "") -> Fault:
         """Return that a call, given something for its gradient, hands back a wrong gradient of a tensor."""

@@ -297,6 +297,12 @@ class Lines:
         kind, _, name = self.origin(value).partition(" ")
         return ".".join(filter(None, (self.module, name))) if kind in ("weight", "buffer") else ""
 
+    def weights_read(self, calls: Iterable[Call]) -> tuple[str, ...]:
+        """Return the names of the weights that some calls read, or views and casts of them."""
+        given = (given for call in calls for given in call.inputs)
+        names = (self.weight_name(self.source(one, lambda maker, _: len(maker.inputs) == 1)) for one in given)
+        return tuple(dict.fromkeys(name for name in names if name))
+
     @property
     def asked_calls(self) -> list[Call]:
         """The calls that read weights of the module that was asked for, if that is one of torch's own in this one."""

@@ -58,6 +58,7 @@ class Fault:
         given: Its numbers on each rank.
         by_terms: Whether it divides by one term of a sum.
         is_of_sizes: Whether it multiplies by a number that is made of sizes, and not of what tensors hold.
+        covers: The weights whose gradients are wrong because of it, too: they are read before it.
     """
 
     line: FrameRecord
@@ -73,6 +74,7 @@ class Fault:
     given: Value = ()
     by_terms: bool = False
     is_of_sizes: bool = False
+    covers: tuple[str, ...] = ()
 
     @property
     def place(self) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -85,8 +86,11 @@ def averaged_fault(states: States, value: Value, calls: Sequence[Call], gradient
             continue
         call = its_calls[0]
         function = APPLIED.findall(applied.source)[0].removesuffix(".apply")
-        sentence = f"in backward {applied_at(call)} gets {words_of(gradients)} of its gradient, and sends back their mean"
-        return fault_at(call, sentence, AveragedInBackward(call.place, function, axis, size))
+        sentence = (
+            f"in backward {applied_at(call)} gets {words_of(gradients)} of its gradient, and sends back their mean"
+        )
+        fault = fault_at(call, sentence, AveragedInBackward(call.place, function, axis, size))
+        return replace(fault, covers=states.lines.weights_read(calls))
     return None
 
 
@@ -97,7 +101,11 @@ def ends_of(calls: Sequence[Call]) -> tuple[list[Value], list[Value]]:
 
 def is_mean(axis: str, given: Arrays, terms: Arrays, mesh: Mesh) -> bool:
     """Whether each rank has the mean over an axis of what ranks had, and these differed."""
-    if not terms or given.keys() != terms.keys() or len({array.shape for array in (*given.values(), *terms.values())}) > 1:
+    if (
+        not terms
+        or given.keys() != terms.keys()
+        or len({array.shape for array in (*given.values(), *terms.values())}) > 1
+    ):
         return False
     means = over(axis, "avg", terms, mesh)
     is_made = all(rank in means and error_of(array, means[rank]) <= SINGLE for rank, array in given.items())

@@ -14,6 +14,7 @@ from shardviz.check.step.comparison import is_of_parts
 from shardviz.check.step.lines.around import Around, is_around, results_of
 from shardviz.check.step.lines.backward import late_sum, sent_back_fault
 from shardviz.check.step.lines.calls import Lines
+from shardviz.check.step.lines.covering import without_covered
 from shardviz.check.step.lines.faults import argument_fault, fault_in, is_argument, number_fault, with_size_given
 from shardviz.check.step.lines.states import States
 from shardviz.check.step.rules.losses import mean_of_means
@@ -107,7 +108,7 @@ from shardviz.explain.step.whole_step import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from shardviz.check.step.lines.fault import Fault
     from shardviz.dump.dump import Dump
@@ -219,6 +220,20 @@ def with_lines(dump: Dump, results: Iterable[Finding | NotChecked]) -> Iterator[
     faults = [(lines, fault) for lines in opened if (fault := _fault_inside(dump, lines)) is not None]
     is_of_model = around is not None and around.is_loss_of_model  # the model's own lines are the loss's
     of_model = next((fault for lines, fault in faults if is_of_model and not lines.module and not fault.is_given), None)
+    named = list(_named(dump, results, opened, around, faults, of_model))
+    yield from without_covered(named, [fault for _, fault in faults])
+    yield from _not_read(dump) if not opened and around is None else ()
+
+
+def _named(
+    dump: Dump,
+    results: Iterable[Finding | NotChecked],
+    opened: Sequence[Lines],
+    around: Around | None,
+    faults: Sequence[tuple[Lines, Fault]],
+    of_model: Fault | None,
+) -> Iterator[Finding | NotChecked]:
+    """Yield results, those about what ranks looked into with its first wrong line."""
     for outcome in results:
         if not isinstance(outcome, Finding):
             yield outcome
@@ -247,7 +262,6 @@ def with_lines(dump: Dump, results: Iterable[Finding | NotChecked]) -> Iterator[
             cause = outcome.explanation
             place = cause.place if isinstance(cause, RowsSentByOneRank | UnexplainedBackward) else ""
             yield replace(outcome, line=outcome.line or place)
-    yield from _not_read(dump) if not opened and around is None else ()
 
 
 def without_module(finding: Finding, lines: Lines, fault: Fault) -> Finding:

@@ -175,7 +175,10 @@ class States:
 
     def _gradient(self, value: Value, *, is_refined: bool = False) -> State:
         forward, reference_number = self.placed(value), self.lines.wanted.get(value)
-        if reference_number is None or not forward.is_known or not self.lines.wholes[reference_number].has_gradient:
+        wholes = self.lines.wholes
+        if reference_number is None or not forward.is_known or reference_number not in wholes:
+            return UNKNOWN
+        if not wholes[reference_number].has_gradient:
             return UNKNOWN
         if self._shares_gradient(value, reference_number):
             return UNKNOWN
