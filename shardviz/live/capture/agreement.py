@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import math
 import secrets
 import time
 import traceback
+from collections import Counter
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from torch import distributed, nn
 from torch.distributed.distributed_c10d import PrefixStore
@@ -57,10 +61,12 @@ class Raised:
     Attributes:
         text: That, in a line; empty if it raised nothing.
         module: The innermost module, with parameters in it, in whose forward it did; empty if in none.
+        is_alike: Whether every rank raised it, at the same line.
     """
 
     text: str = ""
     module: str = ""
+    is_alike: bool = False
 
 
 class OtherRankError(ShardvizError):
@@ -80,7 +86,7 @@ def of_all_ranks(value_here: Sent) -> list[Sent]:
         OtherRankError: A rank has left what they do `together`.
     """
     of_all: list[Sent] = [value_here] * distributed.get_world_size()
-    distributed.all_gather_object(of_all, value_here)
+    distributed.all_gather_object(of_all, value_here, _APART.get(distributed.group.WORLD))
     for rank, reply in enumerate(of_all):
         if isinstance(reply, Failed) and not isinstance(value_here, Failed):
             heard = OtherRankError(f"rank {rank} failed: {reply.message}", reply.hint)
@@ -88,6 +94,12 @@ def of_all_ranks(value_here: Sent) -> list[Sent]:
             raise heard
     return of_all
 
+
+_APART: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+"""The group for exchanges in a world some of whose ranks left the job's collectives by an error."""
+
+_PHASES: Counter[str] = Counter()
+"""How often each phase was agreed on."""
 
 _TOGETHER: list[object] = []
 """The worlds whose ranks do something together, the innermost last."""
@@ -155,23 +167,27 @@ def agreed_run_id() -> str:
 def agreed_errors(error: Exception | None, phase: str) -> list[Raised]:
     """Return what every rank raised in a phase. Every rank calls this.
 
-    A rank that raised cannot communicate with others that wait for it in a collective. So each rank first leaves a mark
-    in the job's store, and a rank that raised continues only when all marks are there.
+    A rank that raised cannot communicate with others that wait for it in a collective, and after it left one out, what
+    it sends is taken for something else. So ranks tell it each other in the job's store, a rank that raised continues
+    only when all have, and what they exchange afterwards goes through a group of its own.
 
     Args:
         error: The exception that this rank raised, if any.
-        phase: The name of the marks, different for each call.
+        phase: What it is called.
 
     Raises:
-        Exception: This rank's own error, if another rank leaves no mark because it waits for this one.
+        Exception: This rank's own error, if another rank says nothing because it waits for this one.
     """
-    marks = PrefixStore(f"shardviz/{phase}", default_store())
-    marks.set(str(distributed.get_rank()), "1")
+    _PHASES[phase] += 1
+    told = PrefixStore(f"shardviz/{phase}/{_PHASES[phase]}", default_store())
+    raised = Raised(in_a_line(error), module_of(error)) if error is not None else Raised()
+    told.set(str(distributed.get_rank()), json.dumps([raised.text, raised.module]))
     ranks = [str(rank) for rank in range(distributed.get_world_size())]
-    if error is not None and not have_come(marks, ranks, PATIENCE):
+    if not have_come(told, ranks, math.inf if error is None else PATIENCE) and error is not None:
         raise error
-    errors = of_all_ranks(Raised(in_a_line(error), module_of(error)) if error else Raised())
-    marks.delete_key(str(distributed.get_rank()))
+    errors = [Raised(*json.loads(told.get(rank))) for rank in ranks]
+    if any(one.text for one in errors):
+        _APART[distributed.group.WORLD] = distributed.new_group()
     return errors
 
 
@@ -180,10 +196,11 @@ def attempted(work: Callable[[], Done], phase: str) -> tuple[Done | None, Raised
 
     Args:
         work: The work.
-        phase: What it is called, different for each call.
+        phase: What it is called.
 
     Returns:
-        What it returned, and no error; or None and the first rank's error, if it raised on any rank.
+        What it returned, and no error; or None and the first rank's error, with that of another rank if it is not the
+        same, if it raised on any rank.
 
     Raises:
         ProbeError: It raised that on this rank: what the probe's author has to mend is not a finding.
@@ -196,10 +213,13 @@ def attempted(work: Callable[[], Done], phase: str) -> tuple[Done | None, Raised
     errors = agreed_errors(failure, phase)
     if isinstance(failure, ProbeError):
         raise failure
-    for rank, raised in enumerate(errors):
-        if raised.text:
-            return None, replace(raised, text=f"rank {rank} raised {raised.text}")
-    return done, Raised()
+    raised = {rank: one for rank, one in enumerate(errors) if one.text}
+    if not raised:
+        return done, Raised()
+    unlike = {one.text.partition(": ")[0]: rank for rank, one in reversed(raised.items())}
+    texts = [f"rank {rank} raised {raised[rank].text}" for rank in sorted(unlike.values())[:2]]
+    is_alike = len(unlike) == 1 and len(raised) == len(errors)
+    return None, replace(next(iter(raised.values())), text="; ".join(texts), is_alike=is_alike)
 
 
 def in_a_line(error: BaseException) -> str:

@@ -65,6 +65,8 @@ MACHINE = (
     "out of memory",
 )
 """What exceptions say that are of the machine: the model's code is not at fault."""
+OF_DTYPE = ("dtype", "Float", "Double", "Half", "float64", "bfloat16")
+"""What exceptions say that are of the dtype: the step in another one may run."""
 WITHOUT_LOSS = (
     "; the probe has a step and no loss(model, batch), so the unsharded model's step is the mean square of "
     "model(batch): define loss"
@@ -84,12 +86,14 @@ class Failed:
         module: The module in whose forward the sharded model raised it, if that is known.
         unsharded: The exception, if the unsharded model raised it.
         is_everywhere: Whether it did so on every rank, so that there is no step to compare with.
+        is_out_of_step: Whether ranks raised differently, so that their collectives no longer fit together.
     """
 
     text: str
     module: str = ""
     unsharded: Exception | None = None
     is_everywhere: bool = False
+    is_out_of_step: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +115,7 @@ class ProbeStep:
         failed = self._step(double=True)
         if failed is None:
             return
-        again = self._step(double=False)
+        again = failed if failed.is_out_of_step else self._step(double=False)
         if again is None:
             why = f"the step in float64: {failed.text}; compared in the model's own dtypes"
             self.on.capture.not_checked.append(("", why))
@@ -150,7 +154,8 @@ class ProbeStep:
             model, local_batch, "step" if double else "step again", followed=self.on.job.followed
         )
         if step is None:
-            return Failed(failed.text, failed.module)
+            is_of_dtype = any(word in failed.text for word in OF_DTYPE)
+            return Failed(failed.text, failed.module, is_out_of_step=not (failed.is_alike or is_of_dtype))
         with judging(self.on, step, before, partial(self._tensors, model)) as judge:
             groups = [self.on.job.mesh.group_of(self.on.capture.rank, axis) for axis in setting.axes]
             reference = reference.compared_with(step, judge.answer, groups).in_turns_of(step)
