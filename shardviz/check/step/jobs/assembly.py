@@ -29,6 +29,7 @@ from shardviz.check.step.jobs.gradients import (
 )
 from shardviz.check.step.jobs.line_values import add_lines
 from shardviz.check.step.jobs.loss_weights import of_unequal_losses, terms_of_micro_batches
+from shardviz.check.step.jobs.routers import cause_in_router
 from shardviz.check.step.jobs.starts import coarsest_of
 from shardviz.check.step.rules.all_gradients import of_all_gradients
 from shardviz.check.step.rules.summands import of_micro_batches, reduced_as_others
@@ -45,7 +46,7 @@ from shardviz.dump.records.tensors import Body, FlatRecord, LayoutRecord, MeshRe
 from shardviz.dump.records.trace import LinesRecord, Place
 from shardviz.explain.finding import Finding
 from shardviz.explain.step.forward import PositionsStartAgain, RepeatedParts
-from shardviz.explain.step.modules import LayerOnTwoStages, UnexplainedInput
+from shardviz.explain.step.modules import LayerOnTwoStages, UnexplainedInput, UnexplainedModuleBackward
 from shardviz.explain.step.whole_step import DifferentMasks, IdenticalMasks, UnexplainedForward
 from shardviz.layout.placements import Replicate, Shard
 from shardviz.relate.factors import pairs_along
@@ -362,7 +363,14 @@ def findings_on(evidence: JobEvidence, judging: Judging, reference_name: str) ->
     yield from of_all
     absent, pairs = with_cut(evidence, list(check_no_gradient(evidence)), placed(evidence, pairs))
     yield from findings_in(absent)
-    yield from (finding for _, finding in pairs)
+    yield from (_with_router(judging, finding) for _, finding in pairs)
+
+
+def _with_router(judging: Judging, finding: Finding) -> Finding:
+    """Return a finding whose module sends back a wrong gradient, with the cause that its router's shows."""
+    is_open = isinstance(finding.explanation, UnexplainedModuleBackward) and bool(finding.module)
+    cause = cause_in_router(judging, finding.module) if is_open else None
+    return finding if cause is None else replace(finding, kind=cause.kinds[0]).because(cause)
 
 
 def _in_forward(

@@ -11,10 +11,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardviz.relate.tolerance import FEW
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
+
+    from shardviz.dump.records.trace import LineRecord, LinesRecord
 
     Values = NDArray[np.float64]
 
@@ -65,6 +69,23 @@ STEPS: Mapping[str, Callable[..., Iterator[Values]]] = {
     "l1_loss": difference_steps,
 }
 """The steps of functions whose first arguments are these tensors, over their last dim."""
+
+
+def steps_in(unsharded: LinesRecord, whole: Callable[[int], Values | None]) -> Iterator[tuple[LineRecord, Values]]:
+    """Yield what the unsharded model's functions compute on the way, with the function's line.
+
+    Args:
+        unsharded: What it recorded.
+        whole: Takes a tensor's number and returns the tensor; None if it was not kept.
+    """
+    shapes = [shape for record in unsharded.values if len(shape := record.shape) > 1]
+    leading = dict.fromkeys(shape[:end] for shape in shapes for end in (-1, None))
+    for line in unsharded.lines:
+        given = [whole(number) for number in line.inputs] if line.function in STEPS else []
+        arrays = [array for array in given if array is not None]
+        for step in steps_of(line.function, arrays, [*leading]) if len(arrays) == len(given) else ():
+            if step.size >= FEW and np.isfinite(step).all():
+                yield line, step
 
 
 def steps_of(function: str, given: Sequence[Values], leading: Sequence[tuple[int, ...]]) -> Iterator[Values]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import islice, permutations, product
+from itertools import combinations, islice, permutations, product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,15 +26,16 @@ from shardviz.check.step.lines.offsets import distances, starts_of
 from shardviz.check.step.lines.operands import splits
 from shardviz.explain.step.line_reductions import HaloNotSentBack
 from shardviz.explain.step.line_rows import DimsMerged, NeighborLeftOut, PartOfAnotherDim
-from shardviz.explain.step.lines import ReorderedPart, RolledPart, SegmentsOfPart, VarianceOfPart
+from shardviz.explain.step.lines import ELEMENTWISE, ReorderedPart, RolledPart, SegmentsOfPart, VarianceOfPart
 from shardviz.explain.step.parts import CutByOtherSegments
 from shardviz.layout.region import indices
+from shardviz.layout.splits import axes_in
 from shardviz.relate.tolerance import ELEMENT, EXACT, SINGLE
 from shardviz.relate.values import error_of, finite_magnitude, is_alike, magnitude, part_of, slices_of
 from shardviz.text import listed, spans_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -62,6 +63,9 @@ STRETCHES = ("getitem", "narrow")
 
 UNFOLDS = ("unflatten", "view", "reshape")
 """Functions that may put the segments of a dim along a dim of their own."""
+
+ATTENTION, HEADS = "scaled_dot_product_attention", 1
+"""Torch's function for attention, and the dim of its inputs that has the heads."""
 
 MOST_LISTED = 4
 """Ranks of whose rows a sentence says which they are."""
@@ -123,6 +127,25 @@ def cause_of_part(states: States, call: Call, given: str) -> Cause | None:
     cause_class = RolledPart if call.function == "roll" else ReorderedPart
     is_own = call.function not in (*MERGES, *COPIES) and _reorders_part(states, call)
     return cause_class(call.inner_line.place, call.function, is_of_rank=False) if is_own else None
+
+
+def unlike_dim(states: States, inputs: Sequence[Value], function: str) -> str:
+    """Return the dim of which two tensors have different slices on a rank; a matrix product has dims of its own."""
+    layouts = [state.layout for value in inputs if (state := states.forward(value)).kind == "right"]
+    for pair in combinations([layout for layout in layouts if layout is not None], 2):
+        first, second = sorted(pair, key=lambda layout: -len(layout.shape))
+        before = len(first.shape) - len(second.shape) if function in ELEMENTWISE else 0
+        last = len(first.shape) if function in ELEMENTWISE else len(first.shape) - 2
+        for dim in range(before, min(last, before + len(second.shape))):
+            sizes = first.shape[dim], second.shape[dim - before]
+            chains = first.chains[dim], second.chains[dim - before]
+            axes = [axes_in(chain) for chain in chains]
+            if sizes[0] == sizes[1] and axes[0] and axes[0] == axes[1] and chains[0] != chains[1]:
+                return str(dim)
+            is_one_whole = bool(axes[0]) != bool(axes[1]) and min(sizes) > 1
+            if is_one_whole and dim == HEADS and function == ATTENTION:
+                return str(dim)  # shapes agree, as fewer key heads are repeated for all query heads
+    return ""
 
 
 def _spread_of_part(states: States, call: Call) -> VarianceOfPart | None:

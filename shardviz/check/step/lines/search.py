@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from itertools import combinations
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -47,13 +46,12 @@ from shardviz.check.step.lines.operands import (
     other_number,
     wrong_buffers,
 )
-from shardviz.check.step.lines.parts import cause_of_part
+from shardviz.check.step.lines.parts import cause_of_part, unlike_dim
 from shardviz.check.step.lines.state import State, words_of
 from shardviz.explain.step.line_reductions import MeansSummedLine, UnaveragedLine
-from shardviz.explain.step.lines import ELEMENTWISE, INDEXING, CarriedLine
+from shardviz.explain.step.lines import INDEXING, CarriedLine
 from shardviz.explain.templates import number as written
 from shardviz.groups import walk
-from shardviz.layout.splits import axes_in
 from shardviz.relate.tolerance import EXACT, SINGLE
 from shardviz.relate.values import is_alike
 from shardviz.text import counted
@@ -274,7 +272,7 @@ class ForwardSearch:
         between = sorted(through, key=lambda maker: maker.order)
         reader = next((maker for maker in between if maker.first.is_collective), next(iter(between), None))
         reads = reader.function if reader is not None else ""
-        unlike = "" if reads else self._unlike_dim(inputs, call.function)
+        unlike = "" if reads else unlike_dim(self.states, inputs, call.function)
         times = state.factor if state.factor != 1 else 0
         held = replace(state, op="avg", factor=1.0) if axes and not state.op else state
         act = Act(call, words, held, self._before(inputs), self._sum_behind(call))
@@ -367,20 +365,6 @@ class ForwardSearch:
             if alike:
                 return " or ".join(alike), is_root
         return "", False
-
-    def _unlike_dim(self, inputs: Sequence[Value], function: str) -> str:
-        """Return the dim of which two tensors have different slices on a rank; a matrix product has dims of its own."""
-        layouts = [state.layout for value in inputs if (state := self.states.forward(value)).kind == "right"]
-        for pair in combinations([layout for layout in layouts if layout is not None], 2):
-            first, second = sorted(pair, key=lambda layout: -len(layout.shape))
-            before = len(first.shape) - len(second.shape) if function in ELEMENTWISE else 0
-            last = len(first.shape) if function in ELEMENTWISE else len(first.shape) - 2
-            for dim in range(before, min(last, before + len(second.shape))):
-                chains = first.chains[dim], second.chains[dim - before]
-                is_same_split = first.shape[dim] == second.shape[dim - before] and all(map(axes_in, chains))
-                if is_same_split and chains[0] != chains[1] and axes_in(chains[0]) == axes_in(chains[1]):
-                    return str(dim)
-        return ""
 
     def _is_summed(self, value: Value) -> bool:
         """Whether a collective is given what is made of a tensor, as long as it has the terms of a sum."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from shardviz.check.step.lines.calls import ADDITIONS, Call, Lines, Value
 from shardviz.check.step.lines.flat import state_of_joined
-from shardviz.check.step.lines.fused import STEPS, steps_of
+from shardviz.check.step.lines.fused import steps_in
 from shardviz.check.step.lines.state import UNKNOWN, State, state_of
 from shardviz.dump.records.trace import of_value
 from shardviz.errors import ShardvizError
@@ -20,7 +20,7 @@ from shardviz.layout.splits import segment_numbers
 from shardviz.relate.factors import over, pairs_along
 from shardviz.relate.relations import Pair
 from shardviz.relate.search import relation_of
-from shardviz.relate.tolerance import ELEMENT, EXACT, FEW, SINGLE, Bound
+from shardviz.relate.tolerance import ELEMENT, EXACT, SINGLE, Bound
 from shardviz.relate.values import error_of, padded_to, part_of
 
 if TYPE_CHECKING:
@@ -162,15 +162,9 @@ class States:
     def _fused(self) -> Mapping[int, NDArray[Any]]:
         """What functions of torch's compute on the way in the unsharded model, by numbers of their own."""
         steps: dict[int, NDArray[Any]] = {}
-        shapes = [shape for record in self.lines.unsharded.values if len(shape := record.shape) > 1]
-        leading = dict.fromkeys(shape[:end] for shape in shapes for end in (-1, None))
-        for line in self.lines.unsharded.lines:
-            given = [self.whole(number) for number in line.inputs] if line.function in STEPS else []
-            arrays = [array for array in given if array is not None]
-            for step in steps_of(line.function, arrays, [*leading]) if len(arrays) == len(given) else ():
-                if step.size >= FEW and np.isfinite(step).all():
-                    number = FIRST_OF_FUSED - len(steps)
-                    steps[number], self.lines.fused[number] = step, line.inputs[0]
+        for line, step in steps_in(self.lines.unsharded, self.whole):
+            number = FIRST_OF_FUSED - len(steps)
+            steps[number], self.lines.fused[number] = step, line.inputs[0]
         return steps
 
     def _gradient(self, value: Value, *, is_refined: bool = False) -> State:
