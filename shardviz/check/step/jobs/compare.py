@@ -52,7 +52,14 @@ from shardviz.check.step.jobs.starts import (
     other_weights,
     repeated_weight,
 )
-from shardviz.check.step.jobs.updates import Updates, between_steps, stale_copies, updates_of, without_step
+from shardviz.check.step.jobs.updates import (
+    Updates,
+    between_steps,
+    stale_copies,
+    updates_of,
+    without_reduced_in_step,
+    without_step,
+)
 from shardviz.check.step.jobs.whole_job import WholeJob, chosen, mesh_of_job
 from shardviz.check.step.lines.naming import module_to_open, with_lines
 from shardviz.check.step.trace.calls import parted_modules
@@ -312,6 +319,7 @@ def _step_of(
         return Attempt(_not_compared(why), is_complete=False)
     reference_name = "one process" if reference.is_of_one else reference.name
     evidence, sampled, judged = _judged(reference, job, judging, weights)
+    judged = without_reduced_in_step(judged, reference, job, weights)
     dump = evidence.dump
     results = [*judged, *trained_in_one_job(weights, job)]
     results += frozen_in_one_job(weights, job) if not findings_in(results) else ()

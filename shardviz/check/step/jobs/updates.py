@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.report import NotChecked
+from shardviz.check.report import NotChecked, findings_in
 from shardviz.check.step.comparison import Compared, compared, whole_of
 from shardviz.check.step.departure import Departure, departure_for
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.jobs.assembly import Assembling, add_gradients, add_weight, are_whole
 from shardviz.check.step.update.compare import finding_of
+from shardviz.explain.finding import Finding
 from shardviz.explain.step.stepped_copies import StaleCopies, StepNotCopied
+from shardviz.explain.step.sums import GradientNotReduced
 from shardviz.explain.step.two_jobs import NoStepOnRanks, OtherChangesBetweenSteps, StepWithoutEffect
 from shardviz.explain.step.update import (
     LeftOutOfOptimizer,
@@ -44,7 +46,6 @@ if TYPE_CHECKING:
     from shardviz.check.step.jobs.whole_job import WholeJob
     from shardviz.check.step.trace.traces import Weight
     from shardviz.dump.records.step import GivenRecord
-    from shardviz.explain.finding import Finding
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +56,13 @@ class Updates:
         results: What differs, or was not compared.
         num_right: How many weights, states or buffers have the same values.
         others: Buffers that differ, as they may.
+        right: The names of weights that have the same values.
     """
 
     results: tuple[Finding | NotChecked, ...] = ()
     num_right: int = 0
     others: tuple[str, ...] = ()
+    right: frozenset[str] = frozenset()
 
 
 def updates_of(reference: WholeJob, job: WholeJob, weights: Weights) -> Updates:
@@ -95,7 +98,28 @@ def updates_of(reference: WholeJob, job: WholeJob, weights: Weights) -> Updates:
     if len(whole) < len(names):
         why = f"{counted(len(names) - len(whole), 'weight')} after the optimizer's step: only a sample of each was kept"
         differing.append(NotChecked("", why, "step"))
-    return Updates(tuple(differing), list(results.values()).count(None) + len(is_sent))
+    right = is_sent.union(name for name, result in results.items() if result is None)
+    return Updates(tuple(differing), len(right), right=frozenset(right))
+
+
+def without_reduced_in_step(
+    judged: Sequence[Finding | NotChecked], reference: WholeJob, job: WholeJob, weights: Weights
+) -> list[Finding | NotChecked]:
+    """Return what was judged, without gradients of own rows whose weights are moved as they should be on all ranks.
+
+    Optimizers may reduce a gradient themselves, to one rank which steps the weight and sends it to the others.
+    """
+    unreduced = [one for one in findings_in(judged) if isinstance(one.explanation, GradientNotReduced)]
+    if not unreduced or any(isinstance(one, Finding) and one not in unreduced for one in judged):
+        return list(judged)
+    right = {name for name in updates_of(reference, job, weights).right if _is_moved(name, weights)}
+    return [one for one in judged if one not in unreduced or one.tensor not in right]
+
+
+def _is_moved(name: str, weights: Weights) -> bool:
+    """Whether the step changes a weight, as it doesn't with a learning rate of 0."""
+    before, after = weights.params[name].values, weights.updated[name].values
+    return before is not None and after is not None and not np.array_equal(before.values, after.values)
 
 
 def _settled(reference: WholeJob, job: WholeJob) -> set[str]:
