@@ -31,6 +31,7 @@ from shardviz.explain.step.update import (
     StepOverwritten,
     UnexplainedWeight,
 )
+from shardviz.explain.step.whole_step import RankDependentCode
 from shardviz.layout.mesh import ranks_by
 from shardviz.relate.tolerance import NOISE, OPPOSITE, ROUNDINGS_OF_RULE, UPDATE_OF_JOB
 from shardviz.relate.values import farthest, magnitude
@@ -107,9 +108,10 @@ def without_reduced_in_step(
 ) -> list[Finding | NotChecked]:
     """Return what was judged, without gradients of own rows whose weights are moved as they should be on all ranks.
 
-    Optimizers may reduce a gradient themselves, to one rank which steps the weight and sends it to the others.
+    Optimizers may reduce a gradient themselves, or one that is right on one rank, which steps the weight and sends it.
     """
-    unreduced = [one for one in findings_in(judged) if isinstance(one.explanation, GradientNotReduced)]
+    harmless = GradientNotReduced | RankDependentCode
+    unreduced = [one for one in findings_in(judged) if isinstance(one.explanation, harmless)]
     if not unreduced or any(isinstance(one, Finding) and one not in unreduced for one in judged):
         return list(judged)
     right = {name for name in updates_of(reference, job, weights).right if _is_moved(name, weights)}
