@@ -207,7 +207,7 @@ class Judging:
             self.num_not_finite += 1
             return None
         at = _Place(self, place, whole, parts, self._near(place, whole, parts, self.drift))
-        judgment = at.judgment(at.split() or at.sum() or self._of_branch(at, by_rank))
+        judgment = at.judgment(at.split() or at.sum() or self._of_branch(at, by_rank) or at.split_without_mask())
         if judgment.layout is not None:
             self.drift = max(self.drift, at.farthest)
         return replace(judgment, state={**judgment.state, **absent})
@@ -394,6 +394,12 @@ class _Place:
             self.farthest = max(off.values()) / (largest_of(self.whole) or 1.0)
         return placements
 
+    def split_without_mask(self) -> Placements | None:
+        """Return the placements of parts without last slices of one number, as what masks a padded vocabulary."""
+        parts = {rank: _without_mask(part, self.whole) for rank, part in self.parts.items()}
+        is_cut = any(part is not self.parts[rank] for rank, part in parts.items())
+        return replace(self, parts=parts).split() if is_cut else None
+
     def _apart(self, rank: int, shard: Kept, region: Region, *, is_sum: bool = False) -> float | None:
         """Return how far a part is from a region of the whole; None if that is too far, or nothing is kept of both."""
         pair = in_both(self.whole, shard, region)
@@ -470,6 +476,19 @@ class _Place:
             if is_alike and all(np.all(np.abs(parts[rank] - values[rank]) <= self.near) for rank in parts):
                 return replace(known, dim=dim)
         return None
+
+
+def _without_mask(part: Kept, whole: Kept) -> Kept:
+    """Return a part without the last slices of its last dim that are one number, which the whole's last is not."""
+    values = part.values
+    is_alike = part.is_whole and whole.is_whole and values.ndim == whole.values.ndim > 1
+    if not is_alike or not values.size or np.all(whole.values[..., -1] == values[..., -1].flat[0]):
+        return part
+    is_masked = np.all(values == values[..., -1].flat[0], axis=tuple(range(values.ndim - 1)))
+    count = int(np.argmin(is_masked[::-1])) if not is_masked.all() else 0
+    kept = slice(values.shape[-1] - count)
+    at, shape = (*part.at[:-1], part.at[-1][kept]), (*part.shape[:-1], part.shape[-1] - count)
+    return replace(part, shape=shape, at=at, values=values[..., kept]) if count else part
 
 
 def judged_output(
