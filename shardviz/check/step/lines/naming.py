@@ -26,7 +26,7 @@ from shardviz.explain.finding import Finding, Kind
 from shardviz.explain.step.factors import SequenceOfWhole
 from shardviz.explain.step.forward import JoinedOutOfOrder, UngatheredKeys
 from shardviz.explain.step.gradients import UnsummedInputGradient, WrongOutside
-from shardviz.explain.step.graphs import RanWithoutGraph, ReadElsewhere
+from shardviz.explain.step.graphs import AveragedInBackward, RanWithoutGraph, ReadElsewhere
 from shardviz.explain.step.joins import JoinedFromAfar, WrongDenominator
 from shardviz.explain.step.line_reductions import (
     CopiesSummedLine,
@@ -385,7 +385,7 @@ def with_line(finding: Finding, fault: Fault) -> Finding:
     is_open |= isinstance(finding.explanation, UngatheredKeys) and _tells_no_attention(fault)
     is_open |= fault.is_scaled and isinstance(finding.explanation, OF_FACTORS)
     is_open |= isinstance(fault.cause, UnaveragedLine) and isinstance(finding.explanation, OutputNotReduced)
-    is_open |= isinstance(fault.cause, CutByAnotherAxis)
+    is_open |= isinstance(fault.cause, CutByAnotherAxis | AveragedInBackward)
     is_open |= isinstance(finding.explanation, JoinedOutOfOrder) and isinstance(fault.cause, OF_ORDER)
     is_open |= isinstance(finding.explanation, UnsummedInputGradient) and _is_before_readers(fault)
     is_open |= isinstance(fault.cause, OtherOperand | UnsummedLine) and isinstance(
