@@ -239,6 +239,16 @@ class PartialVocabularyLoss(Cause):
     )
 
 
+class LossNotReturned(Cause):
+    """The step returns 0 for its loss, and the gradients come of another number.
+
+    A loop over micro-batches runs backward on each loss, and adds none of them to the total that it returns and logs.
+    """
+
+    why = "The step returns 0 on every rank, and backward runs on something else: gradients are right"
+    how = "add each loss that backward runs on, detached, to what the step returns"
+
+
 class FunctionBeforeMean(Cause):
     """A function of the loss, such as its exponential, is averaged instead of the loss.
 

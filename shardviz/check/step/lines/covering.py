@@ -1,4 +1,4 @@
-"""Findings about weights that a line's fault explains, too: the line's finding has them inside."""
+"""What a line's fault says of a finding besides its cause: which weights it explains, too, and which module is right."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from shardviz.check.report import NotChecked
+    from shardviz.check.step.lines.calls import Lines
     from shardviz.check.step.lines.fault import Fault
 
 
@@ -36,3 +37,16 @@ def _is_covered(finding: Finding, fault: Fault) -> bool:
     results = results_of(finding)
     are_gradients = bool(results) and all(result.role == "grad" for result in results)
     return are_gradients and {result.name for result in results} <= {*fault.covers}
+
+
+def without_module(finding: Finding, lines: Lines, fault: Fault) -> Finding:
+    """Return a finding that doesn't call a module of torch's own the first wrong one, if a line after it is first.
+
+    What such a module returns may be a rank's own by intention, such as rows that the line after it masks.
+    """
+    begin = f"{lines.asked_module} is the first wrong module"
+    calls = [call.order for call in lines.asked_calls]
+    here = (call.order for call in lines.calls if (call.line, call.function) == (fault.line, fault.function))
+    if not calls or min(here, default=-1) <= max(calls):
+        return finding
+    return replace(finding, details=tuple(detail for detail in finding.details if not detail.startswith(begin)))

@@ -14,7 +14,7 @@ from shardviz.check.step.comparison import is_of_parts
 from shardviz.check.step.lines.around import Around, is_around, results_of
 from shardviz.check.step.lines.backward import late_sum, sent_back_fault
 from shardviz.check.step.lines.calls import Lines
-from shardviz.check.step.lines.covering import without_covered
+from shardviz.check.step.lines.covering import without_covered, without_module
 from shardviz.check.step.lines.faults import argument_fault, fault_in, is_argument, number_fault, with_size_given
 from shardviz.check.step.lines.states import States
 from shardviz.check.step.rules.losses import mean_of_means
@@ -264,19 +264,6 @@ def _named(
             yield replace(outcome, line=outcome.line or place)
 
 
-def without_module(finding: Finding, lines: Lines, fault: Fault) -> Finding:
-    """Return a finding that doesn't call a module of torch's own the first wrong one, if a line after it is first.
-
-    What such a module returns may be a rank's own by intention, such as rows that the line after it masks.
-    """
-    begin = f"{lines.asked_module} is the first wrong module"
-    calls = [call.order for call in lines.asked_calls]
-    here = (call.order for call in lines.calls if (call.line, call.function) == (fault.line, fault.function))
-    if not calls or min(here, default=-1) <= max(calls):
-        return finding
-    return replace(finding, details=tuple(detail for detail in finding.details if not detail.startswith(begin)))
-
-
 def _fault_inside(dump: Dump, lines: Lines) -> Fault | None:
     states, arguments = States(dump, lines), arguments_of(dump, lines.module)
     return number_fault(states, arguments) or with_size_given(states, fault_in(states), arguments)
@@ -376,7 +363,9 @@ def _not_read(dump: Dump) -> Iterator[NotChecked]:
 
 def with_line(finding: Finding, fault: Fault) -> Finding:
     """Return a finding that begins with a fault's line; its cause is the line's if it had none."""
-    line_finding = replace(finding, sentence=fault.sentence, details=(finding.sentence, *finding.details))
+    is_summed_wrongly = isinstance(finding.explanation, UnsummedModule) and isinstance(fault.cause, OF_REDUCTIONS)
+    details = () if is_summed_wrongly else finding.details  # they say that nothing sums
+    line_finding = replace(finding, sentence=fault.sentence, details=(finding.sentence, *details))
     placed, is_measured = replace(line_finding, line=fault.place), isinstance(finding.explanation, MEASURED)
     if is_measured and type(fault.cause) in VAGUE:
         return line_finding if isinstance(fault.cause, WrongLines) else placed
@@ -385,6 +374,7 @@ def with_line(finding: Finding, fault: Fault) -> Finding:
     is_open |= isinstance(finding.explanation, UngatheredKeys) and _tells_no_attention(fault)
     is_open |= fault.is_scaled and isinstance(finding.explanation, OF_FACTORS)
     is_open |= isinstance(fault.cause, UnaveragedLine) and isinstance(finding.explanation, OutputNotReduced)
+    is_open |= is_summed_wrongly
     is_open |= isinstance(fault.cause, CutByAnotherAxis | AveragedInBackward)
     is_open |= isinstance(finding.explanation, JoinedOutOfOrder) and isinstance(fault.cause, OF_ORDER)
     is_open |= isinstance(finding.explanation, UnsummedInputGradient) and _is_before_readers(fault)

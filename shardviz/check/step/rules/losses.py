@@ -26,6 +26,7 @@ from shardviz.check.step.rules.factors import TORCH_OPS, Unreduced, own_part
 from shardviz.dump.records.step import WHOLE_LOSS
 from shardviz.explain.step.losses import (
     FunctionBeforeMean,
+    LossNotReturned,
     MeanOfMeans,
     MiscountedExponentials,
     NormOfPart,
@@ -88,6 +89,8 @@ def cause_of_value(evidence: Evidence, comparison: Compared) -> Cause | None:
     """Return what makes a logged value wrong, of right outputs; None if nothing is known of it."""
     if comparison.role != "scalar" or not evidence.outputs_are_right:
         return None
+    if comparison.name == "loss" and _is_zero(evidence, comparison):
+        return LossNotReturned()
     logarithm = _logarithm(comparison) if comparison.name == "loss" else None
     rows = next((output.rows for output in evidence.results if output.rows), ())
     if logarithm is None and rows and comparison.name == "loss":
@@ -109,6 +112,12 @@ def cause_of_value(evidence: Evidence, comparison: Compared) -> Cause | None:
     if any(comparison.mesh.axis_size(axis) > 1 for axis in batch if axis not in others):
         return replace(unexplained_value(evidence, comparison), or_else=cause)
     return cause
+
+
+def _is_zero(evidence: Evidence, loss: Compared) -> bool:
+    """Whether all ranks return 0 for a loss that is not, and every gradient is right."""
+    is_wrong = any(gradient.wrong for gradient in evidence.gradients.values()) or not evidence.gradients
+    return bool(np.any(loss.wanted)) and not is_wrong and not any(map(np.any, loss.reduced.values()))
 
 
 def unexplained_value(evidence: Evidence, result: Compared) -> UnexplainedLoss | UnexplainedValue:
