@@ -114,6 +114,6 @@ def _of_sigmoid(rows: Values, wanted: Values) -> Values | None:
 
 
 def _solved(forms: Values, wanted: Values, made: Callable[[Values], Values]) -> Values | None:
-    numbers = np.linalg.lstsq(forms, wanted.ravel(), rcond=None)[0]
-    numbers -= numbers.mean()
+    solved = np.linalg.lstsq(forms, wanted.ravel(), rcond=None)[0]
+    numbers = np.asarray(solved - solved.mean(), np.float64)
     return numbers if magnitude(made(numbers) - wanted) <= CLOSE * magnitude(wanted) else None

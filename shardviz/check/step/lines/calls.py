@@ -123,7 +123,7 @@ class Lines:
         wanted: The unsharded model's tensor that a tensor is compared with.
         without_bias: Tensors that the unsharded model does not have: a result and the bias to be taken from it.
         carried: What loops that run more often have left of their variables, with how often they ran.
-        fused: What functions of the unsharded model's compute on the way, with what they are given.
+        composed: What functions of the unsharded model's compute on the way, with what they are given.
     """
 
     module: str
@@ -133,7 +133,7 @@ class Lines:
     wanted: dict[Value, int] = field(default_factory=dict)
     without_bias: dict[int, tuple[int, int]] = field(default_factory=dict)
     carried: dict[Value, int] = field(default_factory=dict)
-    fused: dict[int, int] = field(default_factory=dict)
+    composed: dict[int, int] = field(default_factory=dict)
 
     @staticmethod
     def of(dump: Dump, *, around: bool = False, module: str | None = None) -> Lines | None:

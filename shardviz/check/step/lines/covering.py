@@ -1,4 +1,4 @@
-"""What a line's fault says of a finding besides its cause: which weights it explains, too, and which module is right."""
+"""What a line's fault says besides its cause: which weights it explains, too, and which module is right."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from shardviz.check.step.lines.calls import ADDITIONS, Call, Lines, Value
+from shardviz.check.step.lines.composed import steps_in
 from shardviz.check.step.lines.flat import state_of_joined
-from shardviz.check.step.lines.fused import steps_in
 from shardviz.check.step.lines.state import UNKNOWN, State, state_of
 from shardviz.dump.records.trace import of_value
 from shardviz.errors import ShardvizError
@@ -39,7 +39,7 @@ MIN_DISTINCT = 16
 """Fewer different numbers stand in some order by chance."""
 MIN_MEAN = 2
 """What a mean is of has at least so many elements."""
-FIRST_OF_FUSED = -(1 << 20)
+FIRST_COMPOSED = -(1 << 20)
 """The first number of a tensor that the unsharded model's functions compute on the way; others count down from it."""
 MAX_SIZE = 1 << 20
 """A tensor of more elements is not related."""
@@ -141,14 +141,14 @@ class States:
             if state.is_known or is_reduced:
                 self.lines.wanted[value] = source
                 return state
-        return self._of_fused(value)
+        return self._of_composed(value)
 
-    def _of_fused(self, value: Value) -> State:
+    def _of_composed(self, value: Value) -> State:
         """Return the relation of what no line of the unsharded model makes to a step of a function that it calls."""
         shapes, num_axes = {self.lines.records[pair].shape for pair in value}, len(self.mesh.long_axes)
         maker = self.lines.producer(value)
         is_extreme = maker is not None and maker.function in ("max", "amax")
-        for number, step in self._fused.items() if "float" in self.held_dtype(value) else ():
+        for number, step in self._composed.items() if "float" in self.held_dtype(value) else ():
             pairs = (zip(shape, step.shape, strict=False) for shape in shapes if len(shape) == step.ndim)
             if not any(sum(own != whole for own, whole in pair) <= num_axes for pair in pairs):
                 continue
@@ -159,12 +159,12 @@ class States:
         return UNKNOWN
 
     @cached_property
-    def _fused(self) -> Mapping[int, NDArray[Any]]:
+    def _composed(self) -> Mapping[int, NDArray[Any]]:
         """What functions of torch's compute on the way in the unsharded model, by numbers of their own."""
         steps: dict[int, NDArray[Any]] = {}
         for line, step in steps_in(self.lines.unsharded, self.whole):
-            number = FIRST_OF_FUSED - len(steps)
-            steps[number], self.lines.fused[number] = step, line.inputs[0]
+            number = FIRST_COMPOSED - len(steps)
+            steps[number], self.lines.composed[number] = step, line.inputs[0]
         return steps
 
     def _gradient(self, value: Value, *, is_refined: bool = False) -> State:
@@ -445,8 +445,8 @@ class States:
         return any(other.shape != first.shape or error_of(other, first) > EXACT for first, other in pairs)
 
     def _array(self, moment: Literal["step", "reference"], rank: int, number: int, *, gradient: bool) -> NDArray[Any]:
-        if moment == "reference" and number in self.lines.fused and not gradient:
-            return self._fused[number]
+        if moment == "reference" and number in self.lines.composed and not gradient:
+            return self._composed[number]
         if moment == "reference" and number in self.lines.without_bias:
             made, bias = self.lines.without_bias[number]
             array = self._array(moment, rank, made, gradient=gradient)
@@ -491,7 +491,7 @@ class States:
         return tensor.shards[rank].body.dtype if tensor is not None and rank in tensor.shards else ""
 
     def _dtype(self, wanted: int, *, gradient: bool = False) -> str:
-        number = self.lines.fused.get(wanted, self.lines.without_bias.get(wanted, (wanted,))[0])
+        number = self.lines.composed.get(wanted, self.lines.without_bias.get(wanted, (wanted,))[0])
         tensor = self.dump.by_name("reference", "activation")[of_value(self.lines.module, number, gradient=gradient)]
         return tensor.first.body.dtype
 

@@ -42,6 +42,15 @@ def softmax_steps(logits: Values, labels: Values | None = None) -> Iterator[Valu
     yield from (form for row in of_rows for form in (row[..., 0], row))
 
 
+def chosen_steps(logits: Values, index: Values) -> Iterator[Values]:
+    """Yield what is chosen along the last dim, also relative to the largest there."""
+    is_index = index.ndim == logits.ndim and index.shape[:-1] == logits.shape[:-1] and index.min() >= 0
+    if is_index and index.max() < logits.shape[-1]:
+        chosen = np.take_along_axis(logits, index.astype(np.int64), -1)
+        for form in (chosen, chosen - logits.max(axis=-1, keepdims=True)):
+            yield from ((form, form[..., 0]) if form.shape[-1] == 1 else (form,))
+
+
 def norm_steps(features: Values, *_: Values) -> Iterator[Values]:
     """Yield what a norm over the last dim is made of, up to the number that it adds to the variance."""
     mean = features.mean(axis=-1, keepdims=True)
@@ -63,12 +72,17 @@ STEPS: Mapping[str, Callable[..., Iterator[Values]]] = {
     "cross_entropy": softmax_steps,
     "log_softmax": softmax_steps,
     "softmax": softmax_steps,
+    "logsumexp": softmax_steps,
+    "gather": chosen_steps,
     "layer_norm": norm_steps,
     "rms_norm": norm_steps,
     "mse_loss": difference_steps,
     "l1_loss": difference_steps,
 }
 """The steps of functions whose first arguments are these tensors, over their last dim."""
+
+OF_TWO = ("cross_entropy", "gather", "mse_loss", "l1_loss")
+"""Functions whose second argument is one of these tensors, too."""
 
 
 def steps_in(unsharded: LinesRecord, whole: Callable[[int], Values | None]) -> Iterator[tuple[LineRecord, Values]]:
@@ -98,7 +112,7 @@ def steps_of(function: str, given: Sequence[Values], leading: Sequence[tuple[int
     """
     if function not in STEPS or not given or not given[0].ndim or not given[0].size:
         return
-    num_given = 2 if function in ("cross_entropy", "mse_loss", "l1_loss") else 1
+    num_given = 2 if function in OF_TWO else 1
     with np.errstate(all="ignore"):
         for step in STEPS[function](*given[:num_given]):
             yield step
