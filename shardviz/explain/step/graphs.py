@@ -117,3 +117,14 @@ class AveragedInBackward(AtLine):
         "its own part, so these are the terms of a sum, and their mean is 1/{size} of the gradient"
     )
     how = "in the backward of {function}, all_reduce with ReduceOp.SUM over {axis}, and don't divide by {size}"
+
+
+class DetachedInLine(AtLine):
+    """A line of the sharded model detaches a tensor that gradients flow through in the unsharded one.
+
+    What a line keeps for a log, or a maximum that is subtracted and added again, may be detached. If the result goes on
+    into the loss, a part of the gradient is missing, and nothing raises.
+    """
+
+    why = "{function} in {place} cuts the graph: nothing flows back through its result, on which the loss depends"
+    how = "remove {function} in {place}, or detach a copy that only logs read"

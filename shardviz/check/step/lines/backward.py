@@ -12,10 +12,11 @@ from shardviz.check.step.lines.exchanges import EXCHANGE
 from shardviz.check.step.lines.fault import Fault, after, at, fault_at, reached
 from shardviz.check.step.lines.functions import APPLIED, applied_at, averaged_fault, function_fault
 from shardviz.check.step.lines.parts import halo_not_sent_back
+from shardviz.check.step.lines.search import EXTREMES
 from shardviz.check.step.lines.state import State, words_of
 from shardviz.check.step.lines.states import MAX_BESIDE, States
 from shardviz.explain.step.gradients import UnsummedInputGradient
-from shardviz.explain.step.graphs import ReadElsewhere
+from shardviz.explain.step.graphs import DetachedInLine, ReadElsewhere
 from shardviz.explain.step.line_reductions import (
     GradientsOfOtherMicroBatches,
     UnreducedGather,
@@ -24,7 +25,7 @@ from shardviz.explain.step.line_reductions import (
     WrongLineBackward,
 )
 from shardviz.explain.step.line_rows import ExchangeNotReversed
-from shardviz.groups import walk
+from shardviz.groups import the_only, walk
 from shardviz.layout.region import Region
 from shardviz.relate.factors import over
 from shardviz.relate.tolerance import ELEMENT, SINGLE
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
 
 KEEPS = ("detach", "data", "clone", "to")
 """Functions by which code keeps a tensor without its graph."""
+
+CUTS = ("detach", "data")
+"""Functions that cut the graph."""
 
 MOST_LISTED = 8
 """Micro-batches that are listed at most."""
@@ -249,9 +253,23 @@ class _Backward:
             place = f"{halo.elements} of dim {halo.dim} on rank {halo.rank}"
             lacks = f"; at {place} it lacks what rank {halo.other} hands back there"
             return self._hands_back(call, value, words, halo, held, lacks)
+        if (detached := self._detached(call)) is not None:
+            sends = f"sends back {held.text}, and {detached.function} in {at(detached.line, call.line)} nothing at all"
+            sentence = f"in backward {applied_at(call)} gets {words} of its gradient and {sends}"
+            return fault_at(detached, sentence, DetachedInLine(detached.place, detached.function))
         again = self._summed_again(value, call, words) or function_fault(self.states, value, call, known)
         averaged = averaged_fault(self.states, value, [*walk([call], self._onward)], known)
         return again or averaged or self._wrong(value, call, words)
+
+    def _detached(self, call: Call) -> Call | None:
+        """Return the only call after one that cuts the graph, and whose result more is made of than an extreme."""
+        cutting = []
+        for later in walk([call], self.lines.after):
+            given = (self.lines.records[pair] for value in later.inputs for pair in value)
+            readers = [reader for reader in self.lines.after(later) if reader.function not in EXTREMES]
+            is_cut = later.function in CUTS and later.whole is None and any(one.needs_grad for one in given)
+            cutting += [later] if is_cut and readers else []
+        return the_only(cutting)
 
     def _read_elsewhere(self, value: Value) -> Fault | None:
         """Return the line that makes a tensor of which all readers in the module send back what they should.
