@@ -249,7 +249,7 @@ class ForwardSearch:
             return wrong_reduction(act, "", times if is_repeated else 0)
         mesh, ranks = self.states.mesh, set(call.first.ranks)
         size = mesh.size_over(inner.axes)
-        if inner.op == "avg" and not state.axes and math.isclose(state.factor, size, rel_tol=SINGLE):
+        if inner.op == "avg" and {*state.axes} < {*inner.axes} and math.isclose(state.factor, size, rel_tol=SINGLE):
             return act.fault(MeansSummedLine(act.place, act.function, "", " and ".join(inner.axes), size))
         others = [axis for axis in mesh.long_axes if axis not in inner.axes]
         copies = [axis for axis in others if ranks >= set(mesh.group_of(min(ranks), axis))]
