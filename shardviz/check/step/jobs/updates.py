@@ -57,13 +57,11 @@ class Updates:
         results: What differs, or was not compared.
         num_right: How many weights, states or buffers have the same values.
         others: Buffers that differ, as they may.
-        right: The names of weights that have the same values.
     """
 
     results: tuple[Finding | NotChecked, ...] = ()
     num_right: int = 0
     others: tuple[str, ...] = ()
-    right: frozenset[str] = frozenset()
 
 
 def updates_of(reference: WholeJob, job: WholeJob, weights: Weights) -> Updates:
@@ -99,12 +97,11 @@ def updates_of(reference: WholeJob, job: WholeJob, weights: Weights) -> Updates:
     if len(whole) < len(names):
         why = f"{counted(len(names) - len(whole), 'weight')} after the optimizer's step: only a sample of each was kept"
         differing.append(NotChecked("", why, "step"))
-    right = is_sent.union(name for name, result in results.items() if result is None)
-    return Updates(tuple(differing), len(right), right=frozenset(right))
+    return Updates(tuple(differing), list(results.values()).count(None) + len(is_sent))
 
 
 def without_reduced_in_step(
-    judged: Sequence[Finding | NotChecked], reference: WholeJob, job: WholeJob, weights: Weights
+    judged: Sequence[Finding | NotChecked], job: WholeJob, weights: Weights
 ) -> list[Finding | NotChecked]:
     """Return what was judged, without gradients of own rows whose weights are moved as they should be on all ranks.
 
@@ -114,14 +111,20 @@ def without_reduced_in_step(
     unreduced = [one for one in findings_in(judged) if isinstance(one.explanation, harmless)]
     if not unreduced or any(isinstance(one, Finding) and one not in unreduced for one in judged):
         return list(judged)
-    right = {name for name in updates_of(reference, job, weights).right if _is_moved(name, weights)}
-    return [one for one in judged if one not in unreduced or one.tensor not in right]
+    after = job.weights("param", "updated")
+    return [one for one in judged if one not in unreduced or not _is_moved_alike(one.tensor, weights, after)]
 
 
-def _is_moved(name: str, weights: Weights) -> bool:
-    """Whether the step changes a weight, as it doesn't with a learning rate of 0."""
-    before, after = weights.params[name].values, weights.updated[name].values
-    return before is not None and after is not None and not np.array_equal(before.values, after.values)
+def _is_moved_alike(name: str, weights: Weights, after: PartsByName) -> bool:
+    """Whether the step moves a weight, as it doesn't with a learning rate of 0, and all ranks' copies as the other."""
+    before, wanted = weights.params.get(name), weights.updated.get(name)
+    copies = [*after.get(name, {}).values()]
+    if before is None or wanted is None or not are_whole(before, wanted, *copies) or len(copies) < 2:
+        return False
+    start, end, *held = [each.values.values for each in (before, wanted, *copies) if each.values is not None]
+    moved = farthest(end, start)
+    are_near = (own.shape == end.shape and farthest(own, end) <= UPDATE_OF_JOB * moved for own in held)
+    return moved > 0 and all(are_near)
 
 
 def _settled(reference: WholeJob, job: WholeJob) -> set[str]:

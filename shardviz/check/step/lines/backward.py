@@ -268,7 +268,8 @@ class _Backward:
             given = (self.lines.records[pair] for value in later.inputs for pair in value)
             readers = [reader for reader in self.lines.after(later) if reader.function not in EXTREMES]
             is_cut = later.function in CUTS and later.whole is None and any(one.needs_grad for one in given)
-            cutting += [later] if is_cut and readers else []
+            is_used = is_cut and bool(readers) and any(map(self._needs_gradient, self.lines.following(later)))
+            cutting += [later] if is_used else []
         return the_only(cutting)
 
     def _read_elsewhere(self, value: Value) -> Fault | None:
@@ -329,6 +330,8 @@ class _Backward:
         begin = min(begins, key=lambda one: one.order)
         cause = UnsummedLineBackward(begin.inner_line.place, axis, is_alone=True)
         weights = self.lines.weights_read(one for one in passed if one.order < begin.order)
+        if not weights:  # the backward of the sum itself may sum
+            return None
         return replace(self._hands_back(begin, value, "", cause, State("none", axes=(axis,))), covers=weights)
 
     def _wrong(self, value: Value, call: Call, given: str, axis: str = "", operand: str = "") -> Fault:

@@ -87,12 +87,18 @@ def fault_in(states: States) -> Fault | None:
         fault = fused_fault(states) or fault
     if fault is None or isinstance(fault.cause, WrongLine | WrongLines):
         fault = own_peak_fault(states) or fault
-    if fault is None or isinstance(fault.cause, WrongLines | CarriedLine):
+    if fault is None or isinstance(fault.cause, WrongLines | CarriedLine) or _is_of_composed(states, fault):
         fault = operand_fault(states) or parallel_fault(states) or fault
     if fault is None or type(fault.cause) in MAY_LACK_NEIGHBOR:
         fault = neighbor_fault(states) or fault
     fault = fault or exchange_backward(states) or with_operator(states, _aside(states, backward_fault(states)))
     return with_label(states, None if fault is None or fault.is_torchs else _of_rows(states, fault))
+
+
+def _is_of_composed(states: States, fault: Fault) -> bool:
+    """Whether only a line's place is known, and lines take the steps of a function of torch's, one of them wrongly."""
+    compared = {*states.lines.wanted.values()}
+    return type(fault.cause) is WrongLine and not compared.isdisjoint(states.lines.composed)
 
 
 def _aside(states: States, fault: Fault | None) -> Fault | None:
