@@ -79,12 +79,15 @@ class OwnBufferRead(Cause, kind="unreplicated"):
 
     Attributes:
         along: The axes that split the batch, in words.
+        is_sent: Whether DistributedDataParallel sends rank 0's to all ranks before the next forward.
     """
 
     along: str
+    is_sent: bool = False
     why = (
         "The forward reads this buffer, and each rank updates it from its own part of the batch, which {along} splits. "
-        "Each rank trains a different model"
+        "{is_sent:?DistributedDataParallel sends rank 0's to all ranks, and the rows of the others don't count|Each "
+        "rank trains a different model}"
     )
     how = "all_reduce the counts or sums behind the update over {along}, before the update"
 
@@ -121,7 +124,8 @@ class OtherBufferBefore(Cause, kind="wrong-value"):
     """
 
     why = (
-        "An earlier step wrote other values into this buffer. If the loss depends on it, it sends back other gradients"
+        "An earlier step, or code between steps, wrote other values into this buffer. What depends on it is wrong for "
+        "that"
     )
     how = "trace the first step (--trace-step 1), which shows what is written into it, and by which ranks"
 

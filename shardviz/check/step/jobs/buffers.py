@@ -56,6 +56,9 @@ if TYPE_CHECKING:
 SENDING = ("ddp", "unfrozen", "no_sync")
 """Wrappers that send rank 0's buffers to all ranks before a forward, if they don't keep them."""
 
+LEAVING = ("fsdp", "bypassed")
+"""Wrappers that leave buffers as they are."""
+
 FEW_OF_PART = 2
 """A smaller part may be anything."""
 
@@ -78,13 +81,20 @@ def buffers_of(reference: WholeJob, job: WholeJob, *, are_updates_right: bool) -
 
 
 def _own_buffers(reference: WholeJob, job: WholeJob) -> Iterator[Finding]:
-    """Yield the buffers of which ranks have equal copies before the step, and others before the next one."""
-    if not reference.is_of_one or any(wrapper.kind not in ("fsdp", "bypassed") for wrapper in job.wrappers):
+    """Yield the buffers of which ranks have equal copies before the step, and others before the next one.
+
+    Where all ranks are sent rank 0's, the model must make other outputs of later rows: it may be of no consequence.
+    """
+    if not reference.is_of_one or any(wrapper.kind not in (*LEAVING, *SENDING) for wrapper in job.wrappers):
         return
     written = _written(job)
     for name in (name for name in job.weights("buffer", "updated") if name not in written):
         if axes := _axes_apart(name, reference, job):
-            yield _finding(name, axes, job, BETWEEN_STEPS.format(listed(axes)))
+            finding = _finding(name, axes, job, BETWEEN_STEPS.format(listed(axes)))
+            if not _is_sent(name, job):
+                yield finding
+            elif isinstance(finding.explanation, OwnBufferRead) and later_outputs_of(reference, job)[0] is not None:
+                yield finding.because(replace(finding.explanation, is_sent=True))
 
 
 def _axes_apart(name: str, reference: WholeJob, job: WholeJob) -> list[str]:
@@ -138,7 +148,9 @@ def with_buffer_read(finding: Finding, calls: Calls, reference: WholeJob, job: W
             clause = f"{clause}; it was written {line}in an earlier step"
             return replace(finding, details=(*finding.details, clause))
         if axes and odd <= wrong and name not in written:
-            return replace(finding, details=(*finding.details, clause)).because(UnsynchronizedBuffer(axes))
+            is_changed = job.steps_before and any(wrapper.kind in SENDING for wrapper in job.wrappers)
+            cause = OtherBufferBefore() if is_changed else UnsynchronizedBuffer(axes)  # wrapped, copies are equal
+            return replace(finding, details=(*finding.details, clause)).because(cause)
     return finding
 
 
