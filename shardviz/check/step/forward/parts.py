@@ -54,12 +54,20 @@ STACK = 3
 
 
 def check_parts(evidence: Evidence, comparison: Compared) -> Reason | None:
-    """Return the reason if a plain weight's parts don't rise along an axis as others' do."""
+    """Return the reason if a plain weight's parts don't rise along an axis as others' do.
+
+    Experts may be dealt in any order, but all of one module's weights alike.
+    """
     cut = list(_cut(evidence, comparison.mesh))
     for name, tensor, axis, dim in cut:
-        others = [_along(other, comparison.mesh, along, at) for _, other, along, at in cut if along == axis]
+        is_stack, module = len(tensor.shape) >= STACK, name.rpartition(".")[0]
+        beside = [
+            _along(other, comparison.mesh, along, at)
+            for other_name, other, along, at in cut
+            if along == axis and (not is_stack or (at == dim and other_name.rpartition(".")[0] == module))
+        ]
         rises = _rise(_along(tensor, comparison.mesh, axis, dim))
-        if not rises and len(tensor.shape) < STACK and any(map(_rise, others)) and _is_read(evidence, name, axis):
+        if not rises and any(map(_rise, beside)) and _is_read(evidence, name, axis):
             parts = _along(tensor, comparison.mesh, axis, dim)
             starts = [int(part[0]) for part in parts]
             distinct = sorted(set(starts))
