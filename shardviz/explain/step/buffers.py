@@ -92,6 +92,25 @@ class OwnBufferRead(Cause, kind="unreplicated"):
     how = "all_reduce the counts or sums behind the update over {along}, before the update"
 
 
+class FunctionBeforeReduction(Cause, kind="wrong-value"):
+    """Ranks reduce what they make of their own rows' statistics, instead of the statistics.
+
+    A bias that balances experts moves by the sign of how far each count is from the mean. The mean of the ranks' signs
+    isn't the sign of all ranks' counts. The same holds for a norm, a maximum of sums, or a mean of unequal numbers of
+    rows. The copies are equal, so nothing shows it but the numbers.
+
+    Attributes:
+        along: The axes that split the batch, in words.
+    """
+
+    along: str
+    why = (
+        "The buffer is reduced over {along}, since all ranks have the same. What is reduced is a function of each "
+        "rank's own counts or sums, such as their sign or norm, and that isn't the function of all ranks' together"
+    )
+    how = "all_reduce the counts or sums themselves over {along} first, then take the function of them"
+
+
 class BufferReducedWrongly(Cause, kind="wrong-scale"):
     """What ranks write to a buffer together is too large or too small by a size of the mesh.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from shardviz.explain.cause import AtLine, AtPlace, Cause
+from shardviz.explain.step.lines import ELEMENTWISE
 
 
 class MisplacedOperand(AtLine, kind="wrong-value"):
@@ -247,6 +248,41 @@ class SameSlices(AtLine, kind="wrong-value"):
         "count in {place} from the first of the whole: add the rank's first number, its coordinate times the size of "
         "its part, and choose the slices for {reader} with the sizes of the whole"
     )
+
+
+class UnlikeOperands(AtLine):
+    """A line combines two tensors of which a rank has different slices along one dim.
+
+    Both are split over the same axis, one in a single stretch and one segment by segment. A rank's query heads meet the
+    key heads of others, as when key heads are repeated on each rank instead of in the whole, or all of them. Or a rank
+    has tokens from the front and the back, and the positions of a single stretch. Shapes agree.
+
+    Attributes:
+        given: What each rank has of the two.
+    """
+
+    given: str
+    dim: int
+    why = (
+        "{function} in {place} combines {given}: along dim {dim} a rank's slices of these are not the same ones of "
+        "the whole"
+    )
+    how = (
+        "{has_bias:?cut the bias by the same slices as the weight|split all along dim {dim} in the same way before "
+        "{place}: {is_elementwise:?take the rows of a table, as of positions, that belong to the rank's own tokens|a "
+        "rank needs the key and value heads of its own query heads (ColwiseParallel for all three), and "
+        "repeat_interleave keeps a head beside its own, repeat does not}}"
+    )
+
+    @property
+    def is_elementwise(self) -> bool:
+        """Whether each element meets the one at its own place."""
+        return self.function in ELEMENTWISE
+
+    @property
+    def has_bias(self) -> bool:
+        """Whether they are a layer's weight and its bias."""
+        return self.function == "linear"
 
 
 class CutByAnotherAxis(Cause):

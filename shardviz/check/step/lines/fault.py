@@ -23,11 +23,11 @@ from shardviz.explain.step.lines import (
     OtherArgument,
     ScaledLine,
     ScaledTermLine,
-    UnlikeOperands,
     UnsummedLine,
     WrongLine,
     WrongLines,
 )
+from shardviz.explain.step.parts import UnlikeOperands
 from shardviz.explain.templates import number
 from shardviz.text import listed, named_ranks
 

@@ -48,13 +48,12 @@ from shardviz.explain.step.lines import (
     OtherOperand,
     ReorderedPart,
     SegmentsOfPart,
-    UnlikeOperands,
     UnsummedLine,
     WrongLine,
     WrongLines,
 )
 from shardviz.explain.step.losses import TermsAveraged, UnsummedValue
-from shardviz.explain.step.parts import ShiftedPart
+from shardviz.explain.step.parts import ShiftedPart, UnlikeOperands
 from shardviz.layout.layout import placements_of
 from shardviz.relate.values import part_of
 

@@ -33,9 +33,9 @@ from shardviz.check.step.lines.masks import (
 from shardviz.check.step.lines.offsets import is_same_part, is_stretch, spoils
 from shardviz.explain.step.buffers import BufferOfOwnSizes
 from shardviz.explain.step.line_rows import CausalMaskOfPart, ForeignNumbersSummed, LoopFromZero
-from shardviz.explain.step.lines import ELEMENTWISE, UnlikeOperands, UnwrittenMemory
+from shardviz.explain.step.lines import ELEMENTWISE, UnwrittenMemory
 from shardviz.explain.step.losses import PaddingSummed
-from shardviz.explain.step.parts import CutAsOneWeight
+from shardviz.explain.step.parts import CutAsOneWeight, UnlikeOperands
 from shardviz.groups import the_only
 from shardviz.layout.splits import axes_in
 from shardviz.relate.tolerance import STEP

@@ -132,6 +132,9 @@ def cause_of_part(states: States, call: Call, given: str) -> Cause | None:
 def unlike_dim(states: States, inputs: Sequence[Value], function: str) -> str:
     """Return the dim of which two tensors have different slices on a rank; a matrix product has dims of its own."""
     layouts = [state.layout for value in inputs if (state := states.forward(value)).kind == "right"]
+    if function == "linear" and len(layouts) == 3 and layouts[1] is not None and layouts[2] is not None:
+        of_weight, of_bias = layouts[1].chains[0], layouts[2].chains[0]
+        return "0" if of_weight != of_bias and axes_in(of_weight) == axes_in(of_bias) else ""
     for pair in combinations([layout for layout in layouts if layout is not None], 2):
         first, second = sorted(pair, key=lambda layout: -len(layout.shape))
         before = len(first.shape) - len(second.shape) if function in ELEMENTWISE else 0

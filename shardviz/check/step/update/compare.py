@@ -33,6 +33,7 @@ from shardviz.explain.finding import Finding
 from shardviz.explain.step.buffers import (
     BufferCutApart,
     BufferOfParts,
+    FunctionBeforeReduction,
     OwnBufferRead,
     RepeatedCount,
     UnexplainedBuffer,
@@ -150,6 +151,10 @@ def _check(evidence: Evidence, comparison: Compared, splitting: tuple[str, ...])
         if along and is_read_by_forward(dump, comparison.name):
             sentence = f"each rank along {along} has its own value after the step, and the model's output depends on it"
             yield _of_copies(comparison, OwnBufferRead(along), sentence, along)
+            return
+        if not comparison.copies_differ_along and is_read_by_forward(dump, comparison.name) and len(wrong) > 1:
+            sentence = "all ranks have the same values after the step, which are not the unsharded model's"
+            yield comparison.finding(FunctionBeforeReduction(" and ".join(splitting)), sentence, tuple(sorted(wrong)))
             return
         is_saved = not any(comparison.name in record.not_saved for record in dump.files.ranks.values())
         reduction = _reduction(comparison, splitting) or _sum_of_added(dump, comparison, splitting)
