@@ -1,8 +1,11 @@
-"""Causes in numbers of a rank's own that its gradients are multiplied by: a norm, or shares of its own rows."""
+"""Causes in a number that gradients are multiplied by: a rank's own norm or shares, or what backward runs on."""
 
 from __future__ import annotations
 
-from shardviz.explain.cause import Cause
+import math
+
+from shardviz.explain.cause import AtPlace, Cause
+from shardviz.relate.tolerance import SINGLE
 
 
 class ScaledBeforeReduction(Cause, kind="unreduced-gradient"):
@@ -69,3 +72,46 @@ class BalanceScaled(Cause, kind="wrong-scale"):
         "look at the numbers that the term divides by: shares that are summed over ranks need the number of all ranks' "
         "tokens, and a term that is added for each rank or micro-batch needs their number"
     )
+
+
+class BackwardLine(AtPlace, kind="wrong-scale"):
+    """Backward runs on a number that isn't the loss.
+
+    A loss scale that nothing takes out, losses of micro-batches that nothing divides, or the rank's term of a sum where
+    the gradients are averaged. The step returns the right loss, and all gradients have one factor.
+
+    Attributes:
+        times: The number by which what it runs on is too large, in the mean over ranks.
+        count: How many backward passes the step runs.
+        by: The number of ranks that the code multiplies the loss by; 0 if it does not.
+    """
+
+    times: float
+    count: int = 1
+    by: int = 0
+    why = (
+        "Backward in {place} runs on {is_of_micro_batches:?the losses of {count} micro-batches, and nothing divides "
+        "them by {count}|{times:.5g} times the loss, in the mean over ranks, and nothing makes up for it "
+        "afterwards{by:?. The code multiplies it by {by}, a number of ranks}}"
+    )
+    how = (
+        "{by:?multiply it by the number of ranks over which gradients are averaged, which is not {by}; or |}"
+        "{is_of_micro_batches:?divide each loss by {count} before {place}|{is_share:?multiply what backward() in "
+        "{place} runs on by {inverse:.5g}|call backward() in {place} on the loss itself}, or divide the gradients by "
+        "{times:.5g} afterwards}"
+    )
+
+    @property
+    def is_share(self) -> bool:
+        """Whether it is less than the loss, as a rank's term of it is in the mean over ranks."""
+        return 0 < self.times < 1
+
+    @property
+    def inverse(self) -> float:
+        """What makes it the loss."""
+        return 1 / self.times if self.times else 0.0
+
+    @property
+    def is_of_micro_batches(self) -> bool:
+        """Whether the number is that of the backward passes."""
+        return self.count > 1 and not self.by and math.isclose(self.times, self.count, rel_tol=SINGLE)

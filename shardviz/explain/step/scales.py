@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Literal
 
-from shardviz.explain.cause import AtPlace, Cause
-from shardviz.relate.tolerance import SINGLE
+from shardviz.explain.cause import Cause
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -458,42 +456,3 @@ class NotFiniteAfterStep(Cause):
         "look at the optimizer's state on these ranks before the step",
         "look for writes to the weight between the steps",
     )
-
-
-class BackwardLine(AtPlace, kind="wrong-scale"):
-    """Backward runs on a number that isn't the loss.
-
-    A loss scale that nothing takes out, losses of micro-batches that nothing divides, or the rank's term of a sum where
-    the gradients are averaged. The step returns the right loss, and all gradients have one factor.
-
-    Attributes:
-        times: The number by which what it runs on is too large, in the mean over ranks.
-        count: How many backward passes the step runs.
-    """
-
-    times: float
-    count: int = 1
-    why = (
-        "Backward in {place} runs on {is_of_micro_batches:?the losses of {count} micro-batches, and nothing divides "
-        "them by {count}|{times:.5g} times the loss, in the mean over ranks, and nothing makes up for it afterwards}"
-    )
-    how = (
-        "{is_of_micro_batches:?divide each loss by {count} before {place}|{is_share:?multiply what backward() in "
-        "{place} runs on by {inverse:.5g}|call backward() in {place} on the loss itself}, or divide the gradients by "
-        "{times:.5g} afterwards}"
-    )
-
-    @property
-    def is_share(self) -> bool:
-        """Whether it is less than the loss, as a rank's term of it is in the mean over ranks."""
-        return 0 < self.times < 1
-
-    @property
-    def inverse(self) -> float:
-        """What makes it the loss."""
-        return 1 / self.times if self.times else 0.0
-
-    @property
-    def is_of_micro_batches(self) -> bool:
-        """Whether the number is that of the backward passes."""
-        return self.count > 1 and math.isclose(self.times, self.count, rel_tol=SINGLE)

@@ -169,10 +169,8 @@ class States:
 
     def _gradient(self, value: Value, *, is_refined: bool = False) -> State:
         forward, reference_number = self.placed(value), self.lines.wanted.get(value)
-        wholes = self.lines.wholes
-        if reference_number is None or not forward.is_known or reference_number not in wholes:
-            return UNKNOWN
-        if not wholes[reference_number].has_gradient:
+        record = self.lines.wholes.get(reference_number) if reference_number is not None else None
+        if reference_number is None or record is None or not forward.is_known or not record.has_gradient:
             return UNKNOWN
         if self._shares_gradient(value, reference_number):
             return UNKNOWN

@@ -34,6 +34,15 @@ def scaled_before_reduction(evidence: Evidence, comparison: Compared) -> ScaledB
     return None
 
 
+def scaled_text(comparison: Compared, cause: ScaledBeforeReduction) -> str:
+    """Say what ranks have of a gradient, and what it would be without their own numbers."""
+    over, mean = " and ".join(cause.axes), "mean" if cause.op == "AVG" else "sum"
+    return (
+        f"the {comparison.what} differs along {over}: ranks multiplied theirs by numbers of their own "
+        f"({cause.scales}); without that their {mean} is {comparison.whose}"
+    )
+
+
 def own_scales(gradients: Sequence[Compared], group: Sequence[int]) -> Mapping[int, float] | None:
     """Return by what each rank of a group multiplied its gradients, if their mean is right without that; else None.
 

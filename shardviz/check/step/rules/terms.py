@@ -29,7 +29,7 @@ import numpy as np
 from shardviz.check.step.comparison import Compared, spans
 from shardviz.check.step.rules.factors import size_in_words
 from shardviz.check.step.rules.losses import cause_of_value, exponentials_of, unexplained_loss, unexplained_value
-from shardviz.check.step.rules.own_scales import scaled_before_reduction
+from shardviz.check.step.rules.own_scales import scaled_before_reduction, scaled_text
 from shardviz.check.step.trace.divergence import is_wrong_from_loss
 from shardviz.dump.records.base import WEIGHTS
 from shardviz.dump.records.step import FROM_ONE_RANK
@@ -125,10 +125,7 @@ def check_terms(evidence: Evidence, comparison: Compared) -> Finding:
         cause = WeightOnSomeRanks(comparison.wrong, lacking[0]) if lacking else RankDependentCode(comparison.wrong)
     elif comparison.copies_differ_along:
         if (scaled := scaled_before_reduction(evidence, comparison)) is not None:
-            over = f"the {comparison.what} differs along {' and '.join(scaled.axes)}"
-            mean = "mean" if scaled.op == "AVG" else "sum"
-            sentence = f"{over}: ranks multiplied theirs by numbers of their own ({scaled.scales}); without that their"
-            return comparison.finding(scaled, f"{sentence} {mean} is {comparison.whose}", held="each rank's own part")
+            return comparison.finding(scaled, scaled_text(comparison, scaled), held="each rank's own part")
         cause = UnexplainedCopies(" and ".join(comparison.copies_differ_along), cause)
     return comparison.finding(cause, _where(comparison, rank, excess), kind="wrong-value", generic=not is_on_some_ranks)
 
