@@ -310,6 +310,18 @@ class CutByAnotherAxis(Cause):
     how = "take part mesh.get_local_rank({axis!r}) of mesh[{axis!r}].size(), and don't count by the rank in the world"
 
 
+class PermutedWeights(Cause, kind="misordered-within-shard"):
+    """A rank's parts of some weights have the right rows in another order, and other weights of the module are right.
+
+    A loader that turns a checkpoint's rotary halves into pairs, or splits heads, permutes rows. After the cut, or with
+    the whole's number of heads, it permutes others than in the whole.
+    """
+
+    weights: str
+    why = "Each rank has the right numbers of {weights}, in another order than the unsharded model"
+    how = "in what loads or cuts these weights, permute them before the cut, or by the rank's own number of heads"
+
+
 class TermOfPartOfClasses(Cause):
     """A term of the loss counts or averages a rank's own part of the classes.
 

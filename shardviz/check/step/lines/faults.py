@@ -29,6 +29,7 @@ from shardviz.check.step.lines.foreign import (
 from shardviz.check.step.lines.indices import own_index_fault
 from shardviz.check.step.lines.offsets import (
     misplaced_fault,
+    misplaced_weight_fault,
     other_axis_fault,
     same_slices_fault,
     shifted_fault,
@@ -87,7 +88,7 @@ def fault_in(states: States) -> Fault | None:
     if fault is None or isinstance(fault.cause, WrongLine | WrongLines):
         fault = own_peak_fault(states) or fault
     if fault is None or isinstance(fault.cause, WrongLines | CarriedLine) or _is_of_composed(states, fault):
-        fault = operand_fault(states) or parallel_fault(states) or fault
+        fault = operand_fault(states) or parallel_fault(states) or misplaced_weight_fault(states) or fault
     if fault is None or type(fault.cause) in MAY_LACK_NEIGHBOR:
         fault = neighbor_fault(states) or fault
     fault = fault or exchange_backward(states) or with_operator(states, _aside(states, backward_fault(states)))

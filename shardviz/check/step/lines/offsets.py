@@ -23,6 +23,7 @@ from shardviz.explain.step.parts import (
     MisplacedOperand,
     MisplacedWeight,
     OffsetOfUnequalParts,
+    PermutedWeights,
     SameSlices,
     ShiftedPart,
 )
@@ -324,6 +325,18 @@ def other_axis_fault(states: States) -> Fault | None:
                 sentence = f"{reached(call)} gives {call.function} rows that {cause.rows} splits; {has}"
                 return fault_at(call, sentence, cause)
     return None
+
+
+def misplaced_weight_fault(states: States) -> Fault | None:
+    """Return the line that reads weights whose parts have right numbers in another order, if others are right."""
+    lines = states.lines
+    read = {value: call for call in reversed(lines.calls) for value in call.inputs if lines.weight_name(value)}
+    wrong = sorted((value for value in read if states.placed(value).is_wrong), key=lambda value: read[value].order)
+    if not wrong or len(wrong) == len(read) or any(states.forward(value).moved != "order" for value in wrong):
+        return None
+    names, call = [lines.weight_name(value) for value in wrong], read[wrong[0]]
+    sentence = f"{reached(call)} reads {names[0]}: each rank has the right numbers of its part, in another order"
+    return fault_at(call, sentence, PermutedWeights(listed(names, MOST_LISTED)))
 
 
 def _axes_of_rows(states: States, value: Value) -> Iterator[str]:
