@@ -73,7 +73,7 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
             one rank sent to others before it, anywhere.
         casts: The first casts to float8.
         summed_in: Dtypes in which numbers were summed over ranks in backward, or after it.
-        exchanged: The groups over which modules gather or exchange numbers in forward; FSDP2's weights don't count.
+        exchanged: The groups over which modules gather, exchange or sum numbers in forward, but for FSDP2's weights.
         unread: The results of collectives that nothing reads.
         on_write: Is given the tensors of collectives that may write into them, which leaves their versions as they are.
     """
@@ -197,7 +197,7 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
         if op in FROM_ONE_RANK and self._is_before_backward and any(tensor.numel() > 1 for tensor in tensors_in(args)):
             self._note_move(op)
         unit = unit_calling()
-        if op in _MOVES and unit is None and not (self._running.is_bw or self._running.is_outside):
+        if op in (*_MOVES, *_SUMS) and unit is None and not (self._running.is_bw or self._running.is_outside):
             self.exchanged.add(ranks)
         module = self._running.name_of(unit)
         key = (op, ranks, module, self._running.is_bw, self._running.is_outside)
