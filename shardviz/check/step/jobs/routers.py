@@ -19,7 +19,7 @@ from shardviz.relate.tolerance import FEW
 from shardviz.relate.values import magnitude, part_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
@@ -100,20 +100,23 @@ def numbers_of(logits: Values, off: Values) -> Values | None:
 
 
 def _of_softmax(rows: Values, wanted: Values) -> Values | None:
+    """Return the numbers v for which each row of what is wanted is p * (v - p . v), p being the row's softmax.
+
+    By normal equations: they have a row for each expert, and not one for each of all elements.
+    """
     powers = np.exp(rows - rows.max(axis=-1, keepdims=True))
     shares = powers / powers.sum(axis=-1, keepdims=True)
-    # Row i is p_i * (v - p_i . v): the normal equations are of the size of the experts.
-    forms = shares[:, :, None] * (np.eye(shares.shape[-1]) - shares[:, None, :])
-    return _solved(forms.reshape(-1, shares.shape[-1]), wanted, lambda v: shares * (v - (shares @ v)[:, None]))
+    squares, lengths = shares**2, (shares**2).sum(axis=-1, keepdims=True)
+    crossed = squares.T @ shares
+    sides = np.diag(squares.sum(axis=0)) - crossed - crossed.T + shares.T @ (lengths * shares)
+    due = shares * wanted
+    solved = np.linalg.lstsq(sides, due.sum(axis=0) - shares.T @ due.sum(axis=-1), rcond=None)[0]
+    numbers = np.asarray(solved - solved.mean(), np.float64)
+    made = shares * (numbers - (shares @ numbers)[:, None])
+    return numbers if magnitude(made - wanted) <= CLOSE * magnitude(wanted) else None
 
 
 def _of_sigmoid(rows: Values, wanted: Values) -> Values | None:
     slopes = 1 / (1 + np.exp(-rows)) / (1 + np.exp(rows))
     numbers: Values = (slopes * wanted).sum(axis=0) / (slopes**2).sum(axis=0)
     return numbers if magnitude(slopes * numbers - wanted) <= CLOSE * magnitude(wanted) else None
-
-
-def _solved(forms: Values, wanted: Values, made: Callable[[Values], Values]) -> Values | None:
-    solved = np.linalg.lstsq(forms, wanted.ravel(), rcond=None)[0]
-    numbers = np.asarray(solved - solved.mean(), np.float64)
-    return numbers if magnitude(made(numbers) - wanted) <= CLOSE * magnitude(wanted) else None
