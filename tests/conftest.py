@@ -19,6 +19,8 @@ import pytest
 
 from shardviz.live import world
 from shardviz.live.world.torchrun import variables
+from shardviz.testing.plugin.marks import spmd_of
+from shardviz.testing.plugin.options import is_joined
 from tests import lanes
 from tests.live import standing
 from tests.live.worlds import PATIENCE
@@ -158,6 +160,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if others:
         config.hook.pytest_deselected(items=others)
         items[:] = [item for item in items if lanes.is_of(item, lane)]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """By day, run a test on ranks that stand ready; at night, and if it does not pass there, it has its own."""
+    spmd = spmd_of(pyfuncitem)
+    if spmd is None or spmd.launch or spmd.backend or (spmd.timeout or 0) > PATIENCE:
+        return None
+    option = pyfuncitem.config.option
+    is_plain = option.lane != "nightly" and not (option.usepdb or option.shardviz_launch or is_joined())
+    return (is_plain and standing.has_run(pyfuncitem, spmd)) or None
 
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
