@@ -11,7 +11,7 @@ import torch
 
 from shardviz.cli import main
 from tests.lanes import nightly, recorded
-from tests.live.run.jobs import RANKS, environment
+from tests.live.run.jobs import FORKED, RANKS, environment
 
 SCRIPT = """
 import os, sys
@@ -100,7 +100,7 @@ def line_of(text):
     ],
 )
 def test_a_line_around_the_model_is_named_and_one_in_a_module(capsys, folder, does, text):
-    first = first_difference(capsys, folder / "one", run(folder, does, *RANKS, "train.py", does))
+    first = first_difference(capsys, folder / "one", run(folder, does, *FORKED, "train.py", does))
     assert line_of(text) in first["sentence"], first
 
 
