@@ -65,7 +65,6 @@ OTHERS = {
 NO_STEP = ("mesh", "checkpoint_dcp", "checkpoint_hf", "checkpoint_optimizer", "weight_sync")
 """Probes of where tensors go, which run no step."""
 ON_TWO_RANKS = {
-    "cp",
     "ddp",
     "ddp_by_hand",
     "ep",
@@ -83,13 +82,10 @@ ON_TWO_RANKS = {
     "fsdp_no_reshard",
     "fsdp_other_dim",
     "pp_gpipe",
-    "pp_interleaved",
     "pp_naive",
     "tp",
-    "tp_embedding",
     "tp_loss",
     "tp_sequence",
-    "zero1",
 }
 """Probes of one axis that two ranks split as four do; the nightly lane tries their own mesh."""
 RECORDED = {
