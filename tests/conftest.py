@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 TESTS = Path(__file__).parent
+LIVE = TESTS / "live"
 COMPILED = ("shardviz", "probes", "tui")
 """Folders whose modules are imported by workers, fork servers, ranks and hundreds of interpreters that tests start."""
 NO_SKIPS = "SHARDVIZ_NO_SKIPS"
@@ -174,8 +175,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """End the ranks that a module's tests have left standing."""
-    if nextitem is None or nextitem.path != item.path:
+    """End the ranks that a module's tests have left standing; in `tests/live`, those of a folder."""
+    place = (lambda one: one.path.parent) if LIVE in item.path.parents else (lambda one: one.path)
+    if nextitem is None or place(nextitem) != place(item):
         standing.end_all()
 
 

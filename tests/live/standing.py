@@ -1,8 +1,8 @@
-"""Worlds that stay and run one task after another, so that ranks start once for all tests of a module.
+"""Worlds that stay and run one task after another, so that ranks start once for many tests.
 
 A task is a probe or a test on ranks. One that raises on a rank ends its world, and runs again in a world of its own,
 whose error is the one that a user would see. `tests/conftest.py` ends the worlds of a module after the last of its
-tests.
+tests, and those of a folder in `tests/live`.
 """
 
 from __future__ import annotations
