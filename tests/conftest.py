@@ -19,6 +19,8 @@ import pytest
 
 from shardviz.live import world
 from shardviz.live.world.torchrun import variables
+from shardviz.testing.plugin.marks import spmd_of
+from shardviz.testing.plugin.options import is_joined
 from tests import lanes
 from tests.live import standing
 from tests.live.worlds import PATIENCE
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 TESTS = Path(__file__).parent
+LIVE = TESTS / "live"
 COMPILED = ("shardviz", "probes", "tui")
 """Folders whose modules are imported by workers, fork servers, ranks and hundreds of interpreters that tests start."""
 NO_SKIPS = "SHARDVIZ_NO_SKIPS"
@@ -160,9 +163,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if lanes.is_of(item, lane)]
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """By day, run a test on ranks that stand ready; at night, and if it does not pass there, it has its own."""
+    spmd = spmd_of(pyfuncitem)
+    if spmd is None or spmd.launch or spmd.backend or (spmd.timeout or 0) > PATIENCE:
+        return None
+    option = pyfuncitem.config.option
+    is_plain = option.lane != "nightly" and not (option.usepdb or option.shardviz_launch or is_joined())
+    return (is_plain and standing.has_run(pyfuncitem, spmd)) or None
+
+
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """End the ranks that a module's tests have left standing."""
-    if nextitem is None or nextitem.path != item.path:
+    """End the ranks that a module's tests have left standing; in `tests/live`, those of a folder."""
+    place = (lambda one: one.path.parent) if LIVE in item.path.parents else (lambda one: one.path)
+    if nextitem is None or place(nextitem) != place(item):
         standing.end_all()
 
 

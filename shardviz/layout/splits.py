@@ -242,7 +242,7 @@ def _glued(chain: Chain) -> list[list[Link]]:
 def segment_numbers(size: int) -> list[int]:
     """Return the numbers of segments that a dim may be cut into, rising: at least two, and no more than are read."""
     small = [number for number in range(1, math.isqrt(size) + 1) if size % number == 0]
-    return sorted({*small, *(size // number for number in small)} & set(range(2, MAX_SEGMENTS + 1)))
+    return sorted(number for number in {*small, *(size // number for number in small)} if 2 <= number <= MAX_SEGMENTS)
 
 
 Sizes = tuple[tuple[str, int], ...]

@@ -50,6 +50,7 @@ def test_the_page_of_every_cause_has_its_kinds_and_no_field_left_open(capsys):
         page = page_of(name)
         assert page.title
         assert not any("{" in text for title, text in page.rows if title == "cause")
+    for name in [*CATALOGUE][::20]:
         assert main(["explain", name]) == 0
     assert capsys.readouterr().out
 

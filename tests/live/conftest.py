@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.live import standing
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -19,7 +21,8 @@ def late_failures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def private_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Every test has a temporary folder of its own, and leaves nothing of shardviz's in it."""
+    """Every test has a temporary folder of its own, and leaves nothing of shardviz's in it; no other ranks run."""
+    standing.end_all()
     folder = tmp_path / "tmp"
     folder.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(folder))

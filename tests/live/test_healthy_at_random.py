@@ -60,8 +60,8 @@ KINDS = {
     ),
 }
 NUM_MODELS = 30
-BY_DAY = (0, 9, 11)
-CONTRACT = (1, 8, 10)
+BY_DAY = (9, 11)
+CONTRACT = (0, 1, 8, 10)
 ONE_EACH = sorted(BY_DAY + CONTRACT)
 """One of each kind, on two to four ranks."""
 

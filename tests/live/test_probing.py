@@ -12,13 +12,14 @@ from shardviz.cli import main
 from shardviz.errors import ProbeError, RankError
 from shardviz.layout.notation import parse, write
 from shardviz.live.probe import load_probe
-from tests.lanes import at_night
+from tests.lanes import at_night, nightly
 from tests.live.probing import run_probe
 from tests.live.worlds import PATIENCE, wait_until
 
 PROBES = Path(__file__).parents[2] / "probes"
 
 
+@nightly
 def test_hybrid_shard_cuts_a_10x10_weight_into_four_shards_of_25(tmp_path):
     (weight,) = run_probe("hsdp_fsdp1", "2,4", tmp_path / "dump").at("stamped")
     assert write(weight.claimed, equal=True) == "[flat(10, 10)/shard] =replicate"
@@ -98,7 +99,7 @@ def test_an_error_on_one_rank_within_the_step_is_that_ranks_and_is_not_waited_fo
         + "    return model(rows).square().mean()\n"
     )
     with pytest.raises(RankError, match=r"rank 1 \(fsdp=1\) raised ValueError: my own bug on rank 1") as raised:
-        run_probe(str(probe), "fsdp=2", tmp_path / "dump")
+        run_probe(str(probe), "fsdp=2", tmp_path / "dump", alone=True)
     frames = re.findall(r'File "(.*)", line', raised.value.traceback_text)
     assert [Path(file).name for file in frames] == ["mine.py"]
 

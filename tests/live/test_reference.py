@@ -1,20 +1,26 @@
 """What the unsharded model's step is, where ranks see parts of the batch that the whole is no mean of."""
 
+from tests.lanes import nightly
 from tests.live.probing import checked
 
-
-def test_every_part_starts_from_the_buffers_that_a_rank_starts_from(tmp_path):
-    norm = """
+NORM = """
 def build():
     return nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(6, 8)), nn.Tanh(), {more}nn.Linear(8, 6))
 """
-    report = checked(norm.format(more=""), "dp=3", tmp_path / "rows")
+
+
+def test_every_part_starts_from_the_buffers_that_a_rank_starts_from(tmp_path):
+    report = checked(NORM.format(more=""), "dp=3", tmp_path / "rows")
     assert (report.findings, report.not_checked) == ((), ())
-    report = checked(norm.format(more="nn.BatchNorm1d(8), "), "dp=3", tmp_path / "parts")
+
+
+@nightly
+def test_parts_of_a_batch_and_a_second_forward_start_from_them_too(tmp_path):
+    report = checked(NORM.format(more="nn.BatchNorm1d(8), "), "dp=3", tmp_path / "parts")
     assert report.findings == ()
     assert len(report.not_checked) == 1
     own = (
-        norm.format(more="")
+        NORM.format(more="")
         + """
 def step(model, rows, mesh):
     with torch.no_grad(): model(rows)

@@ -98,6 +98,7 @@ def python(code: str, *args: object) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=240).stdout
 
 
+@nightly
 def test_a_dump_is_shown_without_torch(files: Path) -> None:
     code = "import sys, shardviz; shardviz.show(sys.argv[1], 'w'); assert not {'torch', 'IPython'} & {*sys.modules}"
     assert "✗ 4" in python(code, files)
@@ -117,6 +118,7 @@ for kind, text in sorted(shown.data.items()):
 """
 
 
+@nightly
 def test_in_ipython_a_tensor_is_svg_with_its_text_beside_it(files: Path) -> None:
     svg, text = python(NOTEBOOK, files, "w").splitlines()
     assert svg.startswith("image/svg+xml 0 b'<svg xmlns=")

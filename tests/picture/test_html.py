@@ -314,6 +314,7 @@ def test_in_a_browser_every_word_lies_within_its_box_and_its_picture(tmp_path: P
     assert outside.strip("[]") == ""
 
 
+@nightly
 def test_in_a_browser_every_word_of_a_schedule_lies_within_it(tmp_path: Path, stepped: Path) -> None:
     assert asked(tmp_path, stepped, OUTSIDE).endswith(",[]]")
 
@@ -360,6 +361,7 @@ def test_in_a_browser_nothing_is_fetched_and_the_page_fits_its_window(tmp_path: 
     assert asked(tmp_path, page(tmp_path, TENSORS), question) == "true,0,0"
 
 
+@nightly
 def test_in_a_browser_dark_and_light_look_different(tmp_path: Path) -> None:
     file = page(tmp_path, TENSORS)
     light, dark = (picture(tmp_path, file, f"--blink-settings=preferredColorScheme={n}") for n in (1, 0))
@@ -367,6 +369,7 @@ def test_in_a_browser_dark_and_light_look_different(tmp_path: Path) -> None:
     assert light != dark
 
 
+@nightly
 def test_in_a_browser_maps_that_are_closed_are_printed(tmp_path: Path) -> None:
     file = page(tmp_path, {f"w{at}{'x' * at}": f"[{8 * (at + 1)}/fsdp, 16/tp]" for at in range(4)})
     sheet = tmp_path / "run.pdf"

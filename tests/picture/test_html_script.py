@@ -143,6 +143,7 @@ def test_in_a_browser_without_scripts_all_is_there_and_no_tool_that_does_nothing
     assert json.loads(asked(tmp_path, file, seen)) == [False, 0, True]
 
 
+@nightly
 def test_in_a_browser_the_page_fits_a_phone(tmp_path: Path) -> None:
     names = {f"model.{'very_' * 12}long.layers.{at}.name": "[12/tp/fsdp, 12]" for at in range(3)}
     file = page(tmp_path, {**TENSORS, **names, "x": Made("[64/fsdp/tp, 64]", "[64/tp/fsdp, 64]")})
@@ -178,6 +179,7 @@ def test_in_a_browser_what_is_wider_than_the_window_says_that_it_scrolls_until_i
     assert all(is_wide == has_hint and not fades for is_wide, has_hint, fades in last)
 
 
+@nightly
 def test_in_a_browser_a_hint_is_there_before_anyone_scrolls(tmp_path: Path) -> None:
     file = page(tmp_path, TENSORS)
     assert 'data-more=""' in dom(file, "--window-size=500,900")

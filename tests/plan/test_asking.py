@@ -104,7 +104,7 @@ def test_a_rank_may_ask_others(on_cores: int) -> None:
     assert ask([1, 2], lambda rank: sum(ask([rank, rank + 1], lambda other: other * 10).values())) == {1: 30, 2: 50}
 
 
-@pytest.fixture(params=["SIGINT", "SIGKILL"])
+@pytest.fixture(params=[*at_night(["SIGINT"]), "SIGKILL"])
 def ends_all(request: pytest.FixtureRequest) -> signal.Signals:
     """How a command ends whose ranks have asked others."""
     return signal.Signals[request.param]

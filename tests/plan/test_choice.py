@@ -94,6 +94,7 @@ def test_what_is_in_the_memory_of_a_cpu_need_not_fit_into_the_gpus(
     assert not fits("350KiB", code=1)
 
 
+@nightly
 @since_torch(2, 7)  # FSDP2 of 2.6 splits no uneven parts of tensor parallelism
 def test_a_mesh_on_which_the_step_fails_is_not_among_those_that_fit_and_says_why(
     mine: Path, capfd: pytest.CaptureFixture[str]
@@ -254,6 +255,7 @@ def parallelize(model, mesh):
 """
 
 
+@nightly
 def test_a_mesh_whose_rank_the_system_kills_next_to_others_is_planned_alone(
     mine: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

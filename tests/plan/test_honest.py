@@ -16,7 +16,7 @@ from shardviz.dump.records.files import PlanPart, PlanRecord, RankRecord
 from shardviz.dump.records.step import CollectiveRecord
 from shardviz.layout.mesh import Mesh
 from shardviz.plan.counting import nodes_of, sent_collectives
-from tests.lanes import at_night, since_torch
+from tests.lanes import at_night, nightly, since_torch
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -205,6 +205,7 @@ def parallelize(model, mesh): fully_shard(model, mesh=mesh)
 """
 
 
+@nightly
 def test_each_layer_counts_as_uneven_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -277,7 +278,7 @@ def batch(): return torch.zeros(8, 64)
 """
 
 
-@pytest.mark.parametrize(("node", "nodes"), [(2, 2), (4, 1)])
+@pytest.mark.parametrize(("node", "nodes"), [*at_night([(2, 2)]), (4, 1)])
 def test_a_group_within_an_axis_is_named_and_its_nodes_are_counted(
     node: int, nodes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

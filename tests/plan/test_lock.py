@@ -13,6 +13,7 @@ from shardviz.layout.mesh import parse_mesh
 from shardviz.plan.lock import layouts_of, read_lock
 from shardviz.testing import ShardAssertionError, assert_layout
 from tests.dumps import make_dump
+from tests.lanes import nightly
 
 JOB = """
 import torch
@@ -103,6 +104,7 @@ def build(): return nn.Sequential(*(Experts(COUNT) for _ in range(LAYERS)))
 """
 
 
+@nightly
 def test_identical_experts_of_identical_layers_are_one_line(job: Path, capfd: pytest.CaptureFixture[str]) -> None:
     job.write_text(JOB + EXPERTS.replace("COUNT", "12"))
     Path("l.lock").unlink()
@@ -265,6 +267,7 @@ def batch(): return torch.zeros(8, 8)
 """
 
 
+@nightly
 def test_groups_of_each_size_within_an_axis_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from shardviz.live.compat.fakes import fake_mode, know_fakes, new_fakes
-from tests.lanes import at_night
+from tests.lanes import at_night, nightly
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -300,6 +300,7 @@ def test_no_tensor_is_kept() -> None:
         assert [one() for one in seen] == [None, None]
 
 
+@nightly
 def test_programs_together_share_a_cache_and_return_the_same() -> None:
     def all_of_them() -> Iterator[Any]:
         for program in PROGRAMS:

@@ -22,7 +22,7 @@ from shardviz.live.plan.forks import ask
 from shardviz.live.plan.memory import Watched
 from shardviz.live.plan.planning import PlanJob, plan
 from shardviz.live.step.observe import observed
-from tests.lanes import at_night
+from tests.lanes import at_night, nightly
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -100,6 +100,7 @@ def both(kind: str) -> tuple[PeakRecord, int]:
         return peak_of(kind), bytes_by_torch(kind)
 
 
+@nightly
 @pytest.mark.parametrize(
     "kind",
     [

@@ -10,7 +10,7 @@ from shardviz import probe_files
 from shardviz.cli import main
 from shardviz.commands.probe import mesh_for
 from shardviz.live.plan.planning import PlanJob, plan
-from tests.lanes import at_night
+from tests.lanes import at_night, nightly
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,6 +48,7 @@ def planned(code: str, folder: Path, mesh: str | None = None) -> PlanRecord:
     return plan(PlanJob(probe, mesh_for(probe, mesh)))[1]
 
 
+@nightly
 @pytest.mark.parametrize(
     ("mesh", "why"),
     [

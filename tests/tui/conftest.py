@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from msgspec import structs
+from textual._compositor import Compositor
 
 from shardviz.dump.records.step import CollectiveRecord
 from shardviz.layout.mesh import parse_mesh
@@ -47,6 +48,21 @@ def settings(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
     home = tmp_path_factory.mktemp("settings")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(home))
     return home
+
+
+@pytest.fixture(autouse=True)
+def frames(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By day draw only what a test looks at, which is drawn whole: nobody sees the frames between two keys."""
+    whole = Compositor.render_update
+
+    def drawn(compositor: Compositor, full: bool = False, **options: Any) -> Any:
+        if full:
+            return whole(compositor, full, **options)
+        compositor._dirty_regions.clear()
+        return None
+
+    if request.config.option.lane != "nightly":
+        monkeypatch.setattr(Compositor, "render_update", drawn)
 
 
 @pytest.fixture(scope="session")

@@ -183,6 +183,7 @@ def test_a_file_that_changes_is_read_again_and_one_that_is_damaged_is_reported(
     assert "third" in damaged
 
 
+@nightly
 def test_names_of_strangers_are_text(tmp_path: Path) -> None:
     chunk = Chunk((0, 0), (4, 4), ByteRange("f\x1b[31m[bold]", 0, 64))
     names = [HOSTILE, "[red]up[/red].[bold", "\x1b[2J\nup", "a" * 5000, "", ".", "…\u202e"]

@@ -24,7 +24,7 @@ from shardviz.tui.widgets.tensor_map import inspector_text
 from tests.check.records import add_values, change_rank
 from tests.dumps import Made, make_dump
 from tests.findings import finding_of
-from tests.lanes import nightly
+from tests.lanes import at_night, nightly
 from tests.tui.driving import press, rest, settle, walk
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ def test_a_finding_of_the_whole_run_marks_its_ranks_on_the_mesh(tmp_path: Path) 
     assert lights.guilty == {0, 1}
 
 
+@nightly
 def test_the_name_of_a_finding_is_whole_in_a_small_terminal(tmp_path: Path) -> None:
     name = "model.layers.0.block_sparse_moe.experts.gate_up_proj.weight"
     folder = made(tmp_path, {name: Made("[16/fsdp/tp, 8]", "[16/tp/fsdp, 8]")})
@@ -125,7 +126,7 @@ def test_the_inspector_says_which_copy_has_an_element_in_another_place(tmp_path:
     assert "\n" not in texts[3], "it is in order"
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 40)])
+@pytest.mark.parametrize("size", [(80, 24), *at_night([[(120, 40)]])])
 def test_the_fix_is_in_view_whole_however_long_the_sentence(size: tuple[int, int], tmp_path: Path) -> None:
     document = opened(made(tmp_path, {"w": Made("[8/tp/fsdp]", "[8/fsdp/tp]")}))
     assert document.report is not None

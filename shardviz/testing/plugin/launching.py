@@ -62,7 +62,7 @@ def run(item: pytest.Function, spmd: SpmdMark) -> None:
     with TemporaryDirectory(prefix="shardviz-test-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         try:
-            _pass_on(_launch(item, spmd, folder))
+            pass_on(_launch(item, spmd, folder))
         except ShardvizError as error:
             end = _end(item, error, outcome.read(folder), spmd.mesh.labels)
             raise debugging.DebuggedTest(end) if (folder / debugging.MARK).exists() else end from None
@@ -144,7 +144,7 @@ def _show_output(item: pytest.Function, printed: dict[int, str], coords: list[st
             item.add_report_section("call", f"output of {name},", text)
 
 
-def _pass_on(warned: Iterable[Warned]) -> None:
+def pass_on(warned: Iterable[Warned]) -> None:
     """Give the warnings of all ranks again, each once."""
     for pickled, file, line in dict.fromkeys(warned):
         with suppress(pickle.PickleError, ImportError, AttributeError, EOFError):

@@ -52,7 +52,7 @@ def main() -> int:
 
 def forked(script: Sequence[str], environments: Iterable[Mapping[str, str]]) -> int:
     """Run a script in a fork for each environment; return what `main` does, and 0 in a fork whose script has ended."""
-    import torch._dynamo  # noqa: F401
+    import torch  # noqa: F401
 
     pids = []
     for environ in environments:

@@ -1,12 +1,19 @@
 """A job on two machines without a shared disk: each keeps its ranks' files, and together they say what one says."""
 
-import pytest
+from pathlib import Path
 
+import pytest
+from torch import distributed, nn
+from torch.distributed.tensor import DTensor, Shard
+
+import shardviz
 from shardviz.check.run import check_dump, report_on
 from shardviz.cli import main
+from shardviz.commands.common.dumps import says_it_is_a_part
 from shardviz.dump.dump import dump_of
 from shardviz.dump.gather import read_parts
 from shardviz.dump.read import read_run
+from shardviz.testing import spmd
 from tests.lanes import nightly, since_torch
 from tests.live.lines.cases import CASES
 from tests.live.run.jobs import BEGIN, END, ON_FOUR, ON_TWO_RANKS, RANKS, STEP, TORCHRUN, run
@@ -66,6 +73,26 @@ def report_on_all(tmp_path, parts):
     return together
 
 
+@spmd(mesh={"fsdp": 2})
+def test_ranks_that_do_not_see_each_others_files_keep_their_own(mesh, tmp_path, monkeypatch, capsys):
+    """Two working folders stand for two disks."""
+    rank, parts = mesh.get_rank(), [tmp_path / f"node_{number}" / "job.shardviz" for number in (0, 1)]
+    parts[rank].parent.mkdir()
+    monkeypatch.chdir(parts[rank].parent)
+    model = nn.Linear(8, 8)
+    stamps = shardviz.stamp(model)
+    mine = model.weight.detach().chunk(2)[1 - rank].contiguous()
+    model.weight = nn.Parameter(DTensor.from_local(mine, mesh, [Shard(0)]))
+    shardviz.capture(model, Path("job.shardviz"), mesh=mesh, stamps=stamps)
+    assert says_it_is_a_part(Path("job.shardviz"))
+    said = f"wrote job.shardviz with 1 of 2 ranks; rank {1 - rank} wrote to other machines"
+    assert said in " ".join(capsys.readouterr().err.split())
+    distributed.barrier()
+    (finding,) = report_on(dump_of(read_parts(parts))).findings
+    assert (finding.kind, finding.tensor) == ("misordered", "weight")
+
+
+@nightly
 @since_torch(2, 7)  # where FSDP2 steps on a CPU
 def test_what_no_node_sees_alone_is_found_in_their_parts(tmp_path):
     script = BEGIN + ON_TWO_RANKS + "exchange(model[0].weight)\n" + STEP + END

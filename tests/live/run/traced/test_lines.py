@@ -38,7 +38,6 @@ class Mixer(nn.Module):
             hidden = hidden - hidden.mean(0)
         return self.down(hidden)
 
-@torch.compile(backend="eager")
 def loss_of(output, weights):
     return (output.square().mean(1) * weights).mean()
 
@@ -63,6 +62,8 @@ torch.save(whole.state_dict(), f"{does}-{rank}.pt")
 if size > 1:
     dist.destroy_process_group()
 """
+COMPILED = SCRIPT.replace("def loss_of", '@torch.compile(backend="eager")\ndef loss_of')
+"""The same where each rank compiles its loss, for which it imports dynamo: four seconds more of the processor."""
 
 
 def run(folder, name, *job, traced=("--trace", "lines=1")):
@@ -109,6 +110,15 @@ def test_a_line_that_multiplies_a_loss_whose_gradients_are_averaged_is_named(cap
     first = first_difference(capsys, folder / "one", run(folder, "times", *RANKS, "train.py", "times"))
     assert f"{line_of('        loss = loss * size')} `loss = loss * size` is the first wrong line" in first["sentence"]
     assert first["cause_id"] == "scaled-term-line", first
+
+
+@nightly
+def test_a_line_around_the_model_is_named_beside_a_compiled_loss(capsys, tmp_path):
+    (tmp_path / "train.py").write_text(COMPILED)
+    one = run(tmp_path, "one", sys.executable, "train.py", "right")
+    first = first_difference(capsys, one, run(tmp_path, "whiten", *RANKS, "train.py", "whiten"))
+    assert line_of("    mean = values.mean()") in first["sentence"], first
+    assert first_difference(capsys, one, run(tmp_path, "two", *RANKS, "train.py", "right")) is None
 
 
 @nightly
