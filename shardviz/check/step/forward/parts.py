@@ -56,7 +56,7 @@ STACK = 3
 def check_parts(evidence: Evidence, comparison: Compared) -> Reason | None:
     """Return the reason if a plain weight's parts don't rise along an axis as others' do.
 
-    Experts may be dealt in any order, but all of one module's weights alike.
+    Experts may be dealt in any order, but all of one module's weights alike; key heads are shared by ranks.
     """
     cut = list(_cut(evidence, comparison.mesh))
     for name, tensor, axis, dim in cut:
@@ -66,10 +66,10 @@ def check_parts(evidence: Evidence, comparison: Compared) -> Reason | None:
             for other_name, other, along, at in cut
             if along == axis and (not is_stack or (at == dim and other_name.rpartition(".")[0] == module))
         ]
-        rises = _rise(_along(tensor, comparison.mesh, axis, dim))
-        if not rises and any(map(_rise, beside)) and _is_read(evidence, name, axis):
-            parts = _along(tensor, comparison.mesh, axis, dim)
-            starts = [int(part[0]) for part in parts]
+        parts = _along(tensor, comparison.mesh, axis, dim)
+        starts = [int(part[0]) for part in parts]
+        is_shared_stack = is_stack and len({*starts}) < len(starts)
+        if not (_rise(parts) or is_shared_stack) and any(map(_rise, beside)) and _is_read(evidence, name, axis):
             distinct = sorted(set(starts))
             copies = len(parts) // len(distinct)
             numbers = [distinct.index(start) for start in starts]

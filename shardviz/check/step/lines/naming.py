@@ -66,6 +66,7 @@ from shardviz.explain.step.lines import (
     WrongLines,
 )
 from shardviz.explain.step.losses import (
+    MiscountedTerm,
     PaddingRead,
     PartialVocabularyLoss,
     ScalarNotReduced,
@@ -415,7 +416,7 @@ def with_line_around(dump: Dump, finding: Finding, fault: Fault, *, are_gradient
     is_explained &= not (isinstance(fault.cause, OtherArgument) and finding.explanation == StepOfPart())
     is_explained &= not (fault.by_terms and isinstance(finding.explanation, PaddingRead))
     if is_explained and not isinstance(fault.cause, SURE):
-        is_meant = isinstance(fault.cause, UnsummedLine) and fault.cause.axis in mean_of_means(dump).axes.split(" and ")
+        is_meant = isinstance(finding.explanation, MiscountedTerm) and isinstance(fault.cause, UnsummedLine)
         return finding if is_meant else placed  # the loss is each rank's mean, and gradients are averaged
     return replace(placed, kind=finding.kind if finding.kind in cause.kinds else cause.kinds[0]).because(cause)
 
