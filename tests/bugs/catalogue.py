@@ -37,6 +37,7 @@ from tests.bugs import (
     own_indices,
     own_numbers,
     own_part,
+    own_rows,
     parallel_by_hand,
     permutations,
     pipeline,
@@ -69,10 +70,11 @@ LAYERS = (residual, sequence_parallel, shared_parts, adapters, branches, vocabul
 LOOPS = (loss_terms, sharded_losses, scaled_steps, training_loops, right_sums, own_numbers, canceling)
 OTHERS = (*LOOPS, denominators, lost_on_the_way, untrue_causes, parallel_by_hand, decided, taken_apart)
 PROBES = (flat_buffers, kept_tensors, arguments, joins, written_anew, own_indices, own_functions)
+BY_HAND = (own_rows,)
 NEWEST = (strange_parts, one_change, unequal_parts, ring_attention, scans, ways_back, proven, blamed_beside, *PROBES)
 
 
-_ALL = (*WEIGHTS, *STEPS, *AXES, *LAYERS, *OTHERS, *NEWEST)
+_ALL = (*WEIGHTS, *STEPS, *AXES, *LAYERS, *OTHERS, *NEWEST, *BY_HAND)
 FAMILIES = {module.__name__.rpartition(".")[2]: module.CASES for module in _ALL}
 
 BUGS = [case for cases in FAMILIES.values() for case in cases if isinstance(case, Bug)]
