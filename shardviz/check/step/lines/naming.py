@@ -129,7 +129,7 @@ OPEN = (
 
 
 OF_FACTORS = (RepeatedForwardSum, AveragedForward, ScaledBetweenModules)
-"""Causes of a factor that a module gives its output: a line with that factor, or that sums the whole, takes their place."""
+"""Causes of a factor that a module gives its output: a line that has it or sums the whole takes their place."""
 
 OF_BACKWARD = (UnexplainedBackward, UnexplainedWeightGradients, RowsWithOtherLabels, RowsTimesOwnNumbers)
 """Causes of which the last output's gradient, or less, is all that is known: a line in the loss says more."""
