@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.bugs.case import Bug
+from tests.bugs.case import Bug, Healthy
 
 STEP = """
 def batch():
@@ -231,7 +231,67 @@ def step(model, x, mesh):
 
 '''
 
+GROUPED = """
+KEYS = 2
+
+
+class Attention(nn.Module):
+    group, size = None, 1
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(8, 4 * heads, bias=False) for heads in (4, KEYS, KEYS))
+        self.out = nn.Linear(16, 8, bias=False)
+
+    def forward(self, x):
+        entered = x if self.group is None else Copy.apply(x, self.group)
+        q, k, v = (layer(entered).unflatten(-1, (-1, 4)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        out = self.out(mixed.transpose(1, 2).flatten(2))
+        return x + (out if self.group is None else Sum.apply(out, self.group))
+
+
+def build():
+    return nn.Sequential(Attention(), Attention())
+
+
+def batch():
+    return torch.randn(2, 6, 8)
+
+
+def parallelize(model, mesh):
+    for layer in model:
+        layer.group = mesh.get_group("tp")
+        for split in (layer.q, layer.k, layer.v):
+            split.weight = own(split.weight, mesh)
+        layer.out.weight = own(layer.out.weight, mesh, 1)
+"""
+
+ONE_KEY = (
+    GROUPED.replace("KEYS = 2", "KEYS = 1").replace("(layer.q, layer.k, layer.v):", "(layer.q,):")
+    + """
+
+def step(model, x, mesh):
+    loss = model(x).square().mean()
+    loss.backward()
+    for layer in model:
+        for shared in (layer.k, layer.v):
+            distributed.all_reduce(shared.weight.grad, group=mesh.get_group("tp"))
+    return loss.detach()
+"""
+)
+
 CASES = (
+    Bug(
+        "values of all heads beside the rank's own queries and keys",
+        "tp=2",
+        GROUPED,
+        (("(layer.q, layer.k, layer.v):", "(layer.q, layer.k):"),),
+        ("wrong-value",),
+        ("scaled_dot_product_attention in case.py:78", "not the same ones", "the key and value heads of its own query"),
+        with_lines=True,
+    ),
+    Healthy("one key and value head for all queries, on every rank", "tp=2", ONE_KEY),
     Bug(
         "rotary positions that count from 0 on every rank",
         "cp=2",

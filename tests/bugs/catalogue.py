@@ -12,6 +12,7 @@ from tests.bugs import (
     branches,
     buffers,
     canceling,
+    composed,
     context_parallel,
     cut_by_hand,
     decided,
@@ -37,6 +38,7 @@ from tests.bugs import (
     own_indices,
     own_numbers,
     own_part,
+    own_reductions,
     own_rows,
     parallel_by_hand,
     permutations,
@@ -48,6 +50,7 @@ from tests.bugs import (
     ring_attention,
     scaled_steps,
     scans,
+    sent_back,
     sequence_parallel,
     sharded_losses,
     shared_parts,
@@ -69,8 +72,8 @@ AXES = (pipeline, context_parallel, experts, first_rows, hooks, cut_by_hand)
 LAYERS = (residual, sequence_parallel, shared_parts, adapters, branches, vocabulary, attention_parts)
 LOOPS = (loss_terms, sharded_losses, scaled_steps, training_loops, right_sums, own_numbers, canceling)
 OTHERS = (*LOOPS, denominators, lost_on_the_way, untrue_causes, parallel_by_hand, decided, taken_apart)
-PROBES = (flat_buffers, kept_tensors, arguments, joins, written_anew, own_indices, own_functions)
-BY_HAND = (own_rows,)
+PROBES = (flat_buffers, kept_tensors, arguments, joins, written_anew, own_indices, own_functions, composed)
+BY_HAND = (sent_back, own_reductions, own_rows)
 NEWEST = (strange_parts, one_change, unequal_parts, ring_attention, scans, ways_back, proven, blamed_beside, *PROBES)
 
 

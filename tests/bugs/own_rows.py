@@ -1,4 +1,4 @@
-"""Rows, parts and numbers that a program takes itself: of a loader, an embedding, experts, a bias, a balance of experts."""
+"""Rows, parts and numbers that a program takes itself: of a loader, an embedding, experts and their balance, a bias."""
 
 from __future__ import annotations
 

@@ -319,9 +319,8 @@ def _step_of(
         return Attempt(_not_compared(why), is_complete=False)
     reference_name = "one process" if reference.is_of_one else reference.name
     evidence, sampled, judged = _judged(reference, job, judging, weights)
-    judged = without_reduced_in_step(judged, job, weights)
     dump = evidence.dump
-    results = [*judged, *trained_in_one_job(weights, job)]
+    results = [*without_reduced_in_step(judged, job, weights), *trained_in_one_job(weights, job)]
     results += frozen_in_one_job(weights, job) if not findings_in(results) else ()
     results += [*held_back_gradients(weights, job), *different_settings(reference, job), *lost_states(reference, job)]
     results += stale_copies(reference, job)

@@ -225,7 +225,7 @@ class _Backward:
 
     def blame(self, value: Value) -> Fault | None:
         """Return the line that hands back the wrong gradient of a tensor."""
-        readers = [call for call in self.lines.readers(value) if self._gets_gradient(call)]
+        readers = [call for call in self.lines.readers(value) if self._gets_gradient(call) and not self._is_aside(call)]
         if (branch := self._unsummed_branch(value, readers)) is not None:
             return branch
         if len({call.place for call in readers}) > 1:
@@ -266,11 +266,14 @@ class _Backward:
         cutting = []
         for later in walk([call], self.lines.after):
             given = (self.lines.records[pair] for value in later.inputs for pair in value)
-            readers = [reader for reader in self.lines.after(later) if reader.function not in EXTREMES]
             is_cut = later.function in CUTS and later.whole is None and any(one.needs_grad for one in given)
-            is_used = is_cut and bool(readers) and any(map(self._needs_gradient, self.lines.following(later)))
-            cutting += [later] if is_used else []
+            is_used = is_cut and not self._is_aside(later)
+            cutting += [later] if is_used and any(map(self._needs_gradient, self.lines.following(later))) else []
         return the_only(cutting)
+
+    def _is_aside(self, call: Call) -> bool:
+        """Whether a call cuts the graph, and an extreme at most is made of its result."""
+        return call.function in CUTS and all(reader.function in EXTREMES for reader in self.lines.after(call))
 
     def _read_elsewhere(self, value: Value) -> Fault | None:
         """Return the line that makes a tensor of which all readers in the module send back what they should.

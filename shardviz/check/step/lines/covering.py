@@ -24,7 +24,7 @@ def without_covered(results: Sequence[Finding | NotChecked], faults: Iterable[Fa
         covered = [
             one for one in results if isinstance(one, Finding) and one not in of_line and _is_covered(one, fault)
         ]
-        if len(of_line) == 1 and covered:
+        if of_line and covered:
             names = [one.tensor for one in covered]
             more = f", and {counted(len(names) - 1, 'other')}" if names[1:] else ""
             so = f"so is the gradient of {names[0]}{more}"

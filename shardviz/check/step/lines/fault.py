@@ -293,7 +293,14 @@ def wrong_reduction(act: Act, axis: str, times: int = 0, copies: str = "", op: s
 
 
 def unsummed(
-    act: Act, axis: str, operand: str = "", *, is_beside_whole: bool = False, is_mean: bool = False, beside: str = ""
+    act: Act,
+    axis: str,
+    operand: str = "",
+    *,
+    is_beside_whole: bool = False,
+    is_mean: bool = False,
+    beside: str = "",
+    is_inside: bool = False,
 ) -> Fault:
     """Return the fault of a call that reads terms, which the line before makes, as the whole.
 
@@ -303,6 +310,7 @@ def unsummed(
         is_beside_whole: Whether it also takes what every rank has whole, or its part of.
         is_mean: Whether the terms are those of a mean.
         beside: What the line computes of each rank's own part besides.
+        is_inside: Whether both are made inside of a function that one line calls: `before` is a line of that function.
     """
     line, before = act.call.line, act.before
     if before is None:
@@ -319,7 +327,7 @@ def unsummed(
     else:
         sentence = f"{terms}; {reached(act.call, before)} uses it as the whole; nothing {verb} it between"
     inside = (act.function, operand, "a tensor that needs no sum" if is_beside_whole else "") if operand else ("",) * 3
-    reader, mean = act.place if act.given else "", "mean" if is_mean else ""
+    reader, mean = (act.inner if is_inside else act.place) if act.given else "", "mean" if is_mean else ""
     return act.with_sentence(sentence, UnsummedLine(before.place, reader, axis, *inside, mean, beside=beside))
 
 

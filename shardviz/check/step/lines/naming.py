@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardviz.check.ranks import no_file_of
-from shardviz.check.report import NotChecked
+from shardviz.check.report import NotChecked, findings_in
 from shardviz.check.step.comparison import is_of_parts
 from shardviz.check.step.lines.around import Around, is_around, results_of
 from shardviz.check.step.lines.backward import late_sum, sent_back_fault
@@ -25,8 +25,8 @@ from shardviz.explain.checkpoints.states import UnexplainedState
 from shardviz.explain.finding import Finding, Kind
 from shardviz.explain.step.factors import SequenceOfWhole
 from shardviz.explain.step.forward import JoinedOutOfOrder, UngatheredKeys
-from shardviz.explain.step.gradients import UnsummedInputGradient, WrongOutside
-from shardviz.explain.step.graphs import AveragedInBackward, RanWithoutGraph, ReadElsewhere
+from shardviz.explain.step.gradients import CutInModule, UnsummedInputGradient, WrongOutside
+from shardviz.explain.step.graphs import AveragedInBackward, DetachedInLine, RanWithoutGraph, ReadElsewhere
 from shardviz.explain.step.joins import JoinedFromAfar, WrongDenominator
 from shardviz.explain.step.line_reductions import (
     CopiesSummedLine,
@@ -130,7 +130,7 @@ OPEN = (
 
 
 OF_FACTORS = (RepeatedForwardSum, AveragedForward, ScaledBetweenModules)
-"""Causes of a factor that a module gives its output: a line that sums nothing and has that factor takes their place."""
+"""Causes of a factor that a module gives its output: a line that has it or sums the whole takes their place."""
 
 OF_BACKWARD = (UnexplainedBackward, UnexplainedWeightGradients, RowsWithOtherLabels, RowsTimesOwnNumbers)
 """Causes of which the last output's gradient, or less, is all that is known: a line in the loss says more."""
@@ -221,8 +221,11 @@ def with_lines(dump: Dump, results: Iterable[Finding | NotChecked]) -> Iterator[
     faults = [(lines, fault) for lines in opened if (fault := _fault_inside(dump, lines)) is not None]
     is_of_model = around is not None and around.is_loss_of_model  # the model's own lines are the loss's
     of_model = next((fault for lines, fault in faults if is_of_model and not lines.module and not fault.is_given), None)
-    named = list(_named(dump, results, opened, around, faults, of_model))
-    yield from without_covered(named, [fault for _, fault in faults])
+    outcomes = [*results]
+    named = list(_named(dump, outcomes, opened, around, faults, of_model))
+    of_step = [around.fault_of(one) for one in findings_in(outcomes) if is_around(one)] if around is not None else []
+    covering = [fault for fault in (*(fault for _, fault in faults), *of_step) if fault is not None]
+    yield from without_covered(named, covering)
     yield from _not_read(dump) if not opened and around is None else ()
 
 
@@ -373,7 +376,8 @@ def with_line(finding: Finding, fault: Fault) -> Finding:
     is_open = isinstance(finding.explanation, OPEN) or _is_exchanged(finding.explanation)
     is_open |= isinstance(finding.explanation, StatisticsOfPart) and not _is_mean_of_part(fault)
     is_open |= isinstance(finding.explanation, UngatheredKeys) and _tells_no_attention(fault)
-    is_open |= fault.is_scaled and isinstance(finding.explanation, OF_FACTORS)
+    has_factor = fault.is_scaled or isinstance(fault.cause, RepeatedReductionLine)
+    is_open |= has_factor and isinstance(finding.explanation, OF_FACTORS)
     is_open |= isinstance(fault.cause, UnaveragedLine) and isinstance(finding.explanation, OutputNotReduced)
     is_open |= is_summed_wrongly
     is_open |= isinstance(fault.cause, CutByAnotherAxis | AveragedInBackward)
@@ -384,6 +388,7 @@ def with_line(finding: Finding, fault: Fault) -> Finding:
     )
     is_open |= is_measured
     is_open |= isinstance(finding.explanation, RanWithoutGraph) and isinstance(fault.cause, ReadElsewhere)
+    is_open |= isinstance(finding.explanation, CutInModule) and isinstance(fault.cause, DetachedInLine)
     if isinstance(fault.cause, WrongLines):
         return line_finding.because(fault.cause) if is_open else line_finding
     if isinstance(finding.explanation, UnreducedBesideVector) and fault.summed:

@@ -471,13 +471,15 @@ def _has_placements(states: States, held: Arrays, whole: Array, placements: Sequ
 
 def of_own_part(states: States, call: Call) -> str:
     """Return what else the line of a call makes wrongly of right tensors alone: a statistic of each rank's own part."""
-    others = (other for other in states.lines.calls if other.line == call.line and other is not call)
+    lines = states.lines
+    others = (other for other in lines.calls if other.inner_line == call.inner_line and other is not call)
     wrong = (
         other.function
         for other in others
         if other.inputs
         and all(states.placed(value).kind == "right" for value in other.inputs)
         and any(states.placed(value).is_wrong for value in other.outputs)
+        and not any(reader.first.is_collective for value in other.outputs for reader in lines.readers(value))
     )
     return listed(dict.fromkeys(wrong))
 

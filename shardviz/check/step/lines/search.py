@@ -442,7 +442,9 @@ class ForwardSearch:
         act = Act(call, state_of_terms.text, state, before, self._sum_behind(call))
         axis, is_mean = state_of_terms.axes[0], state_of_terms.op == "avg"
         by_terms = call.function in DIVISIONS and len(call.inputs) > 1 and call.inputs[1] == terms
-        if last is None or before != call.line or last.line != call.line:
+        if maker is not None and before == call.line and maker.inner_line != call.inner_line:
+            fault = unsummed(replace(act, before=maker.inner_line), axis, is_mean=is_mean, is_inside=True)
+        elif last is None or before != call.line or last.line != call.line:
             fault = unsummed(act, axis, is_mean=is_mean)
         else:
             is_beside_whole = any(self.states.forward(other).kind == "right" for other in call.inputs if other != terms)

@@ -378,7 +378,11 @@ for ids in torch.randint(9, (2, 4, 7), generator=torch.Generator().manual_seed(1
 
 
 @nightly
-@pytest.mark.parametrize(("read", "causes"), [("9", []), ("10", ["padding-read"])])
+@pytest.mark.parametrize(
+    ("read", "causes"),
+    [("9", []), ("10", ["padding-read"]), ("10].masked_fill(torch.arange(10) >= 9, -torch.inf)[..., :10", [])],
+    ids=["left out", "read", "masked"],
+)
 def test_a_vocabulary_that_is_padded_is_compared_without_its_padding(tmp_path, read, causes):
     step = compared(tmp_path, PADDED, {"READ": read})
     assert [departure["cause_id"] for departure in step["departures"]] == causes, step

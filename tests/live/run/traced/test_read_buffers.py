@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 import pytest
 
-from tests.lanes import at_night
+from tests.lanes import at_night, nightly
 from tests.live.run.traced.test_traced import diff, run
 
 PROGRAM = """
@@ -70,13 +71,17 @@ BIAS, NOISE = "bias.add_(0.05 * (counts.mean() - counts).sign())", "noise.normal
     ("wrap", "summed", "written", "is_named"),
     [
         *at_night([(FSDP, False, BIAS, True)]),
-        *at_night([(FSDP, True, BIAS, False), (FSDP, False, NOISE, False), (DDP, False, BIAS, False)]),
+        *at_night([(FSDP, True, BIAS, False), (FSDP, False, NOISE, False)]),
+        *at_night([(DDP, False, BIAS, True), (DDP, True, BIAS, False)]),
     ],
 )
 def test_a_buffer_that_each_rank_writes_by_itself_and_reads_in_forward_is_named(
     tmp_path, wrap, summed, written, is_named
 ):
-    """Statistics that the forward writes, numbers that it doesn't read, noise, and what DDP sends again are no bugs."""
+    """Statistics that the forward writes, numbers that it doesn't read, and noise are no bugs.
+
+    DDP sends rank 0's bias again, so that copies are equal, and the rows of the other ranks don't count.
+    """
     script = tmp_path / "train.py"
     script.write_text(PROGRAM.replace("WRAP", wrap).replace("SUMMED", str(summed)).replace("WRITTEN", written))
     alone = run(tmp_path, "one", sys.executable, str(script))
@@ -85,3 +90,17 @@ def test_a_buffer_that_each_rank_writes_by_itself_and_reads_in_forward_is_named(
     assert [(departure["module"], departure["cause_id"]) for departure in step["departures"]] == [
         ("bias", "own-buffer-read")
     ] * is_named
+    is_said = "sends rank 0's to all ranks" in json.dumps(step["departures"])
+    assert is_said == (is_named and wrap == DDP)
+
+
+@nightly
+def test_a_bias_that_ddp_sends_is_not_called_unequal_in_a_later_step(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(PROGRAM.replace("WRAP", DDP).replace("SUMMED", "False").replace("WRITTEN", BIAS))
+    alone = run(tmp_path, "one", sys.executable, str(script), step=3)
+    ranks = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
+    step, _ = diff(alone, run(tmp_path, "many", *ranks, str(script), step=3))
+    found = [departure["cause_id"] for departure in step["departures"]]
+    assert found, step
+    assert "unsynchronized-buffer" not in found
