@@ -99,7 +99,7 @@ class FunctionBackward(WrongLineBackward):
 
 
 class AveragedInBackward(AtLine):
-    """The backward of a torch.autograd.Function averages over ranks the terms of a gradient that it should sum.
+    """The backward of an autograd function averages terms of a gradient that it should sum.
 
     Each rank uses the function's result for its own part, such as its columns or rows, so what comes back to each is
     one term of a sum. A mean of the terms is the sum divided by the number of ranks. Averaging is right only where
@@ -120,7 +120,7 @@ class AveragedInBackward(AtLine):
 
 
 class DetachedInLine(AtLine):
-    """A line of the sharded model detaches a tensor that gradients flow through in the unsharded one.
+    """A line detaches a tensor that gradients flow through in the unsharded model.
 
     What a line keeps for a log, or a maximum that is subtracted and added again, may be detached. If the result goes on
     into the loss, a part of the gradient is missing, and nothing raises.

@@ -311,7 +311,7 @@ class CutByAnotherAxis(Cause):
 
 
 class PermutedWeights(Cause, kind="misordered-within-shard"):
-    """A rank's parts of some weights have the right rows in another order, and other weights of the module are right.
+    """A rank's parts of some weights have the right rows in another order.
 
     A loader that turns a checkpoint's rotary halves into pairs, or splits heads, permutes rows. After the cut, or with
     the whole's number of heads, it permutes others than in the whole.
