@@ -56,7 +56,15 @@ class MeansSummedLine(AtLine, kind="wrong-scale"):
         "{function} in {place} sums over {axes} {mean:?the means that {mean} takes of each rank's own part|each rank's "
         "mean of its own part}, so the result is {times} times the mean of the whole"
     )
-    how = "divide the result of {place} by {times}, or average there: op=ReduceOp.AVG"
+    how = (
+        "{is_over_several:?divide by {times} once, behind the last of these sums|divide the result of {place} by "
+        "{times}}, or average there: op=ReduceOp.AVG"
+    )
+
+    @property
+    def is_over_several(self) -> bool:
+        """Whether it sums over one axis after the other."""
+        return " and " in self.axes
 
 
 class ExtremeOfPart(AtLine):
