@@ -7,6 +7,7 @@ the unsharded model's, and all of them follow from what the function is given.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -44,8 +45,8 @@ def softmax_steps(logits: Values, labels: Values | None = None) -> Iterator[Valu
 
 def chosen_steps(logits: Values, index: Values) -> Iterator[Values]:
     """Yield what is chosen along the last dim, also relative to the largest there."""
-    is_index = index.ndim == logits.ndim and index.shape[:-1] == logits.shape[:-1] and index.min() >= 0
-    if is_index and index.max() < logits.shape[-1]:
+    is_index = index.size and index.ndim == logits.ndim and index.shape[:-1] == logits.shape[:-1]
+    if is_index and index.min() >= 0 and index.max() < logits.shape[-1]:
         chosen = np.take_along_axis(logits, index.astype(np.int64), -1)
         for form in (chosen, chosen - logits.max(axis=-1, keepdims=True)):
             yield from ((form, form[..., 0]) if form.shape[-1] == 1 else (form,))
@@ -84,9 +85,14 @@ STEPS: Mapping[str, Callable[..., Iterator[Values]]] = {
 OF_TWO = ("cross_entropy", "gather", "mse_loss", "l1_loss")
 """Functions whose second argument is one of these tensors, too."""
 
+NEEDED = {"gather": 2, "mse_loss": 2, "l1_loss": 2}
+"""How many tensors a function must be given: a tensor compared with itself is recorded once."""
+
 
 def steps_in(unsharded: LinesRecord, whole: Callable[[int], Values | None]) -> Iterator[tuple[LineRecord, Values]]:
     """Yield what the unsharded model's functions compute on the way, with the function's line.
+
+    Steps of one number alone, such as the distance of a chosen maximum from itself, are in any tensor of zeros.
 
     Args:
         unsharded: What it recorded.
@@ -98,7 +104,7 @@ def steps_in(unsharded: LinesRecord, whole: Callable[[int], Values | None]) -> I
         given = [whole(number) for number in line.inputs] if line.function in STEPS else []
         arrays = [array for array in given if array is not None]
         for step in steps_of(line.function, arrays, [*leading]) if len(arrays) == len(given) else ():
-            if step.size >= FEW and np.isfinite(step).all():
+            if step.size >= FEW and np.isfinite(step).all() and np.ptp(step) > 0:
                 yield line, step
 
 
@@ -110,13 +116,13 @@ def steps_of(function: str, given: Sequence[Values], leading: Sequence[tuple[int
         given: The tensors that it is given.
         leading: Shapes of the leading dims before they were merged, as those of a batch of sequences.
     """
-    if function not in STEPS or not given or not given[0].ndim or not given[0].size:
-        return
     num_given = 2 if function in OF_TWO else 1
+    if function not in STEPS or len(given) < NEEDED.get(function, 1) or not given[0].ndim or not given[0].size:
+        return
+    rows = given[0].shape[:-1]
+    unmerged = [shape for shape in leading if shape != rows and math.prod(shape) == math.prod(rows)]
     with np.errstate(all="ignore"):
         for step in STEPS[function](*given[:num_given]):
             yield step
-            rows = given[0].shape[:-1]
-            for shape in leading:
-                if step.shape[: len(rows)] == rows and shape != rows and np.prod(shape) == np.prod(rows):
-                    yield step.reshape(*shape, *step.shape[len(rows) :])
+            for shape in unmerged if step.shape[: len(rows)] == rows else ():
+                yield step.reshape(*shape, *step.shape[len(rows) :])
