@@ -106,13 +106,17 @@ def without_reduced_in_step(
     """Return what was judged, without gradients of own rows whose weights are moved as they should be on all ranks.
 
     Optimizers may reduce a gradient themselves, or one that is right on one rank, which steps the weight and sends it.
+    At least one weight must show that: Adam's first step moves a number alike on all ranks without any reduction.
     """
     harmless = GradientNotReduced | RankDependentCode
     unreduced = [one for one in findings_in(judged) if isinstance(one.explanation, harmless)]
     if not unreduced or any(isinstance(one, Finding) and one not in unreduced for one in judged):
         return list(judged)
-    after = job.weights("param", "updated")
-    return [one for one in judged if one not in unreduced or not _is_moved_alike(one.tensor, weights, after)]
+    after, gradients = job.weights("param", "updated"), job.weights("grad")
+    alike = [one for one in unreduced if _is_moved_alike(one.tensor, weights, after)]
+    if not any(_is_moved_by_all(one.tensor, weights, gradients) for one in alike):
+        return list(judged)
+    return [one for one in judged if one not in alike]
 
 
 def _is_moved_alike(name: str, weights: Weights, after: PartsByName) -> bool:
@@ -125,6 +129,17 @@ def _is_moved_alike(name: str, weights: Weights, after: PartsByName) -> bool:
     moved = farthest(end, start)
     are_near = (own.shape == end.shape and farthest(own, end) <= UPDATE_OF_JOB * moved for own in held)
     return moved > 0 and all(are_near)
+
+
+def _is_moved_by_all(name: str, weights: Weights, gradients: PartsByName) -> bool:
+    """Whether ranks' own gradients alone can't move their copies alike, as they may if signs are all that counts."""
+    before, wanted = weights.params[name].values, weights.updated[name].values
+    held = [part.values.values for part in gradients.get(name, {}).values() if part.values is not None]
+    if before is None or wanted is None or not held:
+        return False
+    moved = np.abs(wanted.values - before.values)
+    is_by_sign = float(np.ptp(moved)) <= UPDATE_OF_JOB * magnitude(moved)
+    return not is_by_sign or any(not np.array_equal(np.sign(own), np.sign(held[0])) for own in held[1:])
 
 
 def _settled(reference: WholeJob, job: WholeJob) -> set[str]:
