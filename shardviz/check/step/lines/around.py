@@ -338,9 +338,9 @@ class Around:
         """Return the number of ranks that multiplies what a backward runs on, a multiple of `times`; 0 if none does."""
         calls = (call for call in self.lines.calls if call.first.inputs[:1] == backward.inputs[:1])
         makers = (maker for call in calls for value in call.inputs for maker in self.lines.makers(value))
-        numbers = [number for maker in makers if maker.function == "mul" for number in maker.first.numbers.split()]
+        numbers = {number for maker in makers if maker.function == "mul" for number in maker.first.numbers.split()}
         sizes = {self.states.mesh.size_over(axes) for axes in axis_sets(self.states.mesh.long_axes)}
-        ranks = [size for size in sizes if {str(size), f"{size}.0"} & {*numbers}]
+        ranks = [size for size in sorted(sizes) if str(size) in numbers]
         due = {size: size / times for size in ranks}
         return next((size for size in ranks if any(math.isclose(due[size], n, rel_tol=SINGLE) for n in (1, *sizes))), 0)
 
