@@ -306,6 +306,23 @@ def loss(model, rows):
     return model(rows).square().mean()
 """
 
+FOLLOWING = (
+    CENTERED
+    + """
+
+def optimizer(model, mesh):
+    stepping = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    @torch.no_grad()
+    def follow(*_):
+        model[1].center.mul_(0.9).add_(0.1 * model[0].weight.square().sum(1).sqrt())
+
+    stepping.register_step_post_hook(follow)
+    return stepping
+"""
+)
+"""The same, whose center also follows the size of a weight."""
+
 PADDED = """
 class Wide(nn.Module):
     group, first = None, 0
@@ -337,6 +354,15 @@ def parallelize(model, mesh):
 AVERAGED = "distributed.all_reduce(mean, op=distributed.ReduceOp.AVG, group=self.group)"
 
 CASES = (
+    Bug(
+        "a buffer that follows a weight which is stepped too far",
+        "dp=2",
+        FOLLOWING,
+        (("lr=0.1)", "lr=0.1 * distributed.get_world_size())"),),
+        ("wrong-value",),
+        ("The learning rate differs",),
+        ("sign or norm",),
+    ),
     Bug(
         "own features before zeros that nothing sums",
         "tp=2",

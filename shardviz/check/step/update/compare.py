@@ -96,7 +96,7 @@ def check_unsharded_update(
         return
     rounding = rounding_of(dump)
     splitting = tuple(axis for axis, is_batch in (evidence.batch or {}).items() if is_batch)
-    settled = set(judged)
+    settled, are_weights_right = set(judged), True
     for role in WHAT:
         for tensor, name in _of_role(dump, role):
             reference = dump.find("updated", role, name)
@@ -104,11 +104,12 @@ def check_unsharded_update(
             if reference is not None and weight not in settled:
                 expected = dump.values(reference.first, name)
                 comparison = laid_out(dump, tensor, name, expected, rounding)
-                findings = list(_check(evidence, comparison, splitting))
+                findings = list(_check(evidence, comparison, splitting, are_weights_right=are_weights_right))
                 yield from (one.seen_in(comparison) if isinstance(one, Finding) else one for one in findings)
                 if not any(isinstance(finding, NotChecked) for finding in findings):
                     told_right[Place("step", tensor.role, name)] = not findings
                 settled |= {weight} if findings and not comparison.incomparable else set()
+                are_weights_right &= role == "buffer" or not any(isinstance(one, Finding) for one in findings)
     yield from _not_kept(dump, settled)
 
 
@@ -126,7 +127,9 @@ def _of_role(dump: Dump, role: str) -> Iterator[tuple[Tensor, str]]:
     yield from ((tensor, name) for name, tensor in tensors if not tensor.dtype.startswith("complex"))
 
 
-def _check(evidence: Evidence, comparison: Compared, splitting: tuple[str, ...]) -> Iterator[Finding | NotChecked]:
+def _check(
+    evidence: Evidence, comparison: Compared, splitting: tuple[str, ...], *, are_weights_right: bool
+) -> Iterator[Finding | NotChecked]:
     dump, what = evidence.dump, WHAT[comparison.role]
     if comparison.incomparable:
         yield NotChecked(comparison.name, f"{what} after the step: {comparison.incomparable}", "step")
@@ -156,6 +159,10 @@ def _check(evidence: Evidence, comparison: Compared, splitting: tuple[str, ...])
             yield _of_copies(comparison, OwnBufferRead(along), sentence, along)
             return
         if not comparison.copies_differ_along and is_read_by_forward(dump, comparison.name) and len(wrong) > 1:
+            if not are_weights_right:
+                why = "it may be made of weights that are not the unsharded model's after the step"
+                yield NotChecked(comparison.name, f"{what} after the step: {why}", "step")
+                return
             sentence = "all ranks have the same values after the step, which are not the unsharded model's"
             cause = _scaled(dump, comparison) or FunctionBeforeReduction(" and ".join(splitting))
             yield comparison.finding(cause, sentence, tuple(sorted(wrong)))
