@@ -65,8 +65,8 @@ class BalanceScaled(Cause, kind="wrong-scale"):
 
     router: str
     why = (
-        "A term of the loss of each expert's share of tokens and mean probability, such as a balance loss, has another "
-        "factor. What this sends back to {router} is off by the same multiple of it on all ranks"
+        "A term of the loss of each expert's share of tokens and mean probability, such as a balance loss, has a "
+        "different factor. What this sends back to {router} is off by the same multiple of it on all ranks"
     )
     how = (
         "look at the numbers that the term divides by: shares that are summed over ranks need the number of all ranks' "

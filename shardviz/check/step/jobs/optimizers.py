@@ -359,7 +359,7 @@ def without_reduced_in_step(
 
 
 def _is_moved_alike(name: str, weights: Weights, after: PartsByName) -> bool:
-    """Whether the step moves a weight, as it doesn't with a learning rate of 0, and all ranks' copies as the other."""
+    """Whether the step moves a weight, and every rank's copy to where the other job's is."""
     before, wanted = weights.params.get(name), weights.updated.get(name)
     copies = [*after.get(name, {}).values()]
     if before is None or wanted is None or not are_whole(before, wanted, *copies) or len(copies) < 2:
@@ -371,7 +371,7 @@ def _is_moved_alike(name: str, weights: Weights, after: PartsByName) -> bool:
 
 
 def _is_moved_by_all(name: str, weights: Weights, gradients: PartsByName) -> bool:
-    """Whether ranks' own gradients alone can't move their copies alike, as they may if signs are all that counts."""
+    """Whether a weight that moved alike shows a reduction: its ranks' gradients differ by more than sizes."""
     before, wanted = weights.params[name].values, weights.updated[name].values
     held = [part.values.values for part in gradients.get(name, {}).values() if part.values is not None]
     if before is None or wanted is None or not held:

@@ -1,8 +1,8 @@
-"""What functions of torch's compute on the way, for ranks' lines that take these steps one by one.
+"""Intermediate results of torch functions, for ranks whose own lines compute them one by one.
 
 The unsharded model calls `cross_entropy` once. Ranks with parts of the classes take the maximum, the sum of the
-exponentials and the label's logit in lines of their own, each of which needs a reduction. None of these is a result of
-the unsharded model's, and all of them follow from what the function is given.
+exponentials and the label's logit in lines of their own, each of which needs a reduction. The unsharded model records
+none of these. All of them follow from what the function is given.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 
 def softmax_steps(logits: Values, labels: Values | None = None) -> Iterator[Values]:
-    """Yield what a softmax over the last dim and its logarithm are made of; with labels what a cross entropy is, too.
+    """Yield the steps of a softmax and a log_softmax over the last dim; with labels, also those of a cross entropy.
 
-    A label that is no class, as one that is ignored, has the logit 0, as a mask leaves it.
+    A label that isn't a class, such as one to ignore, has the logit 0: a mask leaves that.
     """
     top = logits.max(axis=-1, keepdims=True)
     shifted = logits - top
@@ -44,7 +44,7 @@ def softmax_steps(logits: Values, labels: Values | None = None) -> Iterator[Valu
 
 
 def chosen_steps(logits: Values, index: Values) -> Iterator[Values]:
-    """Yield what is chosen along the last dim, also relative to the largest there."""
+    """Yield what an index chooses along the last dim, and how far that is from the largest element there."""
     is_index = index.size and index.ndim == logits.ndim and index.shape[:-1] == logits.shape[:-1]
     if is_index and index.min() >= 0 and index.max() < logits.shape[-1]:
         chosen = np.take_along_axis(logits, index.astype(np.int64), -1)
@@ -53,7 +53,7 @@ def chosen_steps(logits: Values, index: Values) -> Iterator[Values]:
 
 
 def norm_steps(features: Values, *_: Values) -> Iterator[Values]:
-    """Yield what a norm over the last dim is made of, up to the number that it adds to the variance."""
+    """Yield the steps of a norm over the last dim, up to the variance without epsilon."""
     mean = features.mean(axis=-1, keepdims=True)
     squares = (features**2).mean(axis=-1, keepdims=True)
     size = features.shape[-1]
@@ -64,7 +64,7 @@ def norm_steps(features: Values, *_: Values) -> Iterator[Values]:
 
 
 def difference_steps(held: Values, wanted: Values, *_: Values) -> Iterator[Values]:
-    """Yield what the mean of squares or magnitudes of a difference is made of."""
+    """Yield the difference that a loss takes the mean square or mean magnitude of, and its squares and magnitudes."""
     if held.shape == wanted.shape:
         yield from (held - wanted, (held - wanted) ** 2, np.abs(held - wanted))
 
