@@ -125,7 +125,51 @@ def step(model, rows, mesh):
 UNBIASED = TENSOR_PARALLEL.replace(" + self.down.bias", "").replace("nn.Linear(12, 8)", "nn.Linear(12, 8, bias=False)")
 TWICE = "        x = Sum.apply(x, self.group)\n        return Sum.apply(x, self.group)"
 
+UNEQUAL = """
+BATCH_AXES = ("dp",)
+
+
+def build():
+    return nn.Sequential(nn.Linear(8, 12), nn.Tanh(), nn.Linear(12, 4))
+
+
+def batch():
+    return torch.randn(24, 8), torch.where(torch.arange(24) < 9, -100, torch.arange(24) % 4)
+
+
+def loss(model, batch):
+    return functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def step(model, batch, mesh):
+    group = mesh.get_group("dp")
+    count = (batch[1] >= 0).sum()
+    shares = count.double()
+    distributed.all_reduce(shares, group=group)
+    value = loss(model, batch)
+    value.backward()
+    for parameter in model.parameters():
+        parameter.grad *= count / shares
+        distributed.all_reduce(parameter.grad, group=group)
+    value = value.detach() * count / shares
+    distributed.all_reduce(value, group=group)
+    return value
+"""
+
 CASES = (
+    Bug(
+        "gradients of unequal numbers of tokens that nothing reduces",
+        "dp=2",
+        UNEQUAL,
+        (
+            ("        parameter.grad *= count / shares\n", ""),
+            ("        distributed.all_reduce(parameter.grad, group=group)\n", "        pass\n"),
+        ),
+        ("unreduced-gradient", "wrong-value"),
+        ("over dp|along dp",),
+        ("multiplies them by a number of its own",),
+        with_lines=True,
+    ),
     Bug(
         "gradients that each rank clips before anything sums them",
         "dp=2",

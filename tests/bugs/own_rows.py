@@ -265,7 +265,141 @@ def step(model, rows, mesh):
     return total
 """
 
+CENTERED = """
+BATCH_AXES = ("dp",)
+
+
+class Centered(nn.Module):
+    group = None
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("center", torch.linspace(-1, 1, 8))
+
+    def forward(self, x):
+        out = x - self.center
+        with torch.no_grad():
+            mean = x.mean(0)
+            if self.group is not None:
+                distributed.all_reduce(mean, op=distributed.ReduceOp.AVG, group=self.group)
+            self.center.mul_(0.9).add_(0.1 * mean)
+        return out
+
+
+def build():
+    return nn.Sequential(nn.Linear(5, 8), Centered(), nn.Linear(8, 4))
+
+
+def batch():
+    return torch.randn(24, 5)
+
+
+def parallelize(model, mesh):
+    model[1].group = mesh.get_group("dp")
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(
+            lambda one: distributed.all_reduce(one.grad, op=distributed.ReduceOp.AVG, group=mesh.get_group("dp"))
+        )
+
+
+def loss(model, rows):
+    return model(rows).square().mean()
+"""
+
+FOLLOWING = (
+    CENTERED
+    + """
+
+def optimizer(model, mesh):
+    stepping = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    @torch.no_grad()
+    def follow(*_):
+        model[1].center.mul_(0.9).add_(0.1 * model[0].weight.square().sum(1).sqrt())
+
+    stepping.register_step_post_hook(follow)
+    return stepping
+"""
+)
+"""The same, whose center also follows the size of a weight."""
+
+PADDED = """
+class Wide(nn.Module):
+    group, first = None, 0
+
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(6, 8, bias=False)
+
+    def forward(self, x):
+        if self.group is None:
+            return self.up(x)
+        out = self.up(Copy.apply(x, self.group))
+        return Sum.apply(functional.pad(out, (self.first, 4 - self.first)), self.group)
+
+
+def build():
+    return nn.Sequential(nn.Linear(5, 6), Wide(), nn.Linear(8, 4))
+
+
+def batch():
+    return torch.randn(24, 5)
+
+
+def parallelize(model, mesh):
+    model[1].group, model[1].first = mesh.get_group("tp"), 4 * mesh.get_local_rank("tp")
+    model[1].up.weight = own(model[1].up.weight, mesh)
+"""
+
+AVERAGED = "distributed.all_reduce(mean, op=distributed.ReduceOp.AVG, group=self.group)"
+
 CASES = (
+    Bug(
+        "a buffer that follows a weight which is stepped too far",
+        "dp=2",
+        FOLLOWING,
+        (("lr=0.1)", "lr=0.1 * distributed.get_world_size())"),),
+        ("wrong-value",),
+        ("The learning rate differs",),
+        ("sign or norm",),
+    ),
+    Bug(
+        "own features before zeros that nothing sums",
+        "tp=2",
+        PADDED,
+        (("Sum.apply(functional.pad(out, (self.first, 4 - self.first)), self.group)", "functional.pad(out, (0, 4))"),),
+        ("wrong-value",),
+        ("1",),
+        ("module 2 is the first wrong",),
+        with_lines=True,
+    ),
+    Bug(
+        "a running center to which ranks' means are added up",
+        "dp=2",
+        CENTERED,
+        ((AVERAGED, "distributed.all_reduce(mean, group=self.group)"),),
+        ("wrong-scale", "wrong-value"),
+        ("all_reduce with ReduceOp.AVG",),
+        ("sign or norm",),
+    ),
+    Bug(
+        "a running center that is sent from the first rank",
+        "dp=2",
+        CENTERED,
+        ((AVERAGED, "distributed.broadcast(mean, 0, group=self.group)"),),
+        ("wrong-value",),
+        ("One rank's values are sent to all ranks along dp",),
+    ),
+    Bug(
+        "means of own rows times the ranks over which FSDP averages",
+        "dp=2",
+        TIMES_RANKS,
+        (("16 * 4, torch", "8 * 4, torch"), ("value.detach() / ranks", "value.detach() / ranks / 2")),
+        ("wrong-scale",),
+        ("The code multiplies it by 2, a number of ranks", "don't multiply it by 2"),
+        ("which is not 2",),
+        with_lines=True,
+    ),
     Bug(
         "a bias in halves beside a weight in one stretch",
         "tp=2",

@@ -114,6 +114,9 @@ def parallelize(model, mesh):
 """
 """A softmax over split features: the maximum that is subtracted needs no gradient, and the sum does."""
 
+SHIFTED_BEHIND = SHIFTED.replace("scores.detach().amax(-1, keepdim=True)", "scores.amax(-1, keepdim=True).detach()")
+"""The same, whose maximum is detached when it is taken."""
+
 FUNCTIONAL = """
 class Model(nn.Module):
     group = None
@@ -182,6 +185,30 @@ CASES = (
         "a sum of exponentials that is detached with their maximum",
         "tp=2",
         SHIFTED,
+        (("(powers.sum(-1, keepdim=True), self.group)", "(powers.detach().sum(-1, keepdim=True), self.group)"),),
+        ("wrong-value",),
+        ("detach in case.py:", "cuts the graph"),
+        with_lines=True,
+    ),
+    Bug(
+        "a sum of exponentials whose gradient is summed once more, beside a detached maximum",
+        "tp=2",
+        SHIFTED_BEHIND,
+        (
+            (
+                "Copy.apply(Sum.apply(powers.sum(-1, keepdim=True), self.group), self.group)",
+                "Copy.apply(all_reduce(powers.sum(-1, keepdim=True), group=self.group), self.group)",
+            ),
+        ),
+        ("wrong-value", "wrong-scale"),
+        (),
+        ("cuts the graph",),
+        with_lines=True,
+    ),
+    Bug(
+        "a sum of exponentials that is detached, beside a maximum that is",
+        "tp=2",
+        SHIFTED_BEHIND,
         (("(powers.sum(-1, keepdim=True), self.group)", "(powers.detach().sum(-1, keepdim=True), self.group)"),),
         ("wrong-value",),
         ("detach in case.py:", "cuts the graph"),

@@ -17,6 +17,7 @@ import numpy as np
 
 from shardviz.check.step.comparison import Compared, rounding_of, whole_of
 from shardviz.check.step.rules.all_gradients import Parts
+from shardviz.check.step.rules.own_scales import scales_along
 from shardviz.check.step.trace.calls import Calls
 from shardviz.check.step.trace.causes import with_start_of_order
 from shardviz.check.step.trace.divergence import (
@@ -209,6 +210,13 @@ class Evidence:
     def wrong_gradients(self) -> WrongResults:
         """The wrong gradients, by what ranks hold."""
         return WrongResults(tuple(self.gradients.values()))
+
+    @cached_property
+    def own_scales(self) -> Mapping[str, Mapping[int, float]]:
+        """By axis, what each rank multiplied its gradients by before any reduction over it, if that is shown."""
+        axes, mesh = self.batch or {}, self.dump.files.mesh
+        gradients = self.gradients.values()
+        return {axis: scales_along(axis, gradients, mesh, is_mean=is_mean) for axis, is_mean in axes.items()}
 
     @cached_property
     def parts(self) -> Parts:

@@ -105,10 +105,14 @@ class FunctionBeforeReduction(Cause, kind="wrong-value"):
 
     along: str
     why = (
-        "The buffer is reduced over {along}, since all ranks have the same. What is reduced is a function of each "
-        "rank's own counts or sums, such as their sign or norm, and that isn't the function of all ranks' together"
+        "Ranks have the same values, so the step reduces them over {along}. What it reduces is a function of each "
+        "rank's own counts or sums, such as their sign or norm, and not the counts or sums",
+        "One rank's values are sent to all ranks along {along}, and the rows of the others don't count",
     )
-    how = "all_reduce the counts or sums themselves over {along} first, then take the function of them"
+    how = (
+        "all_reduce the counts or sums themselves over {along} first, then take the function of them",
+        "all_reduce the values over {along} instead of sending one rank's",
+    )
 
 
 class BufferReducedWrongly(Cause, kind="wrong-scale"):

@@ -65,8 +65,8 @@ class BalanceScaled(Cause, kind="wrong-scale"):
 
     router: str
     why = (
-        "A term of the loss of each expert's share of tokens and mean probability, such as a balance loss, has another "
-        "factor. What this sends back to {router} is off by the same multiple of it on all ranks"
+        "A term of the loss of each expert's share of tokens and mean probability, such as a balance loss, has a "
+        "different factor. What this sends back to {router} is off by the same multiple of it on all ranks"
     )
     how = (
         "look at the numbers that the term divides by: shares that are summed over ranks need the number of all ranks' "
@@ -83,7 +83,7 @@ class BackwardLine(AtPlace, kind="wrong-scale"):
     Attributes:
         times: The number by which what it runs on is too large, in the mean over ranks.
         count: How many backward passes the step runs.
-        by: The number of ranks that the code multiplies the loss by; 0 if it does not.
+        by: The number of ranks that the code multiplies the loss by, a multiple of `times`; 0 if it does not.
     """
 
     times: float
@@ -95,7 +95,8 @@ class BackwardLine(AtPlace, kind="wrong-scale"):
         "afterwards{by:?. The code multiplies it by {by}, a number of ranks}}"
     )
     how = (
-        "{by:?multiply it by the number of ranks over which gradients are averaged, which is not {by}; or |}"
+        "{due:?multiply it by {due}, the number of ranks over which gradients are averaged, not by {by}; or |"
+        "{by:?don't multiply it by {by}; or |}}"
         "{is_of_micro_batches:?divide each loss by {count} before {place}|{is_share:?multiply what backward() in "
         "{place} runs on by {inverse:.5g}|call backward() in {place} on the loss itself}, or divide the gradients by "
         "{times:.5g} afterwards}"
@@ -105,6 +106,12 @@ class BackwardLine(AtPlace, kind="wrong-scale"):
     def is_share(self) -> bool:
         """Whether it is less than the loss, as a rank's term of it is in the mean over ranks."""
         return 0 < self.times < 1
+
+    @property
+    def due(self) -> int:
+        """The number of ranks by which the code should multiply the loss instead; 0 if by none."""
+        number = round(self.by / self.times) if self.times else 0
+        return number if number > 1 else 0
 
     @property
     def inverse(self) -> float:

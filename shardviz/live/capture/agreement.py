@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import secrets
 import time
 import traceback
@@ -20,6 +19,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from shardviz.errors import ProbeError, ShardvizError
 from shardviz.live.compat.modules import clean_name
 from shardviz.live.compat.worlds import default_store, have_come
+from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,6 +29,9 @@ Done = TypeVar("Done")
 
 PATIENCE = 5.0
 """Seconds that a rank whose step raised waits for the others to finish or raise."""
+
+LONG_PATIENCE = 1800.0
+"""Seconds that a rank that raised nothing waits: torch's default timeout of a collective."""
 
 
 def refuse_without_group(hint: str) -> None:
@@ -98,8 +101,8 @@ def of_all_ranks(value_here: Sent) -> list[Sent]:
 _APART: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 """The group for exchanges in a world some of whose ranks left the job's collectives by an error."""
 
-_PHASES: Counter[str] = Counter()
-"""How often each phase was agreed on."""
+_PHASES: WeakKeyDictionary[Any, Counter[str]] = WeakKeyDictionary()
+"""How often each phase was agreed on, by world: a rank may have been in worlds that others of this one were not in."""
 
 _TOGETHER: list[object] = []
 """The worlds whose ranks do something together, the innermost last."""
@@ -167,9 +170,9 @@ def agreed_run_id() -> str:
 def agreed_errors(error: Exception | None, phase: str) -> list[Raised]:
     """Return what every rank raised in a phase. Every rank calls this.
 
-    A rank that raised cannot communicate with others that wait for it in a collective, and after it left one out, what
-    it sends is taken for something else. So ranks tell it each other in the job's store, a rank that raised continues
-    only when all have, and what they exchange afterwards goes through a group of its own.
+    A rank that raised has left out collectives that others wait in, and they would take what it sends next for its part
+    in these. So each rank writes its error into the job's store and waits for all others'. If any rank raised, later
+    exchanges go through a new group.
 
     Args:
         error: The exception that this rank raised, if any.
@@ -177,17 +180,22 @@ def agreed_errors(error: Exception | None, phase: str) -> list[Raised]:
 
     Raises:
         Exception: This rank's own error, if another rank says nothing because it waits for this one.
+        OtherRankError: Another rank said nothing for half an hour: it may have ended.
     """
-    _PHASES[phase] += 1
-    told = PrefixStore(f"shardviz/{phase}/{_PHASES[phase]}", default_store())
+    phases = _PHASES.setdefault(distributed.group.WORLD, Counter())
+    phases[phase] += 1
+    told = PrefixStore(f"shardviz/{phase}/{phases[phase]}", default_store())
     raised = Raised(in_a_line(error), module_of(error)) if error is not None else Raised()
     told.set(str(distributed.get_rank()), json.dumps([raised.text, raised.module]))
     ranks = [str(rank) for rank in range(distributed.get_world_size())]
-    if not have_come(told, ranks, math.inf if error is None else PATIENCE) and error is not None:
-        raise error
+    patience = LONG_PATIENCE if error is None else PATIENCE
+    if not have_come(told, ranks, patience):
+        silent = [int(rank) for rank in ranks if not told.check([rank])]
+        raise error or OtherRankError(f"{named_ranks(silent)} did not finish {phase} in {patience:,.0f} seconds")
     errors = [Raised(*json.loads(told.get(rank))) for rank in ranks]
     if any(one.text for one in errors):
-        _APART[distributed.group.WORLD] = distributed.new_group()
+        backend = "gloo" if distributed.is_gloo_available() else None  # NCCL may split its world, which is out of step
+        _APART[distributed.group.WORLD] = distributed.new_group(backend=backend)
     return errors
 
 
@@ -199,8 +207,8 @@ def attempted(work: Callable[[], Done], phase: str) -> tuple[Done | None, Raised
         phase: What it is called.
 
     Returns:
-        What it returned, and no error; or None and the first rank's error, with that of another rank if it is not the
-        same, if it raised on any rank.
+        What it returned and no error. If it raised on any rank: None and the first rank's error, with the next rank's
+        that raised something else.
 
     Raises:
         ProbeError: It raised that on this rank: what the probe's author has to mend is not a finding.

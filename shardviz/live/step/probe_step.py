@@ -65,7 +65,7 @@ MACHINE = (
     "out of memory",
 )
 """What exceptions say that are of the machine: the model's code is not at fault."""
-OF_DTYPE = ("dtype", "Float", "Double", "Half", "float64", "bfloat16")
+OF_DTYPE = ("dtype", "Float", "Double", "Half", "float64", "float16", "float8", "bf16", "BF16", "fp16", "fp32")
 """What exceptions say that are of the dtype: the step in another one may run."""
 WITHOUT_LOSS = (
     "; the probe has a step and no loss(model, batch), so the unsharded model's step is the mean square of "

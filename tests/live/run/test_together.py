@@ -7,6 +7,7 @@ import torch
 from torch import distributed
 
 from shardviz.errors import ShardvizError
+from shardviz.live.capture import agreement
 from shardviz.live.capture.agreement import OtherRankError, of_all_ranks, raise_together, together
 from shardviz.testing import spmd
 from tests.lanes import nightly
@@ -47,6 +48,14 @@ def test_an_error_that_ranks_have_agreed_on_is_raised_by_each_and_nothing_is_lef
     assert not isinstance(raised.value, OtherRankError)
     with together():
         assert of_all_ranks(mesh.get_rank()) == [0, 1]
+
+
+@spmd(mesh={"dp": 2})
+def test_a_rank_that_says_nothing_of_a_phase_is_named_by_those_that_wait_for_it(mesh, monkeypatch):
+    monkeypatch.setattr(agreement, "LONG_PATIENCE", 0.2)
+    if mesh.get_rank() == 0:
+        with pytest.raises(OtherRankError, match="rank 1 did not finish loading in"):
+            agreement.agreed_errors(None, "loading")
 
 
 ODD = """

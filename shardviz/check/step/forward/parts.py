@@ -61,15 +61,17 @@ def check_parts(evidence: Evidence, comparison: Compared) -> Reason | None:
     cut = list(_cut(evidence, comparison.mesh))
     for name, tensor, axis, dim in cut:
         is_stack, module = len(tensor.shape) >= STACK, name.rpartition(".")[0]
-        beside = [
-            _along(other, comparison.mesh, along, at)
-            for other_name, other, along, at in cut
-            if along == axis and (not is_stack or (at == dim and other_name.rpartition(".")[0] == module))
-        ]
         parts = _along(tensor, comparison.mesh, axis, dim)
         starts = [int(part[0]) for part in parts]
         is_shared_stack = is_stack and len({*starts}) < len(starts)
-        if not (_rise(parts) or is_shared_stack) and any(map(_rise, beside)) and _is_read(evidence, name, axis):
+        if _rise(parts) or is_shared_stack:
+            continue
+        beside = (
+            _along(other, comparison.mesh, along, at)
+            for other_name, other, along, at in cut
+            if along == axis and (not is_stack or (at == dim and other_name.rpartition(".")[0] == module))
+        )
+        if any(map(_rise, beside)) and _is_read(evidence, name, axis):
             distinct = sorted(set(starts))
             copies = len(parts) // len(distinct)
             numbers = [distinct.index(start) for start in starts]

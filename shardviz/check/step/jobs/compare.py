@@ -29,7 +29,13 @@ from shardviz.check.step.jobs.one_sided import (
     trained_in_one_job,
     with_copies_apart,
 )
-from shardviz.check.step.jobs.optimizers import different_settings, is_one_resumed, lost_states, states_before
+from shardviz.check.step.jobs.optimizers import (
+    different_settings,
+    is_one_resumed,
+    lost_states,
+    states_before,
+    without_reduced_in_step,
+)
 from shardviz.check.step.jobs.other_steps import (
     LaterResult,
     cause_of_steps,
@@ -57,7 +63,6 @@ from shardviz.check.step.jobs.updates import (
     between_steps,
     stale_copies,
     updates_of,
-    without_reduced_in_step,
     without_step,
 )
 from shardviz.check.step.jobs.whole_job import WholeJob, chosen, mesh_of_job

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.report import NotChecked
+from shardviz.check.report import NotChecked, findings_in
 from shardviz.check.step.comparison import Compared, Reason, compared, rounding_of, weight_of
 from shardviz.check.step.jobs.assembly import Assembling, add_gradients, add_weight, are_whole
 from shardviz.check.step.jobs.starts import coarsest_of
@@ -19,7 +19,10 @@ from shardviz.check.step.jobs.updates import Updates
 from shardviz.check.step.update.states import of_others, state_in_another_order, state_of_parts
 from shardviz.dump.records.step import STATES, STEPS, OptionsRecord
 from shardviz.explain.checkpoints.states import StateInAnotherOrder, StateNotLoaded
+from shardviz.explain.finding import Finding
+from shardviz.explain.step.sums import GradientNotReduced
 from shardviz.explain.step.two_jobs import DifferentSettings, DifferentStates, LostStates
+from shardviz.explain.step.whole_step import RankDependentCode
 from shardviz.explain.templates import number
 from shardviz.explain.testing.transfers import StateByNumber
 from shardviz.groups import in_groups
@@ -34,8 +37,9 @@ from shardviz.relate.tolerance import (
     ROUNDINGS_OF_ONE,
     ROUNDINGS_OF_ROLE,
     STEP,
+    UPDATE_OF_JOB,
 )
-from shardviz.relate.values import error_of, magnitude, root_mean_square
+from shardviz.relate.values import error_of, farthest, magnitude, root_mean_square
 from shardviz.text import counted, listed, named_ranks
 
 if TYPE_CHECKING:
@@ -43,10 +47,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.jobs.starts import Weights
+    from shardviz.check.step.jobs.starts import PartsByName, Weights
     from shardviz.check.step.jobs.whole_job import WholeJob
     from shardviz.dump.dump import Dump
-    from shardviz.explain.finding import Finding
 
 MAX_LISTED = 3
 
@@ -334,3 +337,46 @@ def _times(state: Compared, ranks: tuple[int, ...]) -> str:
     is_multiple = len(scaled) == len(ranks) and all(error_of(*sides) <= EXPLAINED_UPDATE for sides in scaled)
     texts = dict.fromkeys(number(factor) for factor in factors.values() if factor)
     return f", but {next(iter(texts))} times that" if is_multiple and len(texts) == 1 else ""
+
+
+def without_reduced_in_step(
+    judged: Sequence[Finding | NotChecked], job: WholeJob, weights: Weights
+) -> list[Finding | NotChecked]:
+    """Return what was judged, without gradients of own rows whose weights are moved as they should be on all ranks.
+
+    Optimizers may reduce a gradient themselves, or one that is right on one rank, which steps the weight and sends it.
+    At least one weight must show that: Adam's first step moves a number alike on all ranks without any reduction.
+    """
+    harmless = GradientNotReduced | RankDependentCode
+    unreduced = [one for one in findings_in(judged) if isinstance(one.explanation, harmless)]
+    if not unreduced or any(isinstance(one, Finding) and one not in unreduced for one in judged):
+        return list(judged)
+    after, gradients = job.weights("param", "updated"), job.weights("grad")
+    alike = [one for one in unreduced if _is_moved_alike(one.tensor, weights, after)]
+    if not any(_is_moved_by_all(one.tensor, weights, gradients) for one in alike):
+        return list(judged)
+    return [one for one in judged if one not in alike]
+
+
+def _is_moved_alike(name: str, weights: Weights, after: PartsByName) -> bool:
+    """Whether the step moves a weight, and every rank's copy to where the other job's is."""
+    before, wanted = weights.params.get(name), weights.updated.get(name)
+    copies = [*after.get(name, {}).values()]
+    if before is None or wanted is None or not are_whole(before, wanted, *copies) or len(copies) < 2:
+        return False
+    start, end, *held = [each.values.values for each in (before, wanted, *copies) if each.values is not None]
+    moved = farthest(end, start)
+    are_near = (own.shape == end.shape and farthest(own, end) <= UPDATE_OF_JOB * moved for own in held)
+    return moved > 0 and all(are_near)
+
+
+def _is_moved_by_all(name: str, weights: Weights, gradients: PartsByName) -> bool:
+    """Whether a weight that moved alike shows a reduction: its ranks' gradients differ by more than sizes."""
+    before, wanted = weights.params[name].values, weights.updated[name].values
+    held = [part.values.values for part in gradients.get(name, {}).values() if part.values is not None]
+    if before is None or wanted is None or not held:
+        return False
+    moved = np.abs(wanted.values - before.values)
+    moved = moved[moved > 0]
+    is_by_sign = float(np.ptp(moved)) <= UPDATE_OF_JOB * magnitude(moved)
+    return not is_by_sign or any(not np.array_equal(np.sign(own), np.sign(held[0])) for own in held[1:])

@@ -68,6 +68,8 @@ def _numbers_of_ranks(judging: Judging, place: Place) -> dict[int, Values]:
     if placements is None or logits is None or logits.values is None or gradient.values is None:
         return {}
     layout = Layout.from_placements(judging.mesh, logits.values.values.shape, placements)
+    if not layout.chains or layout.chains[-1]:  # ranks have some experts' logits alone
+        return {}
     held = judging.held(place)
     kept = (logits.values, gradient.values, *held.values())
     if not all(one.is_whole for one in kept) or layout.shape != gradient.values.values.shape:
@@ -94,7 +96,9 @@ def numbers_of(logits: Values, off: Values) -> Values | None:
     """
     size = logits.shape[-1] if logits.ndim else 0
     rows, wanted = logits.reshape(-1, size or 1), off.reshape(-1, size or 1)
-    if not MIN_EXPERTS <= size <= MAX_EXPERTS or len(rows) < FEW or not np.isfinite(rows).all() or not off.any():
+    if not MIN_EXPERTS <= size <= MAX_EXPERTS or len(rows) < FEW or not off.any():
+        return None
+    if not (np.isfinite(rows).all() and np.isfinite(wanted).all()):
         return None
     return next((own for form in (_of_softmax, _of_sigmoid) if (own := form(rows, wanted)) is not None), None)
 
@@ -117,6 +121,9 @@ def _of_softmax(rows: Values, wanted: Values) -> Values | None:
 
 
 def _of_sigmoid(rows: Values, wanted: Values) -> Values | None:
-    slopes = 1 / (1 + np.exp(-rows)) / (1 + np.exp(rows))
-    numbers: Values = (slopes * wanted).sum(axis=0) / (slopes**2).sum(axis=0)
+    """Return the numbers v for which each row of what is wanted is v times the slope of the row's sigmoid."""
+    powers = np.exp(-np.abs(rows))
+    slopes = powers / (1 + powers) ** 2
+    squares = (slopes**2).sum(axis=0)
+    numbers: Values = (slopes * wanted).sum(axis=0) / np.where(squares, squares, 1.0)
     return numbers if magnitude(slopes * numbers - wanted) <= CLOSE * magnitude(wanted) else None

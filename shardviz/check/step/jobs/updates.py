@@ -14,15 +14,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.report import NotChecked, findings_in
+from shardviz.check.report import NotChecked
 from shardviz.check.step.comparison import Compared, compared, whole_of
 from shardviz.check.step.departure import Departure, departure_for
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.jobs.assembly import Assembling, add_gradients, add_weight, are_whole
 from shardviz.check.step.update.compare import finding_of
-from shardviz.explain.finding import Finding
 from shardviz.explain.step.stepped_copies import StaleCopies, StepNotCopied
-from shardviz.explain.step.sums import GradientNotReduced
 from shardviz.explain.step.two_jobs import NoStepOnRanks, OtherChangesBetweenSteps, StepWithoutEffect
 from shardviz.explain.step.update import (
     LeftOutOfOptimizer,
@@ -31,7 +29,6 @@ from shardviz.explain.step.update import (
     StepOverwritten,
     UnexplainedWeight,
 )
-from shardviz.explain.step.whole_step import RankDependentCode
 from shardviz.layout.mesh import ranks_by
 from shardviz.relate.tolerance import NOISE, OPPOSITE, ROUNDINGS_OF_RULE, UPDATE_OF_JOB
 from shardviz.relate.values import farthest, magnitude
@@ -47,6 +44,7 @@ if TYPE_CHECKING:
     from shardviz.check.step.jobs.whole_job import WholeJob
     from shardviz.check.step.trace.traces import Weight
     from shardviz.dump.records.step import GivenRecord
+    from shardviz.explain.finding import Finding
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,33 +96,6 @@ def updates_of(reference: WholeJob, job: WholeJob, weights: Weights) -> Updates:
         why = f"{counted(len(names) - len(whole), 'weight')} after the optimizer's step: only a sample of each was kept"
         differing.append(NotChecked("", why, "step"))
     return Updates(tuple(differing), list(results.values()).count(None) + len(is_sent))
-
-
-def without_reduced_in_step(
-    judged: Sequence[Finding | NotChecked], job: WholeJob, weights: Weights
-) -> list[Finding | NotChecked]:
-    """Return what was judged, without gradients of own rows whose weights are moved as they should be on all ranks.
-
-    Optimizers may reduce a gradient themselves, or one that is right on one rank, which steps the weight and sends it.
-    """
-    harmless = GradientNotReduced | RankDependentCode
-    unreduced = [one for one in findings_in(judged) if isinstance(one.explanation, harmless)]
-    if not unreduced or any(isinstance(one, Finding) and one not in unreduced for one in judged):
-        return list(judged)
-    after = job.weights("param", "updated")
-    return [one for one in judged if one not in unreduced or not _is_moved_alike(one.tensor, weights, after)]
-
-
-def _is_moved_alike(name: str, weights: Weights, after: PartsByName) -> bool:
-    """Whether the step moves a weight, as it doesn't with a learning rate of 0, and all ranks' copies as the other."""
-    before, wanted = weights.params.get(name), weights.updated.get(name)
-    copies = [*after.get(name, {}).values()]
-    if before is None or wanted is None or not are_whole(before, wanted, *copies) or len(copies) < 2:
-        return False
-    start, end, *held = [each.values.values for each in (before, wanted, *copies) if each.values is not None]
-    moved = farthest(end, start)
-    are_near = (own.shape == end.shape and farthest(own, end) <= UPDATE_OF_JOB * moved for own in held)
-    return moved > 0 and all(are_near)
 
 
 def _settled(reference: WholeJob, job: WholeJob) -> set[str]:

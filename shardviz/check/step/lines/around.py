@@ -331,15 +331,18 @@ class Around:
         terms = f"{count} losses that add up to " if count > 1 else ""
         of_ranks = ", in the mean over ranks" if times < 1 else ""
         sentence = f"{at(line)} runs on {terms}{times:.5g} times the unsharded model's loss{of_ranks}"
-        return Fault(line, "backward", sentence, BackwardLine(line.place, times, count, self._multiplied_by(last)))
+        by = self._multiplied_by(last, times) if times else 0
+        return Fault(line, "backward", sentence, BackwardLine(line.place, times, count, by))
 
-    def _multiplied_by(self, backward: LineRecord) -> int:
-        """Return the number of ranks of some axes that multiplies what a backward runs on; 0 if none does."""
+    def _multiplied_by(self, backward: LineRecord, times: float) -> int:
+        """Return the number of ranks that multiplies what a backward runs on, a multiple of `times`; 0 if none does."""
         calls = (call for call in self.lines.calls if call.first.inputs[:1] == backward.inputs[:1])
         makers = (maker for call in calls for value in call.inputs for maker in self.lines.makers(value))
-        numbers = (number for maker in makers if maker.function == "mul" for number in maker.first.numbers.split())
-        sizes = {str(self.states.mesh.size_over(axes)) for axes in axis_sets(self.states.mesh.long_axes)}
-        return next((int(number) for number in numbers if number in sizes), 0)
+        numbers = {number for maker in makers if maker.function == "mul" for number in maker.first.numbers.split()}
+        sizes = {self.states.mesh.size_over(axes) for axes in axis_sets(self.states.mesh.long_axes)}
+        ranks = [size for size in sorted(sizes) if str(size) in numbers]
+        due = {size: size / times for size in ranks}
+        return next((size for size in ranks if any(math.isclose(due[size], n, rel_tol=SINGLE) for n in (1, *sizes))), 0)
 
     def _losses(self, rank: int) -> Iterator[tuple[LineRecord, float]]:
         """Yield a rank's calls of backward on one number, with the number."""

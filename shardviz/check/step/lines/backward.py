@@ -46,6 +46,9 @@ KEEPS = ("detach", "data", "clone", "to")
 CUTS = ("detach", "data")
 """Functions that cut the graph."""
 
+MAXIMA = ("max", "amax", "min", "amin")
+"""Functions whose result is subtracted from what they are given, and needs no gradient for that."""
+
 MOST_LISTED = 8
 """Micro-batches that are listed at most."""
 
@@ -262,18 +265,26 @@ class _Backward:
         return again or averaged or self._wrong(value, call, words)
 
     def _detached(self, call: Call) -> Call | None:
-        """Return the only call after one that cuts the graph, and whose result more is made of than an extreme."""
+        """Return the only later call that cuts the graph, unless its result or what it is given is an extreme alone."""
         cutting = []
         for later in walk([call], self.lines.after):
             given = (self.lines.records[pair] for value in later.inputs for pair in value)
             is_cut = later.function in CUTS and later.whole is None and any(one.needs_grad for one in given)
-            is_used = is_cut and not self._is_aside(later)
-            cutting += [later] if is_used and any(map(self._needs_gradient, self.lines.following(later))) else []
+            if not is_cut or self._is_aside(later) or self._is_of_maximum(later):
+                continue
+            cutting += [later] if any(map(self._needs_gradient, self.lines.following(later))) else []
         return the_only(cutting)
 
     def _is_aside(self, call: Call) -> bool:
-        """Whether a call cuts the graph, and an extreme at most is made of its result."""
-        return call.function in CUTS and all(reader.function in EXTREMES for reader in self.lines.after(call))
+        """Whether nothing flows back through a call, and need not: an extreme of a detached tensor, or the reverse."""
+        after = self.lines.after(call)
+        if call.function in MAXIMA and after:
+            return all(reader.function in CUTS for reader in after)
+        return call.function in CUTS and all(reader.function in EXTREMES for reader in after)
+
+    def _is_of_maximum(self, call: Call) -> bool:
+        makers = map(self.lines.producer, call.inputs)
+        return any(maker is not None and maker.function in MAXIMA for maker in makers)
 
     def _read_elsewhere(self, value: Value) -> Fault | None:
         """Return the line that makes a tensor of which all readers in the module send back what they should.

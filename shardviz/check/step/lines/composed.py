@@ -1,12 +1,13 @@
-"""What functions of torch's compute on the way, for ranks' lines that take these steps one by one.
+"""Intermediate results of torch functions, for ranks whose own lines compute them one by one.
 
 The unsharded model calls `cross_entropy` once. Ranks with parts of the classes take the maximum, the sum of the
-exponentials and the label's logit in lines of their own, each of which needs a reduction. None of these is a result of
-the unsharded model's, and all of them follow from what the function is given.
+exponentials and the label's logit in lines of their own, each of which needs a reduction. The unsharded model records
+none of these. All of them follow from what the function is given.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
 
 
 def softmax_steps(logits: Values, labels: Values | None = None) -> Iterator[Values]:
-    """Yield what a softmax over the last dim and its logarithm are made of; with labels what a cross entropy is, too.
+    """Yield the steps of a softmax and a log_softmax over the last dim; with labels, also those of a cross entropy.
 
-    A label that is no class, as one that is ignored, has the logit 0, as a mask leaves it.
+    A label that isn't a class, such as one to ignore, has the logit 0: a mask leaves that.
     """
     top = logits.max(axis=-1, keepdims=True)
     shifted = logits - top
@@ -43,16 +44,16 @@ def softmax_steps(logits: Values, labels: Values | None = None) -> Iterator[Valu
 
 
 def chosen_steps(logits: Values, index: Values) -> Iterator[Values]:
-    """Yield what is chosen along the last dim, also relative to the largest there."""
-    is_index = index.ndim == logits.ndim and index.shape[:-1] == logits.shape[:-1] and index.min() >= 0
-    if is_index and index.max() < logits.shape[-1]:
+    """Yield what an index chooses along the last dim, and how far that is from the largest element there."""
+    is_index = index.size and index.ndim == logits.ndim and index.shape[:-1] == logits.shape[:-1]
+    if is_index and index.min() >= 0 and index.max() < logits.shape[-1]:
         chosen = np.take_along_axis(logits, index.astype(np.int64), -1)
         for form in (chosen, chosen - logits.max(axis=-1, keepdims=True)):
             yield from ((form, form[..., 0]) if form.shape[-1] == 1 else (form,))
 
 
 def norm_steps(features: Values, *_: Values) -> Iterator[Values]:
-    """Yield what a norm over the last dim is made of, up to the number that it adds to the variance."""
+    """Yield the steps of a norm over the last dim, up to the variance without epsilon."""
     mean = features.mean(axis=-1, keepdims=True)
     squares = (features**2).mean(axis=-1, keepdims=True)
     size = features.shape[-1]
@@ -63,7 +64,7 @@ def norm_steps(features: Values, *_: Values) -> Iterator[Values]:
 
 
 def difference_steps(held: Values, wanted: Values, *_: Values) -> Iterator[Values]:
-    """Yield what the mean of squares or magnitudes of a difference is made of."""
+    """Yield the difference that a loss takes the mean square or mean magnitude of, and its squares and magnitudes."""
     if held.shape == wanted.shape:
         yield from (held - wanted, (held - wanted) ** 2, np.abs(held - wanted))
 
@@ -84,9 +85,14 @@ STEPS: Mapping[str, Callable[..., Iterator[Values]]] = {
 OF_TWO = ("cross_entropy", "gather", "mse_loss", "l1_loss")
 """Functions whose second argument is one of these tensors, too."""
 
+NEEDED = {"gather": 2, "mse_loss": 2, "l1_loss": 2}
+"""How many tensors a function must be given: a tensor compared with itself is recorded once."""
+
 
 def steps_in(unsharded: LinesRecord, whole: Callable[[int], Values | None]) -> Iterator[tuple[LineRecord, Values]]:
     """Yield what the unsharded model's functions compute on the way, with the function's line.
+
+    Steps of one number alone, such as the distance of a chosen maximum from itself, are in any tensor of zeros.
 
     Args:
         unsharded: What it recorded.
@@ -98,7 +104,7 @@ def steps_in(unsharded: LinesRecord, whole: Callable[[int], Values | None]) -> I
         given = [whole(number) for number in line.inputs] if line.function in STEPS else []
         arrays = [array for array in given if array is not None]
         for step in steps_of(line.function, arrays, [*leading]) if len(arrays) == len(given) else ():
-            if step.size >= FEW and np.isfinite(step).all():
+            if step.size >= FEW and np.isfinite(step).all() and np.ptp(step) > 0:
                 yield line, step
 
 
@@ -110,13 +116,13 @@ def steps_of(function: str, given: Sequence[Values], leading: Sequence[tuple[int
         given: The tensors that it is given.
         leading: Shapes of the leading dims before they were merged, as those of a batch of sequences.
     """
-    if function not in STEPS or not given or not given[0].ndim or not given[0].size:
-        return
     num_given = 2 if function in OF_TWO else 1
+    if function not in STEPS or len(given) < NEEDED.get(function, 1) or not given[0].ndim or not given[0].size:
+        return
+    rows = given[0].shape[:-1]
+    unmerged = [shape for shape in leading if shape != rows and math.prod(shape) == math.prod(rows)]
     with np.errstate(all="ignore"):
         for step in STEPS[function](*given[:num_given]):
             yield step
-            rows = given[0].shape[:-1]
-            for shape in leading:
-                if step.shape[: len(rows)] == rows and shape != rows and np.prod(shape) == np.prod(rows):
-                    yield step.reshape(*shape, *step.shape[len(rows) :])
+            for shape in unmerged if step.shape[: len(rows)] == rows else ():
+                yield step.reshape(*shape, *step.shape[len(rows) :])

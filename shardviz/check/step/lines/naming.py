@@ -223,7 +223,8 @@ def with_lines(dump: Dump, results: Iterable[Finding | NotChecked]) -> Iterator[
     of_model = next((fault for lines, fault in faults if is_of_model and not lines.module and not fault.is_given), None)
     outcomes = [*results]
     named = list(_named(dump, outcomes, opened, around, faults, of_model))
-    of_step = [around.fault_of(one) for one in findings_in(outcomes) if is_around(one)] if around is not None else []
+    several = findings_in(outcomes) if len(findings_in(outcomes)) > 1 else []  # a line may cover one of several
+    of_step = [around.fault_of(one) for one in several if is_around(one)] if around is not None else []
     covering = [fault for fault in (*(fault for _, fault in faults), *of_step) if fault is not None]
     yield from without_covered(named, covering)
     yield from _not_read(dump) if not opened and around is None else ()

@@ -144,7 +144,7 @@ class States:
         return self._of_composed(value)
 
     def _of_composed(self, value: Value) -> State:
-        """Return the relation of what no line of the unsharded model makes to a step of a function that it calls."""
+        """Relate a tensor that no unsharded line makes to an intermediate result of a function that one calls."""
         shapes, num_axes = {self.lines.records[pair].shape for pair in value}, len(self.mesh.long_axes)
         maker = self.lines.producer(value)
         is_extreme = maker is not None and maker.function in ("max", "amax")

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shardviz.explain.step.norms import ScaledBeforeReduction
-from shardviz.relate.tolerance import FEW
+from shardviz.relate.tolerance import FEW, SINGLE
 from shardviz.text import listed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from shardviz.check.step.comparison import Compared
     from shardviz.check.step.evidence import Evidence
+    from shardviz.layout.mesh import Mesh
 
 MAX_LISTED = 4
 
@@ -24,14 +26,27 @@ def scaled_before_reduction(evidence: Evidence, comparison: Compared) -> ScaledB
     if comparison.role != "grad" or evidence.batch is None:
         return None
     for axis in comparison.copies_differ_along:
-        alike = [one for one in evidence.gradients.values() if axis in one.copies_differ_along]
-        groups = comparison.mesh.groups(axis)
-        solved = [own_scales(alike, group) for group in groups]
-        if all(one is not None for one in solved):
-            scales = {rank: scale for one in solved for rank, scale in (one or {}).items()}
+        if scales := evidence.own_scales.get(axis):
             text = listed([f"{scales[rank]:.3g} on rank {rank}" for rank in sorted(scales)], MAX_LISTED)
             return ScaledBeforeReduction((axis,), "AVG" if evidence.batch.get(axis) else "SUM", text)
     return None
+
+
+def scales_along(axis: str, gradients: Iterable[Compared], mesh: Mesh, *, is_mean: bool) -> Mapping[int, float]:
+    """Return by what each rank multiplied its gradients before any reduction over an axis; empty if that isn't shown.
+
+    Shares that add up to 1 are those of rows, of which ranks have unequal numbers: nothing multiplied the gradients.
+    Nor did ranks use numbers of their own if all have the same.
+    """
+    alike = [one for one in gradients if axis in one.copies_differ_along]
+    scales: dict[int, float] = {}
+    for group in mesh.groups(axis):
+        shares = own_shares(alike, group)
+        is_of_rows = shares is None or math.isclose(sum(shares.values()), 1, rel_tol=SINGLE)
+        if shares is None or is_of_rows or math.isclose(min(shares.values()), max(shares.values()), rel_tol=SINGLE):
+            return {}
+        scales |= {rank: 1 / share / (len(group) if is_mean else 1) for rank, share in shares.items()}
+    return scales
 
 
 def scaled_text(comparison: Compared, cause: ScaledBeforeReduction) -> str:
@@ -43,8 +58,8 @@ def scaled_text(comparison: Compared, cause: ScaledBeforeReduction) -> str:
     )
 
 
-def own_scales(gradients: Sequence[Compared], group: Sequence[int]) -> Mapping[int, float] | None:
-    """Return by what each rank of a group multiplied its gradients, if their mean is right without that; else None.
+def own_shares(gradients: Sequence[Compared], group: Sequence[int]) -> Mapping[int, float] | None:
+    """Return the share of each rank's gradients with which a group's add up to the right ones; None if none do.
 
     The same number for each rank must do for all gradients, which are many more equations than numbers.
     """
@@ -66,4 +81,4 @@ def own_scales(gradients: Sequence[Compared], group: Sequence[int]) -> Mapping[i
         if not one.near(fitted[begin : begin + expected.size].reshape(expected.shape), expected):
             return None
         begin += expected.size
-    return {rank: 1 / float(share * len(group)) for rank, share in zip(group, shares, strict=True)}
+    return {rank: float(share) for rank, share in zip(group, shares, strict=True)}

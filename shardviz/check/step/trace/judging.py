@@ -480,15 +480,15 @@ class _Place:
 
 def _without_mask(part: Kept, whole: Kept) -> Kept:
     """Return a part without the last slices of its last dim that are one number, which the whole's last is not."""
-    values = part.values
-    is_alike = part.is_whole and whole.is_whole and values.ndim == whole.values.ndim > 1
-    if not is_alike or not values.size or np.all(whole.values[..., -1] == values[..., -1].flat[0]):
+    values, size = part.values, part.values.shape[-1] if part.values.ndim else 0
+    if not (part.is_whole and whole.is_whole and values.ndim == whole.values.ndim > 1 and values.size):
         return part
     is_masked = np.all(values == values[..., -1].flat[0], axis=tuple(range(values.ndim - 1)))
-    count = int(np.argmin(is_masked[::-1])) if not is_masked.all() else 0
-    kept = slice(values.shape[-1] - count)
-    at, shape = (*part.at[:-1], part.at[-1][kept]), (*part.shape[:-1], part.shape[-1] - count)
-    return replace(part, shape=shape, at=at, values=values[..., kept]) if count else part
+    end = size - int(np.argmin(is_masked[::-1]))  # all are kept if all are masked
+    if end < whole.shape[-1] <= size or np.all(whole.values[..., -1] == values[..., -1].flat[0]):
+        return part  # as long as the whole, it lacks what the number stands for
+    at, shape = (*part.at[:-1], part.at[-1][:end]), (*part.shape[:-1], end)
+    return replace(part, shape=shape, at=at, values=values[..., :end]) if end < size else part
 
 
 def judged_output(

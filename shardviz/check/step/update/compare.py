@@ -27,12 +27,14 @@ from shardviz.check.step.comparison import (
 )
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.rules.all_gradients import multiplied
+from shardviz.check.step.rules.factors import size_in_words
 from shardviz.check.step.update.reasons import factor_to, unexplained_weight, why_weight
 from shardviz.check.step.update.states import of_others, other_average, unexplained_state, why_state
 from shardviz.explain.finding import Finding
 from shardviz.explain.step.buffers import (
     BufferCutApart,
     BufferOfParts,
+    BufferReducedWrongly,
     FunctionBeforeReduction,
     OwnBufferRead,
     RepeatedCount,
@@ -42,7 +44,8 @@ from shardviz.explain.step.buffers import (
 from shardviz.explain.step.scales import NotFiniteAfterStep
 from shardviz.explain.step.update import AnotherGroup
 from shardviz.explain.templates import number
-from shardviz.relate.measures import owner_of, ratio_of
+from shardviz.relate.factors import ratio_near
+from shardviz.relate.measures import owner_of, ratio_of, weights_between
 from shardviz.relate.tolerance import (
     BEYOND,
     EPSILON,
@@ -93,7 +96,7 @@ def check_unsharded_update(
         return
     rounding = rounding_of(dump)
     splitting = tuple(axis for axis, is_batch in (evidence.batch or {}).items() if is_batch)
-    settled = set(judged)
+    settled, are_weights_right = set(judged), True
     for role in WHAT:
         for tensor, name in _of_role(dump, role):
             reference = dump.find("updated", role, name)
@@ -101,11 +104,12 @@ def check_unsharded_update(
             if reference is not None and weight not in settled:
                 expected = dump.values(reference.first, name)
                 comparison = laid_out(dump, tensor, name, expected, rounding)
-                findings = list(_check(evidence, comparison, splitting))
+                findings = list(_check(evidence, comparison, splitting, are_weights_right=are_weights_right))
                 yield from (one.seen_in(comparison) if isinstance(one, Finding) else one for one in findings)
                 if not any(isinstance(finding, NotChecked) for finding in findings):
                     told_right[Place("step", tensor.role, name)] = not findings
                 settled |= {weight} if findings and not comparison.incomparable else set()
+                are_weights_right &= role == "buffer" or not any(isinstance(one, Finding) for one in findings)
     yield from _not_kept(dump, settled)
 
 
@@ -123,7 +127,9 @@ def _of_role(dump: Dump, role: str) -> Iterator[tuple[Tensor, str]]:
     yield from ((tensor, name) for name, tensor in tensors if not tensor.dtype.startswith("complex"))
 
 
-def _check(evidence: Evidence, comparison: Compared, splitting: tuple[str, ...]) -> Iterator[Finding | NotChecked]:
+def _check(
+    evidence: Evidence, comparison: Compared, splitting: tuple[str, ...], *, are_weights_right: bool
+) -> Iterator[Finding | NotChecked]:
     dump, what = evidence.dump, WHAT[comparison.role]
     if comparison.incomparable:
         yield NotChecked(comparison.name, f"{what} after the step: {comparison.incomparable}", "step")
@@ -153,8 +159,13 @@ def _check(evidence: Evidence, comparison: Compared, splitting: tuple[str, ...])
             yield _of_copies(comparison, OwnBufferRead(along), sentence, along)
             return
         if not comparison.copies_differ_along and is_read_by_forward(dump, comparison.name) and len(wrong) > 1:
+            if not are_weights_right:
+                why = "it may be made of weights that are not the unsharded model's after the step"
+                yield NotChecked(comparison.name, f"{what} after the step: {why}", "step")
+                return
             sentence = "all ranks have the same values after the step, which are not the unsharded model's"
-            yield comparison.finding(FunctionBeforeReduction(" and ".join(splitting)), sentence, tuple(sorted(wrong)))
+            cause = _scaled(dump, comparison) or FunctionBeforeReduction(" and ".join(splitting))
+            yield comparison.finding(cause, sentence, tuple(sorted(wrong)))
             return
         is_saved = not any(comparison.name in record.not_saved for record in dump.files.ranks.values())
         reduction = _reduction(comparison, splitting) or _sum_of_added(dump, comparison, splitting)
@@ -166,6 +177,24 @@ def _check(evidence: Evidence, comparison: Compared, splitting: tuple[str, ...])
         yield NotChecked(comparison.name, f"{what} after the step: {why}", "step")
         return
     yield finding_of(evidence, comparison, wrong)
+
+
+def _scaled(dump: Dump, comparison: Compared) -> BufferReducedWrongly | None:
+    """Return the cause if what the step adds to a buffer is the unsharded model's times a size of the mesh.
+
+    A buffer that keeps a share of its old value is the unsharded model's times that number, plus a share of the old.
+    """
+    old, held = whole_of(dump, "buffer", comparison.name), next(iter(comparison.reduced.values()))
+    if old is None or {old.shape, held.shape} != {comparison.wanted.shape} or held.size < FEW:
+        return None
+    sides = (comparison.wanted, old) if np.any(old) else (comparison.wanted,)
+    columns = np.stack([side.ravel() for side in sides], axis=1)
+    weights = weights_between(columns, held.ravel())
+    ratio = ratio_near(float(weights[0]), comparison.mesh.size, STEP) if weights is not None else None
+    axes = size_in_words(comparison.mesh, ratio) if ratio is not None and ratio not in (0, 1) else ""
+    if weights is None or ratio is None or not axes or error_of(columns @ weights, held.ravel()) > STEP:
+        return None
+    return BufferReducedWrongly(axes, is_too_large=ratio > 1)
 
 
 def _of_copies(comparison: Compared, cause: Cause, sentence: str, along: str, **others: Any) -> Finding:

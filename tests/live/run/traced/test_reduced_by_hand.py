@@ -105,3 +105,37 @@ def test_a_balance_term_counts_the_tokens_of_all_ranks_once(tmp_path, scores, su
 def test_gradients_that_an_optimizer_reduces_are_no_findings(tmp_path, reduce, send, causes):
     found = departures(tmp_path, STEPPING, {"REDUCE": reduce, "SEND": send})
     assert sorted({departure["cause_id"] for departure in found}) == causes, found
+
+
+SIGNED = """
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(0.7))
+
+    def forward(self, x):
+        return self.scale * x
+
+
+model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), Scaled(), nn.Linear(8, 4))
+optimizer = torch.optim.Adam(model.parameters(), 0.1)
+for x in torch.randn(1, 8, 6, generator=torch.Generator().manual_seed(1)):
+    model(x.chunk(WORLD)[RANK]).square().mean().backward()
+    for name, parameter in model.named_parameters() if WORLD > 1 else ():
+        if REDUCED:
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= WORLD
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@nightly
+@pytest.mark.parametrize(
+    ("reduced", "causes"),
+    [("True", []), ('name != "2.scale"', ["gradient-not-reduced"])],
+    ids=["right", "all but a scalar"],
+)
+def test_a_gradient_of_own_rows_is_named_though_adam_moves_a_number_alike_in_its_first_step(tmp_path, reduced, causes):
+    found = departures(tmp_path, SIGNED, {"REDUCED": reduced})
+    assert sorted({departure["cause_id"] for departure in found}) == causes, found
