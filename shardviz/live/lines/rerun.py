@@ -64,6 +64,7 @@ class Again:
         with_gradients: Whether the first two have the same loss.
         is_of_parts: Whether the unsharded model is stepped on parts of the batch, one after the other.
         by_calls: Steps the unsharded model, each call on the rows of the sharded model's; None if that cannot be.
+        is_beside_parts: Whether the step was compared over the parts of the batch, whose gradients `by_calls` has not.
     """
 
     probe: ModuleType
@@ -73,6 +74,7 @@ class Again:
     with_gradients: bool = True
     is_of_parts: bool = False
     by_calls: Callable[[nn.Module, Any], str] | None = None
+    is_beside_parts: bool = False
 
     def add_lines(self, capture: Capture, module: str) -> None:
         """Record the calls inside of a module, or around the model. Every rank calls this."""
@@ -137,7 +139,8 @@ class Again:
         with recording(whole_model, module, is_alone=True) as whole:
             step_unsharded(whole_model, self.probe)
         if capture.rank == 0:
-            add_values(capture, module, whole, "reference", with_gradients=self.with_gradients)
+            has_gradients = self.with_gradients and not self.is_beside_parts
+            add_values(capture, module, whole, "reference", with_gradients=has_gradients)
             capture.lines.append(record_of(module, asked_module, whole, is_unsharded=True))
 
 

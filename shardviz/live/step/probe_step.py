@@ -233,9 +233,10 @@ class ProbeStep:
             ),
             side(lambda: reference.mode(setting.build()), step_unsharded, update_alone if is_alone else update),
             side(built_alone, step_alone, update_alone),
-            not reference.has_own_loss and not is_of_parts,
+            not reference.has_own_loss,
             is_of_parts=by_calls is None and reference.turns > 1,
             by_calls=None if by_calls is None else call_unsharded,
+            is_beside_parts=is_of_parts,
         )
 
     def _stepped(self, model: nn.Module, recorder: StepRecorder, mesh: DeviceMesh) -> str:
