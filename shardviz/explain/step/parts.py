@@ -251,14 +251,14 @@ class SameSlices(AtLine, kind="wrong-value"):
 
 
 class UnlikeOperands(AtLine):
-    """A line combines two tensors of which a rank has different slices along one dim.
+    """A line combines tensors of which a rank has different slices along one dim.
 
-    Both are split over the same axis, one in a single stretch and one segment by segment. A rank's query heads meet the
+    Two are split over the same axis, one in a single stretch and one segment by segment. A rank's query heads meet the
     key heads of others, as when key heads are repeated on each rank instead of in the whole, or all of them. Or a rank
     has tokens from the front and the back, and the positions of a single stretch. Shapes agree.
 
     Attributes:
-        given: What each rank has of the two.
+        given: What each rank has of them.
     """
 
     given: str

@@ -184,15 +184,15 @@ def agreed_errors(error: Exception | None, phase: str) -> list[Raised]:
     """
     phases = _PHASES.setdefault(distributed.group.WORLD, Counter())
     phases[phase] += 1
-    told = PrefixStore(f"shardviz/{phase}/{phases[phase]}", default_store())
+    errors_by_rank = PrefixStore(f"shardviz/{phase}/{phases[phase]}", default_store())
     raised = Raised(in_a_line(error), module_of(error)) if error is not None else Raised()
-    told.set(str(distributed.get_rank()), json.dumps([raised.text, raised.module]))
+    errors_by_rank.set(str(distributed.get_rank()), json.dumps([raised.text, raised.module]))
     ranks = [str(rank) for rank in range(distributed.get_world_size())]
     patience = LONG_PATIENCE if error is None else PATIENCE
-    if not have_come(told, ranks, patience):
-        silent = [int(rank) for rank in ranks if not told.check([rank])]
+    if not have_come(errors_by_rank, ranks, patience):
+        silent = [int(rank) for rank in ranks if not errors_by_rank.check([rank])]
         raise error or OtherRankError(f"{named_ranks(silent)} did not finish {phase} in {patience:,.0f} seconds")
-    errors = [Raised(*json.loads(told.get(rank))) for rank in ranks]
+    errors = [Raised(*json.loads(errors_by_rank.get(rank))) for rank in ranks]
     if any(one.text for one in errors):
         backend = "gloo" if distributed.is_gloo_available() else None  # NCCL may split its world, which is out of step
         _APART[distributed.group.WORLD] = distributed.new_group(backend=backend)

@@ -58,13 +58,7 @@ from shardviz.check.step.jobs.starts import (
     other_weights,
     repeated_weight,
 )
-from shardviz.check.step.jobs.updates import (
-    Updates,
-    between_steps,
-    stale_copies,
-    updates_of,
-    without_step,
-)
+from shardviz.check.step.jobs.updates import Updates, between_steps, stale_copies, updates_of, without_step
 from shardviz.check.step.jobs.whole_job import WholeJob, chosen, mesh_of_job
 from shardviz.check.step.lines.naming import module_to_open, with_lines
 from shardviz.check.step.trace.calls import parted_modules
