@@ -104,9 +104,9 @@ class ReadBuffers:
         return list(self._copies(self.written))
 
     def after(self) -> list[Local]:
-        """Return copies of the others as they are now; none if random numbers were drawn since: some may be random."""
+        """Return copies of the others as they are now."""
         names = [local.name for local in self._before if local.name not in self.written and self._is_read(local)]
-        return [] if self.is_drawn else list(self._copies(names))
+        return list(self._copies(names))
 
     def _is_read(self, local: Local) -> bool:
         return local.name.rpartition(".")[-1] in self._named and local.values.is_floating_point()

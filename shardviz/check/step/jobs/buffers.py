@@ -1,8 +1,8 @@
 """Buffers that ranks of a job make different from each other in a step or after it, and that the forward reads.
 
 Between two steps: ranks had the same before the step, and one process has another one after it, too. What is drawn at
-random also differs, so that of each rank must be like that of one process. DistributedDataParallel sends rank 0's
-buffers before the next forward.
+random also differs, so that of each rank must be like that of one process, and much so if numbers were drawn between
+the steps. DistributedDataParallel sends rank 0's buffers before the next forward.
 
 In a forward: each rank writes what it makes of its own rows, and one process what it makes of all of them. That is
 right for statistics. It is wrong if the next forward reads rows that others wrote, and these are lost.
@@ -65,6 +65,11 @@ FEW_OF_PART = 2
 LIKE = 0.25
 """The least cosine of what a rank has and what one process has, if that is made of the rank's rows, too."""
 
+CHANCE = 3.0
+"""How many standard deviations two drawn buffers' correlation, which is some 1 / sqrt(elements), is not beyond."""
+
+DRAWN = "the outputs of later steps: between steps each rank draws numbers of its own into this buffer, and reads them"
+
 BETWEEN_STEPS = (
     "before the step ranks along {} have the same in this buffer, and before the next one each has its own; the "
     "forward reads it"
@@ -88,7 +93,8 @@ def _own_buffers(reference: WholeJob, job: WholeJob) -> Iterator[Finding]:
     if not reference.is_of_one or any(wrapper.kind not in (*LEAVING, *SENDING) for wrapper in job.wrappers):
         return
     written = _written(job)
-    for name in (name for name in job.weights("buffer", "updated") if name not in written):
+    drawn = redrawn_buffers(reference, job)
+    for name in (name for name in job.weights("buffer", "updated") if name not in written and name not in drawn):
         if axes := _axes_apart(name, reference, job):
             finding = _finding(name, axes, job, BETWEEN_STEPS.format(listed(axes)))
             if not _is_sent(name, job):
@@ -108,12 +114,34 @@ def _axes_apart(name: str, reference: WholeJob, job: WholeJob) -> list[str]:
         return []
     wanted, *others = map(_array, copies)
     values, expected = {rank: _array(weight) for rank, weight in after.items()}, _array(whole_after)
+    is_drawn = _draws_between(job)
     if not all(np.array_equal(wanted, other) for other in others) or any(
-        own.shape != wanted.shape or not _is_like(own, expected) for own in values.values()
+        own.shape != wanted.shape or not _is_like(own, expected, is_drawn=is_drawn) for own in values.values()
     ):
         return []
     moved = max(farthest(own, wanted) for own in (*values.values(), expected))
     return [axis for axis in job.mesh.long_axes if _differ_along(axis, values, job, UPDATE_OF_JOB * moved)]
+
+
+def redrawn_buffers(reference: WholeJob, job: WholeJob) -> list[str]:
+    """Return the buffers into which each rank draws numbers between two steps, as one process does.
+
+    A rank whose generator is where that of one process is has the very same numbers, and others have not.
+    """
+    if not reference.is_of_one or not _draws_between(job):
+        return []
+    whole_after, drawn = _of_one(reference, "updated"), []
+    for name, after in job.weights("buffer", "updated").items():
+        if name in whole_after and are_whole(whole_after[name], *after.values()):
+            wanted = _array(whole_after[name])
+            are_equal = [np.array_equal(_array(weight), wanted) for weight in after.values()]
+            drawn += [name] if any(are_equal) and not all(are_equal) else []
+    return drawn
+
+
+def _draws_between(job: WholeJob) -> bool:
+    """Whether a rank drew random numbers between the traced step's forward and the next one."""
+    return any(given.draws_after for record in job.records.values() for given in record.given[:1])
 
 
 def with_buffer_read(finding: Finding, calls: Calls, reference: WholeJob, job: WholeJob) -> Finding:
@@ -435,5 +463,9 @@ def _are_given_other_rows(axis: str, job: WholeJob) -> bool:
     return any(len(first) != len(other) or not all(map(np.array_equal, first, other)) for first, other in pairs)
 
 
-def _is_like(values: NDArray[np.float64], wanted: NDArray[np.float64]) -> bool:
-    return float(np.vdot(values, wanted)) > LIKE * float(np.linalg.norm(values) * np.linalg.norm(wanted))
+def _is_like(values: NDArray[np.float64], wanted: NDArray[np.float64], *, is_drawn: bool) -> bool:
+    """Whether two buffers have more in common than chance gives them, nor a mean alone if they may be drawn."""
+    least = LIKE
+    if is_drawn:
+        values, wanted, least = values - values.mean(), wanted - wanted.mean(), max(LIKE, CHANCE / wanted.size**0.5)
+    return float(np.vdot(values, wanted)) > least * float(np.linalg.norm(values) * np.linalg.norm(wanted))

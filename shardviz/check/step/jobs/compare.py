@@ -17,7 +17,14 @@ from shardviz.check.step.comparison import compared
 from shardviz.check.step.departure import Beside, Departure, StepDifference, departure_for
 from shardviz.check.step.jobs.assembly import JobEvidence, assembled, findings_on
 from shardviz.check.step.jobs.averages import averages_of, with_copies_before
-from shardviz.check.step.jobs.buffers import buffers_of, unseen_buffers, with_buffer_read, with_buffers_before
+from shardviz.check.step.jobs.buffers import (
+    DRAWN,
+    buffers_of,
+    redrawn_buffers,
+    unseen_buffers,
+    with_buffer_read,
+    with_buffers_before,
+)
 from shardviz.check.step.jobs.changed_inputs import rounded_input
 from shardviz.check.step.jobs.gradients import OUTSIDE_MODULES, clips_of, unclipped, with_kept_gradients, with_own_clips
 from shardviz.check.step.jobs.later_outputs import later_outputs_of
@@ -339,11 +346,13 @@ def _step_of(
     buffers = unless_wrong(lambda: buffers_of(reference, job, are_updates_right=not updates.results))
     unless_wrong(lambda: between_steps(reference, job, weights))
     later = LaterResult() if findings else later_steps_of(reference, job)
-    of_outputs, num_with_outputs = later_outputs_of(reference, job) if later.agrees else (None, 0)
+    drawn = redrawn_buffers(reference, job) if later.agrees and not findings else []
+    of_outputs, num_with_outputs = later_outputs_of(reference, job) if later.agrees and not drawn else (None, 0)
     of_outputs = with_copies_apart(of_outputs, reference, job) if of_outputs is not None else None
     not_compared = [result for result in results if isinstance(result, NotChecked)]
     not_compared += [NotChecked("", why, "step") for why in later.gaps]
     not_compared += [NotChecked(name, WITHOUT_GRADIENT, "step") for name in sampled]
+    not_compared += [NotChecked(name, DRAWN, "step") for name in drawn]
     not_compared += [*_without_numbers(judging, reference), *_apart(judging, reference)]
     not_compared += [*left_out, *(_without_lines(reference, weights.order) if findings else ())]
     states = {place: set(judgment.state.values()) for place, judgment in judging.judgments.items()}
