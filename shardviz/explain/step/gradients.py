@@ -215,15 +215,16 @@ class RepeatedBackwardSum(Cause, kind="wrong-scale"):
     axes: str
     why = (
         (
-            "The backward of {module:called} sums equal gradients{axes:? over {axes}} once too often: "
-            "torch.distributed.nn.functional.all_reduce sums in backward too"
+            "The backward of {module:called} sums equal gradients{axes:? over {axes}} once too often, as "
+            "torch.distributed.nn.functional.all_reduce does, or a function for it that is applied twice"
         ),
         "{axes:?|The backward of {module:called} multiplies the gradient}",
     )
     how = (
         (
-            "in {module:called}, use RowwiseParallel or a torch.autograd.Function that all_reduces in forward and "
-            "returns the gradient unchanged in backward"
+            "in {module:called}, sum in backward once, where ranks begin to use a tensor for their own parts; where "
+            "forward sums their terms, use RowwiseParallel, or a torch.autograd.Function that all_reduces in forward "
+            "and returns the gradient unchanged in backward"
         ),
         "{axes:?|look for hooks and torch.autograd.Functions in {module:called}}",
     )

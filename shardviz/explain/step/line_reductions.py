@@ -106,15 +106,20 @@ class WrongReductionLine(AtLine):
         ranks: The ranks of its group that the first rank is in.
         axis: The axis over which its input is one term of a sum; empty if that is not known.
         op: The reduction that its input needs, if that is no sum: `max` or `min`.
+        averages: Whether its result is the sum, divided by the number of these ranks.
     """
 
     ranks: tuple[int, ...]
     axis: str = ""
     op: str = ""
-    why = "{function} in {place} over {ranks:ranks} doesn't give the whole of its inputs: the group or the op is wrong"
+    averages: bool = False
+    why = (
+        "{averages:?{function} in {place} averages over {ranks:ranks} what are terms of a sum over {axis}|{function} "
+        "in {place} over {ranks:ranks} doesn't give the whole of its inputs: the group or the op is wrong}"
+    )
     how = (
-        "in {place}, reduce the terms once, with ReduceOp.{op:?{op:upper}|SUM}, over the group of {axis:?{axis}|what "
-        "splits them}"
+        "{averages:?in {place}, sum the terms: op=ReduceOp.SUM|in {place}, reduce the terms once, with "
+        "ReduceOp.{op:?{op:upper}|SUM}, over the group of {axis:?{axis}|what splits them}}"
     )
 
 

@@ -196,7 +196,7 @@ def add_values(
 def differ(
     held: Sequence[Local], wanted: Sequence[Local], losses: tuple[torch.Tensor, torch.Tensor], rank: int, near: float
 ) -> bool:
-    """Return whether anything may differ on any rank. Every rank calls this.
+    """Return whether anything may differ on any rank, or no rank has a gradient. Every rank calls this.
 
     What cannot be laid out here, such as a flat parameter, is taken to be equal, and what was cut by hand may be any
     part: this asks whether to look, and the judge decides.
@@ -211,9 +211,13 @@ def differ(
     by_name = {(local.role, local.name): local for local in wanted}
     pairs = [(local, by_name.get((local.role, local.name))) for local in held]
     is_here = any(whole is not None and _differs(local, whole, rank, near) for local, whole in pairs)
-    of_all = of_all_ranks((is_here, float(whole_of(losses[0]))))
-    mean, loss = sum(number for _, number in of_all) / len(of_all), float(losses[1])
-    return any(here for here, _ in of_all) or not abs(mean - loss) <= near * max(abs(loss), 1e-30)
+    named = {local.name for local in held if local.role == "grad"}
+    is_flat = any(local.flat for local in held)
+    lacking = {name for role, name in by_name if role == "grad" and name not in named and not is_flat}
+    of_all = of_all_ranks((is_here, float(whole_of(losses[0])), lacking))
+    mean, loss = sum(number for _, number, _ in of_all) / len(of_all), float(losses[1])
+    is_lacking = bool(set.intersection(*(lacking for _, _, lacking in of_all)))
+    return is_lacking or any(here for here, _, _ in of_all) or not abs(mean - loss) <= near * max(abs(loss), 1e-30)
 
 
 def _differs(local: Local, whole: Local, rank: int, near: float) -> bool:

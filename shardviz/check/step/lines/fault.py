@@ -50,7 +50,7 @@ class Fault:
     Attributes:
         sentence: What is wrong there, with each rank's values and the line before.
         is_forward: Whether the call makes something wrong of what is right, before any backward.
-        is_scaled: Whether it is given what is right, sums nothing, and returns it times a number.
+        is_scaled: Whether it is given what is right, or terms of it, and returns the whole times a number.
         summed: The collective that sums what it makes; empty if nothing does.
         reads: The function that gets what is right, if `function` is given what that makes of it.
         is_given: Whether it reads what its module is given, and that is no part of the unsharded model's.
@@ -271,6 +271,13 @@ def extreme_of_part(act: Act, axis: str, op: str, reduction: Call | None, reduce
     if reduced is None or not reduced.is_wrong:
         return None
     return wrong_reduction(Act(reduction, act.held.text, reduced, act.call.line), axis, op=op)
+
+
+def averaged_terms(act: Act, axis: str) -> Fault:
+    """Return the fault of a reduction that averages the terms of a sum over an axis."""
+    ranks = act.call.first.ranks
+    cause = WrongReductionLine(act.place, act.function, ranks, axis, averages=True)
+    return replace(act.fault(cause, over=f" over {named_ranks(ranks)}"), is_scaled=True)
 
 
 def wrong_reduction(act: Act, axis: str, times: int = 0, copies: str = "", op: str = "") -> Fault:

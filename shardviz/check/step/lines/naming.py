@@ -194,7 +194,7 @@ def module_to_open(finding: Finding) -> str | None:
         return finding.explanation.around
     if isinstance(finding.explanation, UngatheredKeys):
         return finding.explanation.module.rpartition(".")[0]
-    if finding.module or isinstance(finding.explanation, OPEN):
+    if finding.module or isinstance(finding.explanation, (*OPEN, CutInModule)):
         return finding.module
     if any(result.role == "output" for result in results_of(finding)):
         return ""

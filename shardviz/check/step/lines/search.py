@@ -21,6 +21,7 @@ from shardviz.check.step.lines.fault import (
     Act,
     Fault,
     at,
+    averaged_terms,
     between,
     extreme_of_part,
     fault_at,
@@ -251,6 +252,9 @@ class ForwardSearch:
         size = mesh.size_over(inner.axes)
         if inner.op == "avg" and {*state.axes} < {*inner.axes} and math.isclose(state.factor, size, rel_tol=SINGLE):
             return act.fault(MeansSummedLine(act.place, act.function, "", " and ".join(inner.axes), size))
+        share = state.factor * len(ranks) if not (state.axes or inner.op) and size == len(ranks) else 0.0
+        if math.isclose(share, 1.0, rel_tol=EXACT):
+            return averaged_terms(act, " and ".join(inner.axes))
         others = [axis for axis in mesh.long_axes if axis not in inner.axes]
         copies = [axis for axis in others if ranks >= set(mesh.group_of(min(ranks), axis))]
         times = mesh.size_over(copies)

@@ -223,14 +223,16 @@ def _behind_skipped(calls: Calls) -> Divergence | None:
 
 
 def _cut(calls: Calls) -> Divergence | None:
-    """Return the first place in forward order from which nothing can flow back."""
+    """Return where backward first can't go on; the first in forward order of places that it doesn't get to."""
+    first = None
     for call in calls.in_order:
         if call.state(INPUT) == "cut" and not _is_expected(calls, call, INPUT):
             outer = next((one for one in calls.around(call) if one.state(INPUT) != "cut"), call)
-            return Divergence("backward", "cut", outer, before=call.module)
-        if call.state(OUTPUT) == "cut" and not _is_expected(calls, call, OUTPUT):
-            return Divergence("backward", "cut", call)
-    return None
+            place = Divergence("backward", "cut", outer, before=call.module)
+            first = place if first is None or call.is_good(OUTPUT) else first
+        elif call.state(OUTPUT) == "cut" and not _is_expected(calls, call, OUTPUT):
+            first = first or Divergence("backward", "cut", call)
+    return first
 
 
 def _is_expected(calls: Calls, call: Call, what: What) -> bool:

@@ -9,10 +9,11 @@ from shardviz.check.step.contradictions import is_due
 from shardviz.check.step.forward.parts import exchange_in
 from shardviz.check.step.trace.arguments import arguments_of
 from shardviz.check.step.trace.calls import Call, Calls, is_within
-from shardviz.check.step.trace.causes import cause_of, compared_at, times_in_backward
+from shardviz.check.step.trace.causes import cause_of, compared_at
 from shardviz.check.step.trace.classes import cause_in_classes
 from shardviz.check.step.trace.divergence import INPUT, OUTPUT, Divergence, pending_axis, unsummed_behind
 from shardviz.check.step.trace.joins import check_joined, is_own_part_possible, nearest_comparison
+from shardviz.check.step.trace.sent_back import scaled_by_last, times_by_weights
 from shardviz.dump.records.trace import Place
 from shardviz.explain.finding import Finding, Kind
 from shardviz.explain.step.gradients import CutInModule, GraphCutBehind, UnsummedInputGradient, WrongOutside
@@ -31,16 +32,14 @@ from shardviz.explain.step.modules import (
 from shardviz.explain.step.scales import ClippedByParts
 from shardviz.explain.step.sums import GradientNotReduced, UnreducedBesideVector
 from shardviz.explain.step.whole_step import UnexplainedBackward, UnexplainedCopies
-from shardviz.explain.templates import times_text
 from shardviz.groups import the_only
-from shardviz.relate.measures import ratio_of
 from shardviz.text import counted, listed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shardviz.check.report import NotChecked
-    from shardviz.check.step.comparison import Compared, Found
+    from shardviz.check.step.comparison import Found
     from shardviz.check.step.evidence import Evidence
     from shardviz.dump.dump import Dump
     from shardviz.dump.records.trace import ArgumentRecord
@@ -55,7 +54,7 @@ def placed(evidence: Evidence, pairs: Sequence[Found]) -> list[Found]:
     """Return a step's findings with the first wrong module named in them."""
     first = (evidence.divergence or _pending_behind(evidence, pairs)) if pairs else None
     if first is None:
-        return _from_loss(evidence, pairs)
+        return _from_loss(evidence, scaled_by_last(evidence, pairs))
     outputs = [pair for pair in pairs if pair[0].role == "output"] or [pair for pair in pairs if _is_loss(pair)]
     if first.direction == "forward" and outputs:
         named = {id(finding): of_output(evidence, first, finding) for _, finding in outputs}
@@ -181,22 +180,7 @@ def _explained(evidence: Evidence, first: Divergence, pairs: Sequence[Found] = (
     """Return what a rule says of the first wrong values, unless they are a sum that is pending, or no module's."""
     if first.way in ("unsummed", "cut", "lost", "outside"):
         return None
-    return cause_of(evidence, first) or _of_weights(first, pairs)
-
-
-def _of_weights(first: Divergence, pairs: Sequence[Found]) -> Finding | None:
-    """Return that a module multiplies a gradient in backward, if its own weights' gradients say by what."""
-    factors = [(result, ratio_of(result)) for result, _ in pairs if _is_weight_of(first, result)]
-    ratio = the_only({ratio for _, ratio in factors})
-    if first.direction != "backward" or ratio is None or ratio == 1:
-        return None
-    comparison = factors[0][0]
-    summary = f"the gradient of {comparison.name} is {times_text(ratio)} {comparison.whose}"
-    return times_in_backward(first.module, ratio, "").finding(comparison.name, comparison.wrong, summary)
-
-
-def _is_weight_of(first: Divergence, result: Compared) -> bool:
-    return result.role == "grad" and result.name.rpartition(".")[0] == first.module
+    return cause_of(evidence, first) or times_by_weights(first, pairs)
 
 
 def where(first: Divergence, dump: Dump) -> str:
