@@ -55,12 +55,14 @@ class Activation:
         state: What it is of the unsharded model's.
         layout: How it is split, as it claims or by its values; None if no placements fit these.
         slices: Where ranks' slices stand in the whole, if no placements fit and that can be told.
+        is_compared: Whether the unsharded model has such an output, too.
     """
 
     name: str
     state: State
     layout: Layout | None = None
     slices: Slices | None = None
+    is_compared: bool = True
 
     @property
     def is_odd(self) -> bool:
@@ -102,11 +104,15 @@ class Activations:
 
     @cached_property
     def first_odd(self) -> tuple[list[Activation], Activation | None]:
-        """The first module, on the lowest rank that has one, whose output is not right; with those before it there."""
-        for names in self.order.values():
-            for index, name in enumerate(names):
-                if self.by_name[name].is_odd:
-                    return [self.by_name[before] for before in names[:index]], self.by_name[name]
+        """The first module, on the lowest rank that has one, whose output is not right; with those before it there.
+
+        What the unsharded model lacks may be right: it counts if nothing else is wrong.
+        """
+        for is_compared in (True, False):
+            for names in self.order.values():
+                for index, name in enumerate(names):
+                    if self.by_name[name].is_odd and self.by_name[name].is_compared is is_compared:
+                        return [self.by_name[before] for before in names[:index]], self.by_name[name]
         return [], None
 
     @cached_property
@@ -128,7 +134,7 @@ class Activations:
         if tensor.claimed is not None and all(shard.layout is not None for shard in tensor.shards.values()):
             return Activation(name, "pending" if tensor.claimed.partial else "right", tensor.claimed)
         if (whole := whole_of(self.dump, "activation", name)) is None:
-            return Activation(name, "odd")
+            return Activation(name, "odd", is_compared=False)
         parts = {rank: self.dump.values(shard, name) for rank, shard in tensor.shards.items()}
         near = self.rounding.tolerance(whole, gradient=False)
         cut = {rank: self._features(name, rank, whole) for rank in parts}

@@ -431,32 +431,6 @@ class UnlikeLayers(Cause, kind="misordered-within-shard"):
     )
 
 
-class PartsThatDoNotMeet(Cause):
-    """A rank's part of one weight belongs to other features than its part of the weight before.
-
-    What one layer makes is multiplied with the columns of the next: both must be of the same features. The parts of
-    all ranks together are whole and shapes fit, so nothing raises.
-
-    Attributes:
-        tensor: The weight.
-        dim: Its dim that is cut.
-        other: A weight whose cut dim is the same features.
-        other_dim: That dim.
-    """
-
-    tensor: str
-    dim: int
-    other: str
-    other_dim: int
-    why = (
-        "A rank's part of {tensor} along dim {dim} is of other features than its part of {other} along dim {other_dim}"
-    )
-    how = (
-        "cut both by the same rank of the same axis: {tensor}.chunk(n, {dim})[rank], and "
-        "{other}.chunk(n, {other_dim})[rank]"
-    )
-
-
 class StatisticsOfPart(Cause):
     """Ranks normalize by the mean or variance of their own part.
 

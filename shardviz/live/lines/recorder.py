@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from shardviz.live.capture.locals import of_tensor, unwrapped
 from shardviz.live.compat.modules import class_name, clean_name, compiled_calls_wrapped, is_compiled, replaced
 from shardviz.live.compat.tensors import in_backward, version_of
-from shardviz.live.compat.worlds import collective_called, ranks_of_operator
+from shardviz.live.compat.worlds import COLLECTIVES, collective_called, ranks_of_operator
 from shardviz.live.lines.events import SENT_BACK, Before, Event, Value, has_memory, real_of, storage_of, tensors_kept
 from shardviz.live.lines.frames import frames_of
 from shardviz.live.lines.ways import Ways, aliased, edges_of
@@ -424,7 +424,8 @@ def collecting(recorder: Recorder) -> Iterator[None]:
         if recorder.is_inside:
             return run()
         is_torchs = cls.__module__.startswith("torch.distributed")
-        return recorded(recorder, cls.__name__, run, (args, kwargs), opaque=is_torchs)
+        name = COLLECTIVES.get(cls.__name__, cls.__name__) if is_torchs else cls.__name__
+        return recorded(recorder, name, run, (args, kwargs), opaque=is_torchs)
 
     with replaced(function, "apply", classmethod(apply)), _Collectives(recorder), _Functions(recorder):
         yield

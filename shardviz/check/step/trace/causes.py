@@ -28,7 +28,6 @@ from shardviz.check.step.rules.terms import (
 )
 from shardviz.check.step.trace.calls import Call, is_within
 from shardviz.check.step.trace.divergence import Divergence, start_of_order
-from shardviz.check.step.trace.parts_of_weights import check_parts_of_weights
 from shardviz.dump.records.step import FROM_ONE_RANK
 from shardviz.dump.records.trace import PointRecord, of_point
 from shardviz.errors import ShardvizError
@@ -89,10 +88,7 @@ def cause_of(evidence: Evidence, first: Divergence) -> Finding | None:
         if explained is not None:
             return explained
     return (
-        check_added(evidence, first)
-        or check_order_of_weights(evidence, first)
-        or check_parts_of_weights(evidence, first)
-        or check_rows_of_peers(evidence, first)
+        check_added(evidence, first) or check_order_of_weights(evidence, first) or check_rows_of_peers(evidence, first)
     )
 
 

@@ -1,0 +1,205 @@
+"""Backward that is cut in every layer, or scaled where the loss is made; weights of parts that don't meet."""
+
+from __future__ import annotations
+
+from tests.bugs.case import Bug, Healthy
+
+LAYERS = """
+class Layer(nn.Module):
+    group = None
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 12), nn.Linear(12, 8, bias=False)
+
+    def forward(self, x):
+        if self.group is None:
+            return x + self.down(torch.sin(self.up(x)))
+        h = torch.sin(self.up(Copy.apply(x, self.group)))
+        return x + Sum.apply(self.down(h), self.group)
+
+
+class Head(nn.Module):
+    group = None
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 8))
+
+    def forward(self, x, wanted):
+        if self.group is None:
+            return (functional.linear(x, self.weight) - wanted).square().mean()
+        rank, size = distributed.get_rank(self.group), distributed.get_world_size(self.group)
+        own = functional.linear(Copy.apply(x, self.group), self.weight)
+        return Sum.apply((own - wanted.chunk(size, -1)[rank]).square().sum(), self.group) / wanted.numel()
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([Layer(), Layer()])
+        self.head = Head()
+
+    def forward(self, x, wanted):
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x, wanted)
+
+
+def build():
+    return Model()
+
+
+def parallelize(model, mesh):
+    for layer in model.layers:
+        layer.group = mesh.get_group("tp")
+        layer.up.weight, layer.up.bias = own(layer.up.weight, mesh), own(layer.up.bias, mesh)
+        layer.down.weight = own(layer.down.weight, mesh, 1)
+    model.head.group = mesh.get_group("tp")
+    model.head.weight = own(model.head.weight, mesh)
+
+
+def batch():
+    return torch.randn(4, 8), torch.randn(4, 6)
+
+
+def loss(model, batch):
+    return model(*batch)
+"""
+
+POOLED = """
+BATCH_AXES = {"cp": 1}
+
+
+class Pooled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.head = nn.Linear(6, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.head(torch.tanh(pooled(torch.tanh(self.up(x)).sum(1))))
+
+
+def pooled(x):
+    return all_reduce(x) if distributed.is_initialized() and distributed.get_world_size() > 1 else x
+
+
+def build():
+    return Pooled()
+
+
+def parallelize(model, mesh):
+    return nn.parallel.DistributedDataParallel(model, process_group=mesh.get_group("cp"))
+
+
+def batch():
+    return torch.randn(4, 8, 6)
+
+
+def loss(model, inputs):
+    return model(inputs).square().mean()
+"""
+
+REPLACED = """
+class Gated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate, self.up = nn.Linear(8, 12, bias=False), nn.Linear(8, 12, bias=False)
+        self.down = nn.Linear(12, 8, bias=False)
+
+    def forward(self, x):
+        return self.down(functional.silu(self.gate(x)) * self.up(x))
+
+
+class Fused(nn.Module):
+    def __init__(self, old, mesh):
+        super().__init__()
+        self.group = mesh.get_group("tp")
+        self.gate_up = nn.Parameter(torch.cat([own(old.gate.weight, mesh), own(old.up.weight, mesh)]).detach())
+        self.out = own(old.down.weight, mesh, 1)
+
+    def forward(self, x):
+        gate, up = functional.linear(Copy.apply(x, self.group), self.gate_up).chunk(2, -1)
+        return Sum.apply(functional.linear(functional.silu(gate) * up, self.out), self.group)
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.mlp = nn.Linear(5, 8), Gated()
+
+    def forward(self, x):
+        return self.mlp(self.first(x))
+
+
+def build():
+    return Model()
+
+
+def parallelize(model, mesh):
+    model.mlp = Fused(model.mlp, mesh)
+
+
+def batch():
+    return torch.randn(4, 5)
+"""
+
+OTHER_RANK = (
+    "self.out = own(old.down.weight, mesh, 1)",
+    "self.out = nn.Parameter(old.down.weight.detach().chunk(2, 1)[1 - mesh.get_local_rank()].clone())",
+)
+IN_OTHER_ORDER = REPLACED.replace(*OTHER_RANK).replace(
+    "[own(old.gate.weight, mesh), own(old.up.weight, mesh)]",
+    "[each.weight.chunk(2)[1 - mesh.get_local_rank()] for each in (old.gate, old.up)]",
+)
+
+CASES = (
+    Bug(
+        "each layer detaches what its first projection reads",
+        "tp=2",
+        LAYERS,
+        (("self.up(Copy.apply(x, self.group))", "self.up(Copy.apply(x, self.group).detach())"),),
+        ("wrong-value",),
+        ("layers.1", "cuts the graph: nothing flows back"),
+        ("module layers.0 is the first wrong",),
+        with_lines=True,
+    ),
+    Bug(
+        "the model itself detaches the sum of what ranks pool",
+        "cp=2",
+        POOLED,
+        (("return all_reduce(x) if", "return all_reduce(x).detach() if"),),
+        ("wrong-value",),
+        ("cuts the graph: nothing flows back", "up.weight"),
+        with_lines=True,
+    ),
+    Bug(
+        "the head copies to ranks twice, so that its backward sums twice",
+        "tp=2",
+        LAYERS,
+        (("own = functional.linear(Copy.apply(x", "own = functional.linear(Copy.apply(Copy.apply(x, self.group)"),),
+        ("wrong-scale",),
+        ("head is the first wrong module", "2 times", "once too often"),
+        ("after backward",),
+        with_lines=True,
+    ),
+    Bug(
+        "a row-parallel layer averages its terms",
+        "tp=2",
+        LAYERS,
+        (("Sum.apply(self.down(h), self.group)", "all_reduce(self.down(h), distributed.ReduceOp.AVG, self.group)"),),
+        ("wrong-scale", "wrong-value"),
+        ("averages over ranks 0-1 what are terms of a sum over tp", "op=ReduceOp.SUM"),
+        ("a local size",),
+        with_lines=True,
+    ),
+    Bug(
+        "a replaced module has the columns of another rank",
+        "tp=2",
+        REPLACED,
+        (OTHER_RANK,),
+        ("misordered",),
+        ("mlp.down.weight", "different order", "chunk"),
+    ),
+    Healthy("a replaced module whose ranks are in another order", "tp=2", IN_OTHER_ORDER),
+)
