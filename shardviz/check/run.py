@@ -107,7 +107,7 @@ def report_on(dump: Dump) -> Report:
     weights = [*with_one_order(_check_shards(laid_out), laid_out), *_check_run(dump)]
     told_right: dict[Place, bool] = {}
     step = with_unread(dump, with_lines(dump, _check_step(laid_out, findings_in(weights), told_right)))
-    results = _without_rates([*weights, *step, *check_collectives(dump)])
+    results = _with_line_of_own_rows(dump, _without_rates([*weights, *step, *check_collectives(dump)]))
     return replace(_report(dump, laid_out, results), compared=told_right)
 
 
@@ -128,6 +128,18 @@ def modules_to_open(folder: Path) -> list[str]:
     if modules and not inside and not any(finding.line for finding in findings) and returns_loss(dump):
         return [STEP, ""]
     return [next(filter(None, inside), "")] if inside else modules[:1]
+
+
+def _with_line_of_own_rows(dump: Dump, results: list[Result]) -> list[Result]:
+    """Add to why a step was compared over parts the line that makes it so, unless a finding says it of the loss."""
+    if any(finding.tensor == "loss" and finding.line for finding in findings_in(results)):
+        return results
+    return [
+        replace(result, why=result.why + line_of_own_rows(dump))
+        if isinstance(result, NotChecked) and NO_MEAN in result.why
+        else result
+        for result in results
+    ]
 
 
 def _without_rates(results: list[Result]) -> list[Result]:
@@ -212,8 +224,7 @@ def _not_checked_by_ranks(dump: Dump) -> Iterator[NotChecked]:
     num_ranks = dump.files.run.num_ranks
     for (name, why), ranks in ranks_by(reasons).items():
         where = "" if len(ranks) == num_ranks else f" (on {len(ranks):,} of {num_ranks:,} ranks)"
-        line = line_of_own_rows(dump) if NO_MEAN in why else ""
-        yield NotChecked(name, why + where + line, _about(dump, name, ranks))
+        yield NotChecked(name, why + where, _about(dump, name, ranks))
 
 
 def _about(dump: Dump, name: str, ranks: list[int]) -> About:
