@@ -144,6 +144,61 @@ def batch():
     return torch.randn(4, 5)
 """
 
+KEPT = """
+class Keeping(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, run, group, *weights):
+        ctx.run, ctx.group, ctx.weights = run, group, weights
+        ctx.save_for_backward(x if group is None else x.chunk(2, 1)[distributed.get_rank(group)].clone())
+        with torch.no_grad():
+            return run(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        if ctx.group is not None:
+            parts = [torch.empty_like(x) for _ in range(2)]
+            distributed.all_gather(parts, x, group=ctx.group)
+            x = torch.cat(parts, 1)
+        x = x.detach().requires_grad_()
+        with torch.enable_grad():
+            out = ctx.run(x)
+        x_grad, *grads = torch.autograd.grad(out, (x, *ctx.weights), grad)
+        return x_grad, None, None, *grads
+
+
+class Block(nn.Module):
+    group = None
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(6), nn.Linear(6, 8), nn.Linear(8, 6, bias=False)
+
+    def run(self, x):
+        h = self.norm(x)
+        if self.group is None:
+            return x + self.down(torch.sin(self.up(h)))
+        return x + Sum.apply(self.down(torch.sin(self.up(Copy.apply(h, self.group)))), self.group)
+
+    def forward(self, x):
+        return Keeping.apply(x, self.run, self.group, *self.parameters())
+
+
+def build():
+    return nn.Sequential(nn.Linear(3, 6), Block(), Block())
+
+
+def parallelize(model, mesh):
+    for block in (model[1], model[2]):
+        block.group = mesh.get_group("tp")
+        block.up.weight, block.up.bias = own(block.up.weight, mesh), own(block.up.bias, mesh)
+        block.down.weight = own(block.down.weight, mesh, 1)
+
+
+def batch():
+    return torch.randn(4, 4, 3)
+"""
+
 OTHER_RANK = (
     "self.out = own(old.down.weight, mesh, 1)",
     "self.out = nn.Parameter(old.down.weight.detach().chunk(2, 1)[1 - mesh.get_local_rank()].clone())",
@@ -200,6 +255,15 @@ CASES = (
         (OTHER_RANK,),
         ("misordered",),
         ("mlp.down.weight", "different order", "chunk"),
+    ),
+    Bug(
+        "checkpointing puts the parts of what it kept together in another order",
+        "tp=2",
+        KEPT,
+        (("x = torch.cat(parts, 1)", "x = torch.cat(parts[::-1], 1)"),),
+        ("wrong-value",),
+        ("backward runs 2.norm again", "is given other tensors than in forward", "put together again"),
+        ("cuts the graph",),
     ),
     Healthy("a replaced module whose ranks are in another order", "tp=2", IN_OTHER_ORDER),
 )

@@ -34,6 +34,9 @@ def is_point(name: str) -> bool:
 What = Literal["input", "output", "gradient of input", "gradient of output"]
 """What of a module's call is compared with the unsharded model's."""
 
+Again = Literal["", "inputs", "outputs"]
+"""What differs where backward runs a call again, as activation checkpointing does; empty if nothing is known to."""
+
 State = Literal["right", "pending", "moved", "repeated", "odd", "cut", "none"]
 """What a rank has of the unsharded model's values."""
 
@@ -93,6 +96,7 @@ class PointRecord(Record, frozen=True):
             output whose gradient is `odd`; else empty.
         is_overwritten: Whether something wrote into the tensor between forward and backward.
         is_without_graph: Whether gradients were switched off in the call, and not in the unsharded model's.
+        again: What differed as backward ran the call again, and not in the unsharded model.
     """
 
     module: str
@@ -111,6 +115,7 @@ class PointRecord(Record, frozen=True):
     skipped: str = ""
     is_overwritten: bool = False
     is_without_graph: bool = False
+    again: Again = ""
 
 
 class KeptRecord(Record, frozen=True):
@@ -131,6 +136,7 @@ class KeptRecord(Record, frozen=True):
         is_overwritten: Whether something wrote into the tensor between forward and backward.
         argument: How the module's forward calls an argument: `docs`, `lengths[0]`.
         is_without_graph: Whether gradients were switched off in the call.
+        again: What differed as backward ran the call again.
     """
 
     module: str
@@ -146,6 +152,7 @@ class KeptRecord(Record, frozen=True):
     is_overwritten: bool = False
     argument: str = ""
     is_without_graph: bool = False
+    again: Again = ""
 
 
 class ArgumentRecord(Record, frozen=True):

@@ -98,6 +98,43 @@ class FunctionBackward(WrongLineBackward):
     )
 
 
+class RecomputedOtherwise(Cause):
+    """Backward runs a part of the forward again on other tensors, or with another result.
+
+    Activation checkpointing keeps what a module was given and runs the module again in backward. If ranks keep parts
+    of it, they must join them as they cut them. If the second run is given something else, or draws other random
+    numbers, gradients belong to a forward that nobody saw.
+
+    Attributes:
+        module: The module that is run again, or gives other tensors to what is.
+        inner: The first module in it that is given, or returns, something else.
+        of_inputs: Whether that is given something else.
+    """
+
+    module: str
+    inner: str
+    of_inputs: bool
+    why = (
+        (
+            "{of_inputs:?What {module:called} gives {inner} in backward is not what it gave in forward: what is kept "
+            "of its input is not put together again as it was cut|On the same input, {inner} returns something else in "
+            "backward: it draws other random numbers than in forward}"
+        ),
+        (
+            "{of_inputs:?Code in {module:called} before {inner} draws other random numbers in backward than in forward"
+            "|{inner} reads a buffer or a number that changes between the two runs}"
+        ),
+    )
+    how = (
+        (
+            "{of_inputs:?compare what the checkpointing function restores with what it kept: the dim, the order and "
+            "the group of its gather|keep and restore the random state of both runs: preserve_rng_state=True, or the "
+            "tracker that the model draws from}"
+        ),
+        "{of_inputs:?keep and restore the random state of both runs|change it once per step, outside of {inner}}",
+    )
+
+
 class AveragedInBackward(AtLine):
     """The backward of an autograd function averages terms of a gradient that it should sum.
 
@@ -120,11 +157,20 @@ class AveragedInBackward(AtLine):
 
 
 class DetachedInLine(AtLine):
-    """A line detaches a tensor that gradients flow through in the unsharded model.
+    """A line detaches a tensor that gradients flow through in the unsharded model, or sends it to ranks without them.
 
     What a line keeps for a log, or a maximum that is subtracted and added again, may be detached. If the result goes on
-    into the loss, a part of the gradient is missing, and nothing raises.
+    into the loss, a part of the gradient is missing, and nothing raises. Collectives of torch.distributed that fill
+    another tensor have no backward.
+
+    Attributes:
+        is_collective: Whether it is such a collective.
     """
 
+    is_collective: bool = False
     why = "{function} in {place} cuts the graph: nothing flows back through its result, on which the loss depends"
-    how = "remove {function} in {place}, or detach a copy that only logs read"
+    how = (
+        "{is_collective:?in {place}, call {function} in a torch.autograd.Function whose backward sends gradients back "
+        "to the ranks that the tensor came from, as those of torch.distributed.nn.functional do|remove {function} in "
+        "{place}, or detach a copy that only logs read}"
+    )

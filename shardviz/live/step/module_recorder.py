@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from shardviz.dump.records.trace import What
+    from shardviz.dump.records.trace import Again, What
     from shardviz.live.capture.capture import Capture
 
 
@@ -81,7 +81,7 @@ class Seen:
         return self.changed is not None and bool(self.changed)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Call:
     """One call of a module in forward, with what went in and out of it.
 
@@ -91,6 +91,7 @@ class Call:
         is_tensor: Whether it returned one tensor, and not several.
         arguments: The numbers, masks and whole numbers that it was given, by the names that its forward has for them.
         is_without_graph: Whether gradients were switched off, as in the first run of a checkpointed module.
+        again: What differed as backward ran it again.
     """
 
     inputs: list[Seen]
@@ -98,6 +99,7 @@ class Call:
     is_tensor: bool = False
     arguments: dict[str, torch.Tensor] = field(default_factory=dict)
     is_without_graph: bool = False
+    again: Again = ""
 
 
 @dataclass
@@ -134,7 +136,7 @@ class Trace:
     _known: dict[int, tuple[Any, int, Seen]] = field(default_factory=dict)
     _arguments: dict[str, list[dict[str, torch.Tensor]]] = field(default_factory=lambda: defaultdict(list))
     _copies: dict[int, tuple[Any, int, torch.Tensor]] = field(default_factory=dict)
-    _again: dict[str, list[list[Seen]]] = field(default_factory=lambda: defaultdict(list))
+    _again: dict[str, list[tuple[list[torch.Tensor], list[Seen]]]] = field(default_factory=lambda: defaultdict(list))
 
     @property
     def is_full(self) -> bool:
@@ -166,7 +168,8 @@ class Trace:
     def _begin(self, name: str) -> Callable[..., None]:
         def begin(module: Any, inputs: Any, named: Any) -> None:
             if in_backward():
-                self._again[name].append([self._hooked(tensor) for tensor in _floating((inputs, named))])
+                given = list(_floating((inputs, named)))
+                self._again[name].append((given, [self._hooked(tensor) for tensor in given]))
             elif not self.is_paused():
                 self._open[name].append(self._seen((inputs, named)))
                 self._arguments[name].append(dict(self._given(module, inputs, named)))
@@ -294,20 +297,32 @@ class Trace:
 
     def _recomputed(self, name: str, output: Any) -> None:
         """Follow gradients of a call that activation checkpointing runs again."""
-        inputs = self._again[name].pop() if self._again[name] else []
+        given, inputs = self._again[name].pop() if self._again[name] else ([], [])
         outputs = list(_floating(output))
-        call = self._first_run(name, outputs)
+        call = self._first_run(name, given, outputs)
         if call is not None:
             _complete(call.inputs, inputs)
             _complete(call.outputs, [self._hooked(tensor) for tensor in outputs])
 
-    def _first_run(self, name: str, outputs: Sequence[torch.Tensor]) -> Call | None:
-        """Return the call that is run again: the last without gradients that returned the same numbers."""
+    def _first_run(self, name: str, given: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> Call | None:
+        """Return the call that is run again: the last without gradients that returned the same numbers.
+
+        If none did, the last that was run on tensors of these shapes is run again otherwise.
+        """
         without = [
             call for call in reversed(self.calls.get(name, [])) if any(not one.needs_grad for one in call.outputs)
         ]
-        values = [self.copied(of_tensor("", "activation", tensor).values) for tensor in outputs]
-        return next((call for call in without if _returned(call, values)), None)
+        values = self._copies_of(outputs)
+        again = next((call for call in without if _are_equal(call.outputs, values)), None)
+        if again is not None:
+            return again
+        otherwise = next((call for call in without if _are_alike(call.inputs, given)), None)
+        if otherwise is not None:
+            otherwise.again = "outputs" if _are_equal(otherwise.inputs, self._copies_of(given)) else "inputs"
+        return otherwise
+
+    def _copies_of(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return [self.copied(of_tensor("", "activation", tensor).values) for tensor in tensors]
 
 
 def _bytes(values: torch.Tensor) -> torch.Tensor:
@@ -323,10 +338,16 @@ def _complete(sides: list[Seen], again: Sequence[Seen]) -> None:
             sides[at] = second
 
 
-def _returned(call: Call, values: Sequence[torch.Tensor]) -> bool:
-    """Whether a call returned some values, as far as these were kept."""
-    pairs = [(seen.values, value) for seen, value in zip(call.outputs, values, strict=False) if seen.values is not None]
+def _are_equal(side: Sequence[Seen], values: Sequence[torch.Tensor]) -> bool:
+    """Whether a call was given, or returned, some values, as far as these were kept."""
+    pairs = [(seen.values, value) for seen, value in zip(side, values, strict=False) if seen.values is not None]
     return all(seen.shape == value.shape and torch.equal(seen, value) for seen, value in pairs)
+
+
+def _are_alike(side: Sequence[Seen], tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether a call was given tensors of these shapes, and all of them were kept."""
+    shapes = [tuple(of_tensor("", "activation", tensor).values.shape) for tensor in tensors]
+    return [seen.shape for seen in side] == shapes and all(seen.values is not None for seen in side)
 
 
 def _modules_of(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -362,7 +383,7 @@ def add_points(capture: Capture, trace: Trace) -> None:
     for order, (name, number, call) in enumerate(_in_order(trace)):
         draws = trace.draws[name][number : number + 1] == [True]
         record = KeptRecord(name, "input", order, number, type=trace.types.get(name, ""), draws=draws)
-        record = structs.replace(record, is_without_graph=call.is_without_graph)
+        record = structs.replace(record, is_without_graph=call.is_without_graph, again=call.again)
         for index, (argument, values) in enumerate(call.arguments.items()):
             argument_record = structs.replace(record, what="argument", index=index, argument=argument)
             _add(capture, names, argument_record, (values, values, 0))

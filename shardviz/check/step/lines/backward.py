@@ -259,7 +259,8 @@ class _Backward:
         if (detached := self._detached(call)) is not None:
             sends = f"sends back {held.text}, and {detached.function} in {at(detached.line, call.line)} nothing at all"
             sentence = f"in backward {applied_at(call)} gets {words} of its gradient and {sends}"
-            return fault_at(detached, sentence, DetachedInLine(detached.place, detached.function))
+            cause = DetachedInLine(detached.place, detached.function, detached.first.is_collective)
+            return fault_at(detached, sentence, cause)
         again = self._summed_again(value, call, words) or function_fault(self.states, value, call, known)
         averaged = averaged_fault(self.states, value, [*walk([call], self._onward)], known)
         return again or averaged or self._wrong(value, call, words)
@@ -269,7 +270,8 @@ class _Backward:
         cutting = []
         for later in walk([call], self.lines.after):
             given = (self.lines.records[pair] for value in later.inputs for pair in value)
-            is_cut = later.function in CUTS and later.whole is None and any(one.needs_grad for one in given)
+            may_cut = later.function in CUTS or (later.first.is_collective and not self._needs_gradient(later))
+            is_cut = may_cut and later.whole is None and any(one.needs_grad for one in given)
             if not is_cut or self._is_aside(later) or self._is_of_maximum(later):
                 continue
             cutting += [later] if any(map(self._needs_gradient, self.lines.following(later))) else []

@@ -25,6 +25,7 @@ from shardviz.explain.finding import Finding
 from shardviz.explain.step.factors import SequenceOfWhole
 from shardviz.explain.step.forward import UngatheredKeys
 from shardviz.explain.step.gradients import CutInModule, UnsummedInputGradient, WrongOutside
+from shardviz.explain.step.graphs import RecomputedOtherwise
 from shardviz.explain.step.line_reductions import (
     GradientsOfOtherMicroBatches,
     WrongOperator,
@@ -67,8 +68,8 @@ def module_to_open(finding: Finding) -> str | None:
 
     `STEP` stands for the step around the model.
     """
-    if isinstance(finding.explanation, SkippedModule | SequenceOfWhole):
-        return None  # no line has what is missing, or what a plan does
+    if isinstance(finding.explanation, SkippedModule | SequenceOfWhole | RecomputedOtherwise):
+        return None  # no line has what is missing, what a plan does, or what runs in backward
     if isinstance(finding.explanation, UnexplainedBetweenModules):
         return finding.module.rpartition(".")[0]
     if isinstance(finding.explanation, WrongOutside):

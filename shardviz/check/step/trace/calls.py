@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from shardviz.check.step.trace.traces import OfRank
     from shardviz.dump.dump import Dump
-    from shardviz.dump.records.trace import PointRecord, State, What
+    from shardviz.dump.records.trace import Again, PointRecord, State, What
 
 BADNESS: Mapping[State, int] = {
     "right": 0,
@@ -73,6 +73,11 @@ class Call:
     def is_without_graph(self) -> bool:
         """Whether gradients were switched off in it on some rank, and not in the unsharded model."""
         return any(point.is_without_graph for own in self.points.values() for point in own)
+
+    @property
+    def again(self) -> Again:
+        """What differed on some rank as backward ran it again, and not in the unsharded model."""
+        return next((point.again for own in self.points.values() for point in own if point.again), "")
 
     def is_bad(self, what: What) -> bool:
         """Whether a side is not the unsharded model's."""

@@ -29,9 +29,10 @@ if TYPE_CHECKING:
 
 
 Direction = Literal["forward", "backward"]
-Way = Literal["within", "between", "outside", "unsummed", "cut", "lost"]
+Way = Literal["within", "between", "outside", "unsummed", "cut", "lost", "again"]
 """How it goes wrong: in the call; in its own code between two calls that it makes; in what reads its output outside of
-all calls; what it returns is never summed; nothing can flow back from it; or what flows back to it does not arrive."""
+all calls; what it returns is never summed; nothing can flow back from it; what flows back to it does not arrive; or
+backward runs again, in another way, what it calls."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,7 @@ BAD: tuple[State, ...] = ("odd", "repeated", "none")
 
 def first_in_backward(calls: Calls) -> Divergence | None:
     """Return the first divergence of a step in backward; None if the gradients of activations are right."""
-    cut = _cut(calls)
+    cut = _run_again(calls) or _cut(calls)
     if cut is not None or not _begins_right(calls):
         return cut or _behind_skipped(calls)
     calls = _without_passed_outputs(calls)
@@ -220,6 +221,16 @@ def _behind_skipped(calls: Calls) -> Divergence | None:
     call = next((call for call in reversed(calls.in_order) if call.state(OUTPUT) is not None), None)
     point = call.point(OUTPUT, "odd") if call is not None else None
     return Divergence("backward", "between", call, point) if call is not None and point and point.skipped else None
+
+
+def _run_again(calls: Calls) -> Divergence | None:
+    """Return the first call that backward runs again in another way, in the last module of which it runs any so."""
+    again = [call for call in calls.in_order if call.again]
+    if not again:
+        return None
+    outer = next((one for one in calls.around(again[-1]) if not one.again), again[-1])
+    inner = next(call for call in again if call is outer or is_within(call.module, outer.module))
+    return Divergence("backward", "again", inner if inner.again == "outputs" else outer, before=inner.module)
 
 
 def _cut(calls: Calls) -> Divergence | None:

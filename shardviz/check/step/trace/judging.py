@@ -282,6 +282,7 @@ class Judging:
             self._skipped(place) if is_wrong and judgment.state[rank] == "odd" else "",
             point.is_overwritten,
             point.is_without_graph and not whole.is_without_graph,
+            "" if whole.again else point.again,
         )
 
     def _skipped(self, place: Place) -> str:

@@ -17,7 +17,7 @@ from shardviz.check.step.trace.sent_back import scaled_by_last, times_by_weights
 from shardviz.dump.records.trace import Place
 from shardviz.explain.finding import Finding, Kind
 from shardviz.explain.step.gradients import CutInModule, GraphCutBehind, UnsummedInputGradient, WrongOutside
-from shardviz.explain.step.graphs import RanWithoutGraph
+from shardviz.explain.step.graphs import RanWithoutGraph, RecomputedOtherwise
 from shardviz.explain.step.losses import PartialVocabularyLoss
 from shardviz.explain.step.modules import (
     OverwrittenInput,
@@ -178,7 +178,7 @@ def _terms_read(evidence: Evidence, first: Divergence, finding: Finding) -> Unsu
 
 def _explained(evidence: Evidence, first: Divergence, pairs: Sequence[Found] = ()) -> Finding | None:
     """Return what a rule says of the first wrong values, unless they are a sum that is pending, or no module's."""
-    if first.way in ("unsummed", "cut", "lost", "outside"):
+    if first.way in ("unsummed", "cut", "lost", "outside", "again"):
         return None
     return cause_of(evidence, first) or times_by_weights(first, pairs)
 
@@ -215,6 +215,9 @@ def where(first: Divergence, dump: Dump) -> str:
         inner = is_within(first.before, first.module)
         which = f"comes back to the output of {first.before}" if inner else f"{name} sends back"
         return f"in {name}, nothing sums the gradient that {which}: each rank has one term of a sum over {first.axis}"
+    if first.way == "again":
+        differ = "returns something else than" if first.module == first.before else "is given other tensors than"
+        return f"backward runs {first.before or 'the model'} again, as checkpointing does: it {differ} in forward"
     if first.way == "cut":
         through = f" through {first.before}" if first.before else ""
         return f"in backward {name} is the first wrong module: nothing flows back{through}"
@@ -247,7 +250,7 @@ def _differing(rank: int, argument: ArgumentRecord) -> str:
 def _of_gradients(evidence: Evidence, first: Divergence, pairs: Sequence[Found]) -> list[Found]:
     """Return one finding of the first wrong module in backward, and those gradients that do not follow from it."""
     cause = _explained(evidence, first, pairs)
-    is_proven = first.way in ("unsummed", "cut", "lost") or cause is not None
+    is_proven = first.way in ("unsummed", "cut", "lost", "again") or cause is not None
     follow = [
         (comparison, finding)
         for comparison, finding in pairs
@@ -360,6 +363,8 @@ def cause_at(evidence: Evidence, first: Divergence) -> Cause:
         if first.before == first.module:
             return GraphCutBehind(_lost_output(first), _is_last_of_stage(evidence, first.call))
         return CutInModule(name, f"the output of {first.before}")
+    if first.way == "again":
+        return RecomputedOtherwise(name, first.before or "the model", of_inputs=first.module != first.before)
     if first.way == "cut" and (without_graph := _without_graph(evidence, first)):
         return RanWithoutGraph(without_graph, is_recomputed=False)
     if first.way == "cut":

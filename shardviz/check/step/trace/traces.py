@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from shardviz.dump.records.base import Moment
     from shardviz.dump.records.files import RankRecord
     from shardviz.dump.records.tensors import Body
+    from shardviz.dump.records.trace import Again
     from shardviz.layout.layout import Layout
     from shardviz.layout.region import Ranges, Region
 
@@ -174,6 +175,7 @@ class Point:
         dim: The dim along which the batch's rows are.
         is_overwritten: Whether something wrote into the tensor between forward and backward.
         is_without_graph: Whether gradients were switched off in the call.
+        again: What differed as backward ran the call again.
         lengths: How long each micro-batch is along that dim, if they are joined.
     """
 
@@ -186,6 +188,7 @@ class Point:
     dim: int = 0
     is_overwritten: bool = False
     is_without_graph: bool = False
+    again: Again = ""
     lengths: tuple[int, ...] = ()
 
     def split(self) -> list[NDArray[np.float64]]:
@@ -381,8 +384,10 @@ def _point(records: Sequence[KeptRecord], values: Kept | None, dim: int) -> Poin
     draws = any(record.draws for record in records)
     needs_grad = any(record.needs_grad for record in records)
     is_overwritten = any(record.is_overwritten for record in records)
-    sides = is_overwritten, any(record.is_without_graph for record in records)
-    return Point(values, needs_grad, first.tensor, first.order, first.type, draws, dim, *sides)
+    again: Again = next((record.again for record in records if record.again), "")
+    is_without_graph = any(record.is_without_graph for record in records)
+    sides = draws, dim, is_overwritten, is_without_graph, again
+    return Point(values, needs_grad, first.tensor, first.order, first.type, *sides)
 
 
 def _are_alike(parts: Sequence[Kept | None], dim: int, rows: Collection[int]) -> bool:
