@@ -399,6 +399,25 @@ class CarriedLine(AtPlace):
     )
 
 
+class KeptFromEarlierCall(AtLine):
+    """A module reads in a later call what it made of an earlier call's inputs.
+
+    A mask or an index that is kept by its shape, or made in the first call alone, belongs to the rows of that call.
+    Micro-batches of one shape then all read the first one's, and nothing raises. A model that is given the whole batch
+    at once makes it once, and is right.
+
+    Attributes:
+        maker: The line that made it.
+    """
+
+    maker: str
+    why = (
+        "{function} in {place} reads what {maker} made in an earlier call, of that call's inputs: the module keeps it "
+        "from one micro-batch to the next"
+    )
+    how = "make it in every call, or keep it with what it is made of, and compare that"
+
+
 class UnsummedLine(Cause):
     """A line makes one term of a sum on each rank, and a later one uses it as the whole.
 

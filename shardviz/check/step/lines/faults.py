@@ -27,6 +27,7 @@ from shardviz.check.step.lines.foreign import (
     unwritten_fault,
 )
 from shardviz.check.step.lines.indices import own_index_fault
+from shardviz.check.step.lines.kept import kept_fault
 from shardviz.check.step.lines.offsets import (
     misplaced_fault,
     misplaced_weight_fault,
@@ -91,7 +92,12 @@ def fault_in(states: States) -> Fault | None:
         fault = operand_fault(states) or parallel_fault(states) or misplaced_weight_fault(states) or fault
     if fault is None or type(fault.cause) in MAY_LACK_NEIGHBOR:
         fault = neighbor_fault(states) or fault
-    fault = fault or exchange_backward(states) or with_operator(states, _aside(states, backward_fault(states)))
+    fault = (
+        fault
+        or kept_fault(states)
+        or exchange_backward(states)
+        or with_operator(states, _aside(states, backward_fault(states)))
+    )
     return with_label(states, None if fault is None or fault.is_torchs else _of_rows(states, fault))
 
 
