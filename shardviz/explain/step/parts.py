@@ -228,6 +228,29 @@ class IndexOfOwnPart(AtLine, kind="wrong-value"):
     )
 
 
+class IndexOfWhole(AtLine, kind="wrong-value"):
+    """A rank's part is read at indices into the whole, such as labels into a part of the vocabulary.
+
+    Each rank must take the place where its part begins from the indices, and leave out those that then lie outside of
+    the part. Indices that are only moved into bounds read numbers of other words on every rank but the first.
+
+    Attributes:
+        axis: The axis that splits the dim.
+        size: How long each part is.
+    """
+
+    axis: str
+    size: int
+    why = (
+        "{function} in {place} reads the rank's part at indices into the whole: the place where the part begins is not "
+        "taken from them"
+    )
+    how = (
+        "before {place}, subtract where the rank's part begins, its coordinate along {axis} times {size}, and mask "
+        "indices outside of 0 to {size} after that"
+    )
+
+
 class SameSlices(AtLine, kind="wrong-value"):
     """Every rank takes the same slices of a tensor, although each has its own part of another.
 

@@ -26,7 +26,7 @@ from shardviz.check.step.lines.foreign import (
     padding_fault,
     unwritten_fault,
 )
-from shardviz.check.step.lines.indices import own_index_fault
+from shardviz.check.step.lines.indices import own_index_fault, whole_index_fault
 from shardviz.check.step.lines.kept import kept_fault
 from shardviz.check.step.lines.offsets import (
     misplaced_fault,
@@ -267,8 +267,10 @@ def _narrowed(states: States, fault: Fault | None) -> Fault | None:
     """Return the line that a fault comes from, if what its calls read or exchange tells that."""
     if fault is not None and (cut := unequal_fault(states) or other_axis_fault(states)) is not None:
         return cut
-    if fault is not None and (own := own_index_fault(states)) is not None:
-        return own
+    is_vague = fault is not None and isinstance(fault.cause, WrongLine | WrongLines)
+    own_index = (own_index_fault(states) if fault else None) or (whole_index_fault(states) if is_vague else None)
+    if own_index is not None:
+        return own_index
     is_open = fault is not None and isinstance(fault.cause, WrongLines | MisplacedLine | PartOfAnotherDim)
     if is_open and (merged := merged_fault(states)) is not None:
         return merged

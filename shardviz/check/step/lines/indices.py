@@ -1,4 +1,4 @@
-"""Indices that a rank finds in its own part, as of the largest logit, read as those of the whole."""
+"""Indices into a rank's own part, as of the largest logit, read as those of the whole; or the reverse, as of labels."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardviz.check.step.lines.exchanges import MOVES
 from shardviz.check.step.lines.fault import Fault, at, fault_at, reached
+from shardviz.check.step.lines.foreign import BOUNDS
 from shardviz.check.step.lines.offsets import begins_of, split_layout_of
-from shardviz.explain.step.parts import IndexOfOwnPart
+from shardviz.explain.step.parts import IndexOfOwnPart, IndexOfWhole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,6 +22,12 @@ if TYPE_CHECKING:
 
 LEAST_MORE = 4
 """More indices than parts of which nothing stands by chance."""
+
+TAKES = ("gather", "take_along_dim", "index_select", "getitem")
+"""Functions that read a tensor at indices along a dim."""
+
+MAX_STEPS = 8
+"""So many calls may move an index into bounds, and give it another shape."""
 
 PICKS = ("max", "min", "argmax", "argmin", "topk", "sort", "argsort")
 """Functions that return where in a dim something is."""
@@ -40,6 +48,47 @@ def own_index_fault(states: States) -> Fault | None:
             fault = _fault_of_index(states, call, size, sorted(set(due.values()))) if due is not None else None
             if fault is not None:
                 return fault
+    return None
+
+
+def whole_index_fault(states: States) -> Fault | None:
+    """Return the call that reads a rank's part at indices into the whole; None if none does.
+
+    They are the same on all ranks, reach beyond a part, and are at most moved into it: the rank's offset is not taken
+    from them.
+    """
+    for call in states.lines.calls:
+        layout = split_layout_of(states, call.inputs[0]) if call.function in TAKES and len(call.inputs) > 1 else None
+        index = _whole_index(states, call.inputs[1]) if layout is not None else None
+        if layout is None or index is None:
+            continue
+        for dim, (size, chain) in enumerate(zip(layout.shape, layout.chains, strict=True)):
+            begins = sorted(set((begins_of(states, layout, size) or {}).values())) if chain else []
+            largest = int(max(np.max(held, initial=0) for held in states.held(index).values()))
+            if len(begins) > 1 and begins[1] <= largest < size:
+                at_line = states.lines.producer(index)
+                source = f" from {at(at_line.line, call.line)}" if at_line is not None else ""
+                sentence = (
+                    f"{reached(call)} reads each rank's {begins[1]} of {size} elements along dim {dim} at the indices"
+                    f"{source}, which are those of the whole on every rank"
+                )
+                cause = IndexOfWhole(call.inner_line.place, call.function, " and ".join(map(str, chain)), begins[1])
+                return fault_at(call, sentence, cause)
+    return None
+
+
+def _whole_index(states: States, value: Value) -> Value | None:
+    """Return the index that another one is, but for its bounds and shape, if all ranks have the whole's; or None."""
+    for _ in range(MAX_STEPS):
+        held = list(states.held(value).values()) if states.is_index(value) else []
+        if not held or any(not np.array_equal(array, held[0]) for array in held):
+            return None
+        if states.placed(value).kind == "right":
+            return value
+        maker = states.lines.producer(value)
+        if maker is None or maker.function not in (*BOUNDS, *MOVES) or not maker.inputs:
+            return None
+        value = maker.inputs[0]
     return None
 
 
