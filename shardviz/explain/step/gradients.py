@@ -367,15 +367,17 @@ class MicroBatchesReducedAgain(Cause):
 
     Attributes:
         ratio: How many times as much a micro-batch counts as the next.
+        is_sum: Whether the last one counts too often, too.
     """
 
     axes: str
     ratio: float
+    is_sum: bool = False
     why = (
         "The loop sums gradients over {axes} after every micro-batch, and sums earlier micro-batches again each time: "
         "each counts {ratio:.5g} times as much as the next"
     )
-    how = "reduce over {axes} once, after the last micro-batch"
+    how = "reduce over {axes} once, after the last micro-batch{is_sum:?, and average: op=ReduceOp.AVG|}"
 
 
 class ReducedAtEachUse(Cause):

@@ -335,16 +335,21 @@ class RepeatedTerm(Cause, kind="wrong-scale"):
         tensor: The term: `layers.0.down.bias`, `the input of layers.0`.
         axes: The axes whose size is the number of times; empty if no axis has that size.
         module: The module whose output has it; empty if it is not known.
+        weight: The matrix that makes it, if every rank has all of that; else empty.
     """
 
     tensor: str
     axes: str
     module: str = ""
+    weight: str = ""
     why = (
         "{axes:?Every rank along {axes} adds all of {tensor} before the sum over ranks|The code adds {tensor} before "
         "and after a sum over ranks, or on several of its ranks}{module:?, in {module:called}}"
     )
-    how = "add {tensor} after the sum over {axes:?{axes}|ranks} (RowwiseParallel does), or on one rank only"
+    how = (
+        "{weight:?cut {weight} along its input features, so that each rank has a term of the sum, or }add {tensor} "
+        "after the sum over {axes:?{axes}|ranks} (RowwiseParallel does), or on one rank only"
+    )
     references = ("TGI#1036",)
 
 

@@ -162,7 +162,7 @@ def _cause(evidence: Evidence, names: list[str], weights: Weights) -> Cause:
     if weights == tuple(range(len(weights), 0, -1)) and (not axes or times < len(weights)):
         return UnclearedGradients("" if 0 < times <= ONCE else axes)
     if axes:
-        return MicroBatchesReducedAgain(axes, weights[0] / weights[1])
+        return MicroBatchesReducedAgain(axes, weights[0] / weights[1], weights[-1] > 1)
     return UnequalMicroBatches()
 
 

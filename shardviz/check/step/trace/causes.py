@@ -316,11 +316,19 @@ def check_added(evidence: Evidence, first: Divergence) -> Finding | None:
         splitting = {axis for axis, is_batch in (evidence.batch or {}).items() if is_batch}
         axes = size_in_words(evidence.dump.files.mesh, Fraction(point.times + 1), splitting)
         sentence = f"{term} is in the output {point.times + 1} times"
-        return RepeatedTerm(term, axes, name).finding(name, ranks, sentence)
+        return RepeatedTerm(term, axes, name, _whole_matrix(evidence.dump, point.added)).finding(name, ranks, sentence)
     if point.times != -1:
         return None
     lacking = f"the gradient of the input of {name} lacks that of the output of {point.added}"
     return CutResidual(name).finding(name, ranks, f"{lacking}, which should flow back to it")
+
+
+def _whole_matrix(dump: Dump, module: str) -> str:
+    """Return the name of a layer's matrix if every rank has all of it; empty if not, or without one."""
+    name = f"{module}.weight"
+    weight = dump.stamped.get(name)
+    is_whole = weight is not None and all(shard.body.local_shape == weight.shape for shard in weight.shards.values())
+    return name if weight is not None and is_whole and len(weight.shape) == 2 else ""
 
 
 def check_some_ranks(evidence: Evidence, comparison: Compared, first: Divergence) -> Finding | None:
