@@ -55,6 +55,45 @@ def step(model, rows, mesh):
     return total
 """
 
+ROW_NORMS = """
+class Scaled(nn.Module):
+    group = None
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 8))
+        self.size = nn.Parameter(self.weight.detach().norm(dim=1))
+
+    def lengths(self):
+        own = self.weight.detach().norm(dim=1)
+        return own if self.group is None else joined(own, self.group)
+
+    def forward(self, x):
+        if self.group is None:
+            return functional.linear(x, self.weight) * (self.size / self.lengths())
+        own = x.chunk(2, -1)[distributed.get_rank(self.group)]
+        return Sum.apply(functional.linear(own, self.weight), self.group) * (self.size / self.lengths())
+
+
+def joined(own, group):
+    squares = own.square()
+    distributed.all_reduce(squares, group=group)
+    return squares.sqrt()
+
+
+def build():
+    return nn.Sequential(Scaled())
+
+
+def parallelize(model, mesh):
+    model[0].group = mesh.get_group("tp")
+    model[0].weight = own(model[0].weight, mesh, 1)
+
+
+def batch():
+    return torch.randn(5, 8)
+"""
+
 NORMALIZED = """
 BATCH_AXES = ("dp",)
 
@@ -157,6 +196,24 @@ def step(model, batch, mesh):
 """
 
 CASES = (
+    Bug(
+        "the norm of each row is that of the rank's own columns",
+        "tp=2",
+        ROW_NORMS,
+        (("joined(own, self.group)", "own"),),
+        ("wrong-value",),
+        ("the norm of its own part", "square of the result of norm", "root"),
+        with_lines=True,
+    ),
+    Bug(
+        "the norm of each row is the sum of the ranks' norms",
+        "tp=2",
+        ROW_NORMS,
+        (("    squares = own.square()\n", "    squares = own.clone()\n"), ("squares.sqrt()", "squares")),
+        ("wrong-value",),
+        ("the norm of its own part", "square of the result of norm"),
+        with_lines=True,
+    ),
     Bug(
         "gradients of unequal numbers of tokens that nothing reduces",
         "dp=2",

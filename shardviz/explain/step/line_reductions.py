@@ -72,11 +72,11 @@ class ExtremeOfPart(AtLine):
 
     A softmax over a vocabulary in shards is taken relative to the largest logit of all shards, and a scale for rounding
     is made of the largest element of all. The maximum of a part has the right shape, and is right on some rank. The
-    same holds for a minimum and for a logsumexp.
+    same holds for a minimum, a norm and a logsumexp.
 
     Attributes:
         axis: The axis over which the ranks' results have the right one.
-        op: What the right one is of theirs: `max`, `min` or `logsumexp`.
+        op: What the right one is of theirs: `max`, `min`, `norm` or `logsumexp`.
     """
 
     axis: str
@@ -88,13 +88,19 @@ class ExtremeOfPart(AtLine):
     how = (
         "{is_of_powers:?gather the results of {function} in {place} over {axis} and take their logsumexp: their "
         "maximum by ReduceOp.MAX, and the sum of their exponentials relative to it by ReduceOp.SUM|all_reduce the "
-        "result of {function} in {place} over {axis} with op=ReduceOp.{op:upper} before anything uses it}"
+        "{is_norm:?square of the result of {function} in {place} over {axis} with op=ReduceOp.SUM, and take the root|"
+        "result of {function} in {place} over {axis} with op=ReduceOp.{op:upper} before anything uses it}}"
     )
 
     @property
     def is_of_powers(self) -> bool:
         """Whether it is the logarithm of a sum of exponentials, for which there is no reduction."""
         return self.op == "logsumexp"
+
+    @property
+    def is_norm(self) -> bool:
+        """Whether it is the root of a sum of squares."""
+        return self.op == "norm"
 
 
 class WrongReductionLine(AtLine):

@@ -266,7 +266,7 @@ def extreme_of_part(act: Act, axis: str, op: str, reduction: Call | None, reduce
         reduction: The collective that gets what the call makes; None if none does.
         reduced: What ranks have of its result.
     """
-    if reduction is None:
+    if reduction is None or (op == "norm" and reduced is not None and reduced.is_wrong):
         return act.fault(ExtremeOfPart(act.inner, act.function, axis, op))
     if reduced is None or not reduced.is_wrong:
         return None

@@ -64,6 +64,13 @@ if TYPE_CHECKING:
     from shardviz.dump.records.trace import FrameRecord
 
 LOGSUMEXP = "logsumexp"
+NORM = "norm"
+POWERS = {
+    LOGSUMEXP: (LOGSUMEXP, np.exp),
+    **dict.fromkeys((NORM, "vector_norm"), (NORM, np.square)),
+}
+"""Functions of which ranks' results, each raised to a power, add up to that of the whole."""
+
 EXTREMES = ("max", "amax", "min", "amin", "aminmax", "any", "all", "topk", "norm", "vector_norm", LOGSUMEXP)
 """Functions of which a part's result needs a maximum, a minimum or a logsumexp over ranks."""
 
@@ -341,8 +348,9 @@ class ForwardSearch:
         """Return the fault of a call that takes a maximum of a rank's part, unless ranks reduce what it gives them."""
         call, state = act.call, act.held
         op, axis = state.op, state.axes[0] if state.axes else ""
-        if call.function == LOGSUMEXP and state.kind == "none":
-            op, axis = LOGSUMEXP, self.states.axis_of_powers(call.outputs[0])
+        if call.function in POWERS and state.kind == "none":
+            op, power = POWERS[call.function]
+            axis = self.states.axis_of_powers(call.outputs[0], power)
         if call.function not in EXTREMES or op in ("", "avg") or not axis:
             return None
         reduction = self._collective_behind(call)

@@ -420,14 +420,14 @@ class States:
                 return True
         return False
 
-    def axis_of_powers(self, value: Value) -> str:
-        """Return the axis over which the exponentials of ranks' numbers add up to the unsharded model's; else ''."""
+    def axis_of_powers(self, value: Value, power: np.ufunc = np.exp) -> str:
+        """Return the axis over which powers of ranks' numbers add up to the unsharded model's; else ''."""
         whole = self.reference_of(value)
         held = self.held(value)
         if whole is None or not held or any(array.shape != whole.shape for array in held.values()):
             return ""
         with np.errstate(over="ignore", invalid="ignore"):
-            powers, wanted = {rank: np.exp(array) for rank, array in held.items()}, np.exp(whole)
+            powers, wanted = {rank: power(array) for rank, array in held.items()}, power(whole)
             sums = {axis: over(axis, "sum", powers, self.mesh) for axis in self.mesh.axes}
             fits = (axis for axis, of in sums.items() if of and all(error_of(of[r], wanted) <= SINGLE for r in held))
             return next(fits, "")
