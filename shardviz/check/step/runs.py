@@ -19,8 +19,9 @@ from shardviz.check.step.departure import Departure, Kind, StepDifference, depar
 from shardviz.check.step.jobs.compare import compare_jobs
 from shardviz.check.step.trace.calls import is_within
 from shardviz.dump.arrays import apart
+from shardviz.explain.step.batches import DifferentBatch
 from shardviz.explain.step.two_jobs import DifferentWeights
-from shardviz.explain.step.whole_step import DifferentBatch, DifferentProgram, WeightsDrawnAfterSharding
+from shardviz.explain.step.whole_step import DifferentProgram, WeightsDrawnAfterSharding
 from shardviz.explain.templates import number
 from shardviz.relate.factors import factor_of
 from shardviz.relate.tolerance import COARSEST_NORM, MOST_SKETCH_NOISE, NORM, SKETCH_NOISE, above_noise

@@ -1,4 +1,4 @@
-"""Causes of a module that gets other ranks' parts of a sequence, and joins them wrongly."""
+"""Causes of a module that gets other ranks' parts of a sequence, or terms of a sum, and joins them wrongly."""
 
 from __future__ import annotations
 
@@ -89,3 +89,24 @@ class WrongDenominator(Cause):
         "once: in one block, or after all blocks are merged|merge blocks by torch.logaddexp of their whole "
         "log-sum-exp, each with its maximum}|}",
     )
+
+
+class ConcatenatedTerms(Cause, kind="wrong-shape"):
+    """Terms of a sum are gathered side by side instead of being added.
+
+    An all_gather is used instead of an all_reduce. The result is larger than it should be along one dim, and code
+    that does not check its shape goes on with it.
+
+    Attributes:
+        dim: The dim along which they were joined.
+        vector: A bias that is added after the sum; empty if there is none.
+    """
+
+    axis: str
+    dim: int
+    vector: str = ""
+    why = (
+        "The ranks' parts along {axis} are terms of a sum. The code concatenates them along dim {dim} instead of "
+        "adding them"
+    )
+    how = "all_reduce the parts over {axis} instead of gathering them{vector:?, and add {vector} after the sum}"

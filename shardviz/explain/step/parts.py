@@ -229,7 +229,7 @@ class IndexOfOwnPart(AtLine, kind="wrong-value"):
 
 
 class IndexOfWhole(AtLine, kind="wrong-value"):
-    """A rank's part is read at indices into the whole, such as labels into a part of the vocabulary.
+    """A rank's part, as of a vocabulary, is read at indices into the whole, such as labels.
 
     Each rank must take the place where its part begins from the indices, and leave out those that then lie outside of
     the part. Indices that are only moved into bounds read numbers of other words on every rank but the first.

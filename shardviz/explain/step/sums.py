@@ -304,27 +304,6 @@ class ResultNotRead(AtLine):
     )
 
 
-class ConcatenatedTerms(Cause, kind="wrong-shape"):
-    """Terms of a sum are gathered side by side instead of being added.
-
-    An all_gather is used instead of an all_reduce. The result is larger than it should be along one dim, and code
-    that does not check its shape goes on with it.
-
-    Attributes:
-        dim: The dim along which they were joined.
-        vector: A bias that is added after the sum; empty if there is none.
-    """
-
-    axis: str
-    dim: int
-    vector: str = ""
-    why = (
-        "The ranks' parts along {axis} are terms of a sum. The code concatenates them along dim {dim} instead of "
-        "adding them"
-    )
-    how = "all_reduce the parts over {axis} instead of gathering them{vector:?, and add {vector} after the sum}"
-
-
 class RepeatedTerm(Cause, kind="wrong-scale"):
     """A term, such as a bias or a residual, is in an output several times.
 

@@ -241,30 +241,6 @@ class OtherPace(Cause):
     )
 
 
-class OtherRowLength(Cause):
-    """The rows of a later step differ in length from those of the other job.
-
-    A curriculum lengthens the sequences as training goes on. If it counts the rows or tokens that one rank has seen,
-    it goes on more slowly on more ranks.
-
-    Attributes:
-        step: The step.
-        length: How long the rows are.
-        wanted: How long those of the other job are.
-        as_in: Another step, in which the other job's are as long as these.
-    """
-
-    step: int
-    length: int
-    wanted: int
-    as_in: int
-    why = (
-        "In step {step} the rows have a length of {length}, and the other job's {wanted}: the other job has {length} "
-        "in step {as_in}. What chooses the length depends on a rank's own count of rows, tokens or batches"
-    )
-    how = "choose the length by the optimizer's steps, or by a count that is the same on all ranks and in one process"
-
-
 class OtherStepLength(Cause):
     """The optimizer of one job steps after more or fewer rows than that of the other.
 
@@ -300,34 +276,6 @@ class OtherStepLength(Cause):
     def is_longer(self) -> bool:
         """Whether it steps after more rows."""
         return self.rows > self.wanted
-
-
-class RowsSplitTwice(Cause):
-    """The ranks of a job never read some of the rows that one process reads.
-
-    Data that a data set splits between ranks is split once more by a sampler, or by a loader that sends the first
-    rank's rows to all: accelerate and transformers' Trainer do so with an iterable data set. Each rank then has as many
-    rows as it should, and an epoch ends early.
-
-    Attributes:
-        times: Of so many rows one is read.
-        is_every: Whether these are so many apart.
-        is_of_ranks: Whether there are as many ranks with rows of their own.
-    """
-
-    times: int
-    is_every: bool
-    is_of_ranks: bool
-    why = (
-        "Only one row of {times} is read{is_every:?, at equal distances|}: {is_of_ranks:?the data is split between the "
-        "ranks twice, by the data set or its sampler and once more by the loader|a sampler counts more ranks than "
-        "there are}"
-    )
-    how = (
-        "{is_of_ranks:?split it once: give accelerate or the Trainer a data set that each process reads whole, or turn "
-        "their split off, and give a sampler a data set that is not sharded|give the sampler the number of ranks that "
-        "read data, and the rank's place among them}"
-    )
 
 
 class DifferentClips(Cause):

@@ -22,8 +22,8 @@ from shardviz.dump.records.base import SCHEMA
 from shardviz.dump.records.files import RankRecord
 from shardviz.dump.records.tensors import Body, TensorRecord
 from shardviz.dump.records.trace import of_value
+from shardviz.explain.step.batches import DifferentBatch, SharedRows
 from shardviz.explain.step.scales import ScaledBackward
-from shardviz.explain.step.whole_step import DifferentBatch, SharedRows
 from shardviz.layout.mesh import Mesh, parse_mesh
 from shardviz.layout.notation import parse
 from shardviz.layout.region import Region

@@ -12,8 +12,9 @@ from shardviz.check.step.jobs.rows_of_steps import moved_by, with_other_steps
 from shardviz.check.step.trace.calls import is_pipeline, parted_modules
 from shardviz.check.step.trace.traces import Kept, OfRank, Weight
 from shardviz.dump.records.step import GivenRecord
-from shardviz.explain.step.whole_step import (
+from shardviz.explain.step.batches import (
     DifferentBatch,
+    DrawnAlike,
     NormalizedByOwnRows,
     OwnOrder,
     RowsPairedOtherwise,
@@ -347,3 +348,18 @@ def test_masks_of_the_first_ranks_rows_are_told_from_rows_that_ranks_share(own, 
         parts = ids[rows], masks[:4]
         batches[rank] = [Kept.of(part.shape, part.astype(np.float64), "int64") for part in parts]
     assert isinstance(rows_of(whole, batches, parse_mesh("dp=2")).cause, cause)
+
+
+@pytest.mark.parametrize(
+    ("shares", "cause"),
+    [
+        (((0, 1), (0, 1)), DrawnAlike(2)),
+        (((0, 1), (2, 3)), DifferentBatch(of_jobs=True)),
+        (((2, 3), (2, 3)), DifferentBatch(of_jobs=True)),
+    ],
+)
+def test_draws_of_the_first_rows_on_all_ranks_are_named(shares, cause):
+    """The images are mixed with noise that the ranks draw, so that their rows are no rows of one process's."""
+    random, times = np.random.default_rng(7), np.array([42.0, 67.0, 76.0, 14.0])
+    batches = {rank: [kept(random.normal(size=(2, 6))), kept(times[list(own)])] for rank, own in enumerate(shares)}
+    assert rows_of([kept(random.normal(size=(4, 6))), kept(times)], batches, DP).cause == cause

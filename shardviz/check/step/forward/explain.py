@@ -34,8 +34,9 @@ from shardviz.check.step.forward.parts import (
 from shardviz.check.step.forward.stages import check_stages
 from shardviz.check.step.rules.factors import own_part, size_in_words
 from shardviz.explain.step.forward import WrongOutputLabel
+from shardviz.explain.step.joins import ConcatenatedTerms
 from shardviz.explain.step.modules import AveragedForward, RepeatedForwardSum
-from shardviz.explain.step.sums import ConcatenatedTerms, UnreducedBesideVector
+from shardviz.explain.step.sums import UnreducedBesideVector
 from shardviz.explain.templates import times_text
 from shardviz.layout.layout import Layout, padded_shapes, shared_placements
 from shardviz.layout.notation import write

@@ -14,8 +14,8 @@ import numpy as np
 from shardviz.check.step.trace.calls import is_within
 from shardviz.check.step.trace.judging import BAD
 from shardviz.check.step.trace.traces import in_both
+from shardviz.explain.step.batches import NormalizedByOwnRows
 from shardviz.explain.step.modules import RoundedInput
-from shardviz.explain.step.whole_step import NormalizedByOwnRows
 from shardviz.explain.templates import number
 from shardviz.layout.layout import Layout
 from shardviz.layout.placements import Partial, Shard, StridedShard

@@ -80,17 +80,11 @@ from shardviz.dump.records.trace import STEP
 from shardviz.explain.checkpoints.conversion import NarrowedOnTheWay
 from shardviz.explain.placement.splits import SameShard
 from shardviz.explain.placement.values import RepeatedDraw
+from shardviz.explain.step.batches import DifferentBatch, FilledBatch, WholeBatchPerRank
 from shardviz.explain.step.forward import PartOfAnotherRank
 from shardviz.explain.step.modules import UnexplainedModule
 from shardviz.explain.step.two_jobs import DifferentWeights
-from shardviz.explain.step.whole_step import (
-    DifferentBatch,
-    FilledBatch,
-    MisplacedWeights,
-    RowsOfPeers,
-    UnexplainedCopies,
-    WholeBatchPerRank,
-)
+from shardviz.explain.step.whole_step import MisplacedWeights, RowsOfPeers, UnexplainedCopies
 from shardviz.groups import in_groups
 from shardviz.relate.tolerance import NEAR_STARTS
 from shardviz.relate.values import magnitude

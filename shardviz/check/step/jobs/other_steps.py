@@ -31,15 +31,14 @@ from shardviz.check.step.jobs.optimizers import (
 )
 from shardviz.check.step.jobs.rows_of_steps import moved_by
 from shardviz.check.step.jobs.starts import OtherWeight, Weights, coarsest_of, moves_apart
+from shardviz.explain.step.batches import DifferentBatch, FilledBatch, OrderBeginsAgain, OtherRowLength
 from shardviz.explain.step.two_jobs import (
     DifferentSettings,
     EarlierStepsDiffer,
     Gradients,
     OtherPace,
-    OtherRowLength,
     StepsInNarrowDtype,
 )
-from shardviz.explain.step.whole_step import DifferentBatch, FilledBatch, OrderBeginsAgain
 from shardviz.groups import the_only
 from shardviz.layout.mesh import ranks_by
 from shardviz.relate.casts import is_narrower

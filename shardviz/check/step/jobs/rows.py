@@ -21,13 +21,8 @@ from shardviz.check.step.jobs.starts import Weights, split_of
 from shardviz.check.step.trace.calls import with_first_module
 from shardviz.check.step.trace.traces import Kept, OfRank, Point, counts_per_forward, joined_along, largest_of
 from shardviz.dump.records.trace import Place, What
-from shardviz.explain.step.whole_step import (
-    DifferentBatch,
-    RowsOfPeers,
-    RowsPairedOtherwise,
-    SharedRows,
-    WholeBatchPerRank,
-)
+from shardviz.explain.step.batches import DifferentBatch, DrawnAlike, RowsPairedOtherwise, SharedRows, WholeBatchPerRank
+from shardviz.explain.step.whole_step import RowsOfPeers
 from shardviz.groups import the_only
 from shardviz.layout.mesh import Mesh, ranks_by
 from shardviz.layout.splits import axes_in
@@ -126,7 +121,8 @@ def rows_of(whole_batch: list[Kept], batches: Mapping[int, list[Kept]], mesh: Me
     unknown = [rank for rank, known in rows.items() if known is None]
     size = next(iter(whole.shape), 0)
     if unknown:
-        return _of_unknown(unknown, whole, given)
+        others = [tensors for tensors in inputs if tensors[0] is not whole]
+        return _drawn_alike(others) or _of_unknown(unknown, whole, given)
     shares = {rank: tuple(known.tolist()) for rank, known in rows.items() if known is not None}
     parts = list(dict.fromkeys(shares.values()))
     every = [row for part in parts for row in part]
@@ -155,6 +151,25 @@ def rows_of(whole_batch: list[Kept], batches: Mapping[int, list[Kept]], mesh: Me
             not_joined=f"ranks were given unequal numbers of the other job's {size} rows: {shares_text(shares)}"
         )
     return Rows(np.array(every, np.int64), num_shares=len(parts))
+
+
+def _drawn_alike(others: Sequence[Sequence[Kept]]) -> Rows | None:
+    """Return that all ranks have the first rows of another input, which are drawn anew in each step; or None.
+
+    The rows of what it is combined with, as images with noise, are then no rows of the other job's.
+    """
+    for whole, *parts in others:
+        first, size = parts[0].values, next(iter(parts[0].shape), 0)
+        is_part = 0 < size < next(iter(whole.shape), 0) and len(np.unique(whole.values, axis=0)) > 1
+        are_alike = len(parts) > 1 and all(np.array_equal(part.values, first) for part in parts)
+        if is_part and are_alike and np.array_equal(whole.values[:size], first):
+            shapes = f"{list(parts[0].shape)} and {list(whole.shape)}"
+            text = (
+                f"all ranks were given the same {size} rows of one input, the first that the other job drew, and other "
+                f"rows of the rest (shapes {shapes})"
+            )
+            return Rows(problem=text, cause=DrawnAlike(size))
+    return None
 
 
 def _of_unknown(unknown: Sequence[int], whole: Kept, given: Mapping[int, Kept]) -> Rows:

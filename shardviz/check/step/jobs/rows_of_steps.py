@@ -13,8 +13,8 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from shardviz.check.step.jobs.rows import shares_text
-from shardviz.explain.step.two_jobs import OtherStepLength, RowsSplitTwice
-from shardviz.explain.step.whole_step import DifferentBatch, OwnOrder
+from shardviz.explain.step.batches import DifferentBatch, OwnOrder, RowsSplitTwice
+from shardviz.explain.step.two_jobs import OtherStepLength
 from shardviz.text import counted, join_numbers, named_ranks
 
 if TYPE_CHECKING:
