@@ -157,7 +157,7 @@ class AveragedInBackward(AtLine):
 
 
 class DetachedInLine(AtLine):
-    """A line detaches a tensor that gradients flow through in the unsharded model, or sends it to ranks without them.
+    """A line cuts the graph at a tensor that gradients flow through in the unsharded model.
 
     What a line keeps for a log, or a maximum that is subtracted and added again, may be detached. If the result goes on
     into the loss, a part of the gradient is missing, and nothing raises. Collectives of torch.distributed that fill
