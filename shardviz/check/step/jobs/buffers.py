@@ -66,7 +66,7 @@ LIKE = 0.25
 """The least cosine of what a rank has and what one process has, if that is made of the rank's rows, too."""
 
 CHANCE = 3.0
-"""How many standard deviations two drawn buffers' correlation, which is some 1 / sqrt(elements), is not beyond."""
+"""Two drawn buffers' correlation is within so many standard deviations, each 1 / sqrt(elements), of zero."""
 
 DRAWN = "the outputs of later steps: between steps each rank draws numbers of its own into this buffer, and reads them"
 
@@ -464,7 +464,7 @@ def _are_given_other_rows(axis: str, job: WholeJob) -> bool:
 
 
 def _is_like(values: NDArray[np.float64], wanted: NDArray[np.float64], *, is_drawn: bool) -> bool:
-    """Whether two buffers have more in common than chance gives them, nor a mean alone if they may be drawn."""
+    """Whether two buffers have much in common; if they may be drawn, besides their mean and beyond chance."""
     least = LIKE
     if is_drawn:
         values, wanted, least = values - values.mean(), wanted - wanted.mean(), max(LIKE, CHANCE / wanted.size**0.5)

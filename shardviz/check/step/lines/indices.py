@@ -66,8 +66,8 @@ def whole_index_fault(states: States) -> Fault | None:
             begins = sorted(set((begins_of(states, layout, size) or {}).values())) if chain else []
             largest = int(max(np.max(held, initial=0) for held in states.held(index).values()))
             if len(begins) > 1 and begins[1] <= largest < size:
-                at_line = states.lines.producer(index)
-                source = f" from {at(at_line.line, call.line)}" if at_line is not None else ""
+                maker = states.lines.producer(index)
+                source = f" from {at(maker.line, call.line)}" if maker is not None else ""
                 sentence = (
                     f"{reached(call)} reads each rank's {begins[1]} of {size} elements along dim {dim} at the indices"
                     f"{source}, which are those of the whole on every rank"

@@ -26,16 +26,9 @@ from shardviz.explain.step.factors import SequenceOfWhole
 from shardviz.explain.step.forward import UngatheredKeys
 from shardviz.explain.step.gradients import CutInModule, UnsummedInputGradient, WrongOutside
 from shardviz.explain.step.graphs import RecomputedOtherwise
-from shardviz.explain.step.line_reductions import (
-    GradientsOfOtherMicroBatches,
-    WrongOperator,
-)
-from shardviz.explain.step.lines import (
-    UnsummedLine,
-)
-from shardviz.explain.step.losses import (
-    UnexplainedLoss,
-)
+from shardviz.explain.step.line_reductions import GradientsOfOtherMicroBatches, WrongOperator
+from shardviz.explain.step.lines import UnsummedLine
+from shardviz.explain.step.losses import UnexplainedLoss
 from shardviz.explain.step.modules import (
     SkippedModule,
     UnexplainedBetweenModules,
@@ -44,16 +37,8 @@ from shardviz.explain.step.modules import (
     UnsummedModule,
     WrongArgument,
 )
-from shardviz.explain.step.sums import (
-    GradientNotReduced,
-    OutputNotReduced,
-    ResultNotRead,
-    UnreducedBesideVector,
-)
-from shardviz.explain.step.whole_step import (
-    RowsSentByOneRank,
-    UnexplainedBackward,
-)
+from shardviz.explain.step.sums import GradientNotReduced, OutputNotReduced, ResultNotRead, UnreducedBesideVector
+from shardviz.explain.step.whole_step import RowsSentByOneRank, UnexplainedBackward
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

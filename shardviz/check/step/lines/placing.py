@@ -76,11 +76,7 @@ from shardviz.explain.step.modules import (
 )
 from shardviz.explain.step.parts import CutByAnotherAxis, MisplacedOperand, SameSlices, ShiftedPart
 from shardviz.explain.step.scales import ClippedByParts, NormOverWrongAxes, RowsTimesOwnNumbers
-from shardviz.explain.step.sums import (
-    OutputNotReduced,
-    RepeatedTerm,
-    UnreducedBesideVector,
-)
+from shardviz.explain.step.sums import OutputNotReduced, RepeatedTerm, UnreducedBesideVector
 from shardviz.explain.step.update import StepOfPart, UnexplainedWeight
 from shardviz.explain.step.whole_step import (
     RankDependentCode,
