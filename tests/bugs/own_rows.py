@@ -429,7 +429,7 @@ CASES = (
             ),
         ),
         ("misordered",),
-        ("1.down", "in a different order than the weights that 1.down is multiplied with"),
+        ("1.down", "in a different order than those of the weights that it is multiplied with"),
         with_lines=True,
     ),
     Bug(

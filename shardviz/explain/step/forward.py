@@ -230,7 +230,7 @@ class PartsDealtOtherwise(Cause, kind="misordered"):
     copies: int
     why = (
         "{is_shared:?Several ranks along {axis} share a part of {tensor}, such as a key head. }The ranks along {axis} "
-        "have the parts of {tensor} in a different order than the weights that {tensor} is multiplied with"
+        "have the parts of {tensor} in a different order than those of the weights that it is multiplied with"
     )
     how = (
         "{is_shared:?give the ranks along {axis} the parts {parts:8} of {tensor} (torch.repeat_interleave), and sum "

@@ -75,10 +75,17 @@ def check_parts(evidence: Evidence, comparison: Compared) -> Reason | None:
             distinct = sorted(set(starts))
             copies = len(parts) // len(distinct)
             numbers = [distinct.index(start) for start in starts]
+            alike = [
+                other_name
+                for other_name, other, along, at in cut
+                if (other_name, along) != (name, axis)
+                and [int(part[0]) for part in _along(other, comparison.mesh, along, at)] == starts
+            ]
+            also = f"; {listed(alike, MAX_LISTED)} {'is' if len(alike) == 1 else 'are'} dealt alike" if alike else ""
             return Reason(
                 PartsDealtOtherwise(name, axis, len(parts), copies),
                 f"{name}'s parts of dim {dim} are {listed(numbers, 2 * MAX_LISTED)} along {axis}, and those of other "
-                f"weights rise: {_shown(parts)}",
+                f"weights rise: {_shown(parts)}{also}",
                 tensor=name,
                 held=_shown(parts),
             )
