@@ -105,7 +105,6 @@ def as_text(sweep: Audit, folder: Path | None = None) -> str:
     """Write out every class of disagreement with its smallest case, and the first repro.
 
     Args:
-        sweep: What the sweep found.
         folder: Where the repros were written; they are named then, and not written out.
     """
     from shardviz.versions import package_version

@@ -300,9 +300,6 @@ def report_job(args: argparse.Namespace, notes: Sequence[Note], code: int, *, is
     """Report each dump and whatever kept others from being written; return the exit code.
 
     Args:
-        args: The command's arguments.
-        notes: What the ranks left.
-        code: The job's exit code.
         is_traced: Whether a step was traced: a job of one process shards nothing that could be captured.
     """
     captured = {Path(note.text) for note in notes if note.kind == "captured"}
@@ -456,10 +453,7 @@ def keep_trace(session: Path, output: Path, *, is_captured: bool, force: bool) -
     """Move the trace of a job's step into its dump; make a dump if the job has none.
 
     Args:
-        session: Where the ranks on this machine left it.
-        output: The dump's folder.
         is_captured: Whether the job has written its dump.
-        force: Replace what is there, if that is a dump.
 
     Returns:
         Whether there is a trace.

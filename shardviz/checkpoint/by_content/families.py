@@ -198,7 +198,6 @@ def lines_of(choices: Iterable[FamilyMatch], sides: tuple[Collection[str], Colle
     """Return the lines of a map, the narrower patterns first if two fit one name.
 
     Args:
-        choices: What was found.
         sides: All names of both checkpoints.
     """
     place = {name: at for at, name in enumerate([*sides[0], *sides[1]])}

@@ -39,7 +39,6 @@ def read_dump(*folders: Path, warns: bool = True) -> Dump:
     """Read a dump, or its parts as one; warn about damaged files on stderr, and read the rest.
 
     Args:
-        folders: The dump's folder, or those of its parts.
         warns: Whether there is a warning: a check reports each such file as a finding.
 
     Raises:
@@ -182,7 +181,6 @@ def write_markup(text: str, output: Path | None, option: str = "-o") -> None:
     """Write SVG, HTML or JSON, which are UTF-8, to stdout or to a file.
 
     Args:
-        output: The file; None for stdout.
         option: The option that names the file.
 
     Raises:

@@ -51,7 +51,6 @@ class WatchedFiles:
     """The files of a probe, and the stamp of each from before it was read.
 
     Args:
-        probe: The probe's own file.
         notes: Where a rank notes the modules that it imports.
 
     Attributes:

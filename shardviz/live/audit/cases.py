@@ -306,12 +306,7 @@ _OWN = "torch.tensor(HELD[rank], dtype=whole.dtype).reshape(SHAPES[rank])"
 
 
 def repro(case: Case, name: str) -> str:
-    """Return a script that shows a case.
-
-    Args:
-        case: What went wrong.
-        name: The file's name, for its own docstring.
-    """
+    """Return a script that shows a case."""
     if case.function:
         return _FUNCTION_FRAME.format(
             what=str(case),

@@ -49,9 +49,6 @@ def idle_axes(
     """Return the axes of a mesh that split no tensor and aren't meant for replicas.
 
     Args:
-        model: The sharded model, in its wrappers.
-        mesh: The job's mesh.
-        locals_: This rank's tensors of it.
         shapes: The shapes of the unsharded model's tensors, as far as they are known, by name.
         ordinary: Axes that are known to split none.
     """

@@ -28,7 +28,6 @@ def local_tensors(model: nn.Module, mesh: Mesh | None = None) -> Iterator[Local]
     """Yield a model's parameters and buffers, as described by the library that split each.
 
     Args:
-        model: Sharded or not.
         mesh: The run's mesh, whose axes give the libraries' groups their names.
     """
     done, names = set(), registry.names(model)

@@ -58,10 +58,7 @@ def own_buffers(
 
     Args:
         before: The model's buffers before it was filled.
-        locals_: The sharded model's tensors.
         stamps: Of those that were filled with ids.
-        mesh: The job's mesh.
-        rank: This rank.
     """
     here = {local.name: local.values.cpu() for local in locals_ if _is_plain_buffer(local, before)}
     fitting = {name: _fitting(before[name].values, values, mesh, rank) for name, values in here.items()}

@@ -61,8 +61,6 @@ def capture_passes(capture: Capture, sharding: Sharding, pipeline_part: Pipeline
     """Capture where every element went, and torch's own reassembly. Every rank calls this.
 
     Args:
-        capture: The capture of this rank, to which the ids are added.
-        sharding: How to build and shard the model.
         pipeline_part: This rank's part of the model; without stamps, the whole model is built on all ranks.
 
     Returns:
@@ -101,11 +99,7 @@ def add_ids(
     """Record the ids of a stamped and sharded model, or the reason why a cast lost them. Every rank calls this.
 
     Args:
-        capture: The capture of this rank, to which the ids are added.
         locals_: This rank's tensors, with the dump's names.
-        stamped: The result of stamping.
-        pipeline_part: This rank's part of the model.
-        mesh: The mesh of the job, if there is one.
 
     Returns:
         How many tensors lost their ids.
@@ -233,11 +227,7 @@ MAX_ELEMENTS = 1 << 26
 
 
 def _refusals(tensors: Mapping[str, DTensor]) -> dict[str, str]:
-    """Return why tensors must not be gathered, the same on all ranks. Every rank calls this.
-
-    Args:
-        tensors: This rank's DTensors by name.
-    """
+    """Return why tensors must not be gathered, the same on all ranks. Every rank calls this."""
     refusals_here = {
         name: (_reason(tensor), plain_mesh(tensor.device_mesh).ranks, tuple(tensor.shape))
         for name, tensor in tensors.items()

@@ -89,10 +89,8 @@ def agree(mesh: Mesh, axes: Sequence[str], stamps: Sequence[Stamp], names: Colle
     """Return this rank's part of the model, as all ranks agree. Every rank calls this.
 
     Args:
-        mesh: The job's mesh.
         axes: Its axes along which ranks have different layers.
         stamps: This rank's stamps, of the whole model or of its own stage; empty if nothing was stamped.
-        names: The tensors that this rank has now.
 
     Raises:
         MeshError: The mesh has no such axis.

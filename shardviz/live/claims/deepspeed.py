@@ -249,7 +249,6 @@ def _of_buffers(engine: nn.Module, model: nn.Module) -> Iterator[Fragment]:
 
     Args:
         engine: The engine, whose optimizer has the moments; or the model itself.
-        model: The unwrapped model.
     """
     states, visited = _states(engine), set()
     for role, name, tensor in named_tensors(model):

@@ -71,7 +71,6 @@ def as_part(local: Local, shapes: Mapping[str, tuple[int, ...]], roles: Collecti
     """Return a plain tensor that may be a part of what it was before sharding with the shape of the whole.
 
     Args:
-        local: The tensor.
         shapes: Shapes before sharding by name.
         roles: The roles of tensors that may be parts.
     """
@@ -98,9 +97,6 @@ def not_understood(name: str, role: Role, tensor: torch.Tensor, why: str) -> Loc
     """Return a tensor known by its name, its shape and its dtype alone.
 
     Args:
-        name: Its name.
-        role: Its role.
-        tensor: The tensor.
         why: What is not understood, with the name of the class or the library.
     """
     shape = tuple(tensor.shape)

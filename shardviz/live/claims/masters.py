@@ -99,7 +99,6 @@ def states(weights: Mapping[torch.Tensor, Local], kept: Mapping[Any, Mapping[str
     """Yield this rank's part of what an optimizer keeps of parameters' copies, under names such as `up.weight.exp_avg`.
 
     Args:
-        weights: What this rank has of each parameter.
         kept: The optimizer's `state`.
     """
     for parameter, weight in weights.items():

@@ -74,9 +74,6 @@ def of_tensor(name: str, role: Role, tensor: torch.Tensor, mesh: Mesh | None = N
     """Return this rank's part of one tensor, with the claim of the library that split it.
 
     Args:
-        name: Its fully qualified name.
-        role: Its role.
-        tensor: A plain tensor, a DTensor, or one that a library marked.
         mesh: The run's mesh, whose axes give a library's groups their names.
     """
     locals_found = (find(name, role, tensor, mesh) for find in _functions("of_tensor"))
@@ -132,7 +129,6 @@ def gradients(weights: Mapping[torch.Tensor, Local], stepper: object, stepped: C
     """Yield this rank's part of the gradients of what is stepped in parameters' place.
 
     Args:
-        weights: What this rank has of each parameter.
         stepper: The library's engine or optimizer whose step it is.
         stepped: The identities of what the inner optimizer steps now.
     """

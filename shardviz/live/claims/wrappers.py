@@ -55,7 +55,6 @@ def reducing(model: nn.Module, prefix: str = "") -> list[WrapperRecord]:
     """Return the wrappers that reduce a model's gradients, with their groups and parameters.
 
     Args:
-        model: The model, as the wrappers made it.
         prefix: What stands before every name in the dump.
     """
     names = {id(param): prefix + clean_name(name) for name, param in _innermost(model).named_parameters()}
@@ -158,7 +157,6 @@ def without_adapter(name: str, adapted: Collection[str]) -> str:
     """Return what a tensor is called without the adapters around its layer.
 
     Args:
-        name: Its name.
         adapted: The modules that have adapters.
 
     Example:

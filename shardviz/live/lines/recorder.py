@@ -167,10 +167,7 @@ class Recorder:
         """Record a call after it has run.
 
         Args:
-            function: Its name.
             inputs: The numbers of what it was given.
-            call_inputs: Its arguments.
-            returned: What it returned.
             versions: The versions of the tensors in its arguments before it ran.
             wait: Whether values may come later: its collective is not waited for yet.
         """
@@ -362,8 +359,6 @@ def recording(
 
     Args:
         model: The model; the hooks on its modules are removed at the end.
-        name: The module's name; empty for the model itself.
-        guarded: The recorder's.
         is_alone: Whether the module gets aliases of its inputs, whose gradients are what this module alone sends back.
     """
     inner = unwrapped(model)

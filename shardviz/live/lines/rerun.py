@@ -122,10 +122,8 @@ class Again:
         """Record the calls inside of a module.
 
         Args:
-            capture: This rank's.
             module: The module's name; empty for the model itself. Of torch's own modules the one around them is taken,
                 which has lines of the user's.
-            step_unsharded: Steps the unsharded model.
         """
         whole_model, asked_module = self.unsharded.build(), module
         module = with_own_lines(whole_model, module)
@@ -158,8 +156,6 @@ def modules_asked_for(question: str, folder: Path, rank: int) -> Sequence[str]:
     Args:
         question: "package.module:function", called on rank 0 with the dump's folder: the judge imports no torch, and is
             not imported here.
-        folder: The folder, which all ranks have written to.
-        rank: This rank.
     """
     of_all_ranks(None)
     module, _, name = question.partition(":")
@@ -202,10 +198,6 @@ def differ(
     part: this asks whether to look, and the judge decides.
 
     Args:
-        held: This rank's gradients, states and weights.
-        wanted: The unsharded model's.
-        losses: This rank's loss, and the unsharded model's.
-        rank: This rank.
         near: By how much of the largest number anything may be off.
     """
     by_name = {(local.role, local.name): local for local in wanted}

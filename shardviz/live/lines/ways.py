@@ -63,9 +63,7 @@ class Ways:
 
         Args:
             readers: The call that reads each tensor, by the tensor's number; None if that is not kept.
-            numbers: The numbers of the tensors that it was given.
             edges: Where their gradients go, as that was before the call.
-            made: What it returned or wrote into.
         """
         by_edge = {edge: number for edge, number in zip(edges, numbers, strict=True) if edge is not None}
         ways: dict[int, list[tuple[Node, int]]] = {}

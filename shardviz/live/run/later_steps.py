@@ -55,12 +55,7 @@ class LaterSteps:
     """Follows a model's calls and its optimizers from the traced step on."""
 
     def __init__(self, module: nn.Module, hook: Callable[[Callable[..., None]], Callable[..., None]]) -> None:
-        """Follow a module's calls.
-
-        Args:
-            module: What the job calls.
-            hook: Makes a hook of a function.
-        """
+        """Follow a module's calls."""
         self._step: Step | None = None
         self._written: Written | None = None
         self._averages: Averages | None = None

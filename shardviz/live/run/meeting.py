@@ -119,7 +119,6 @@ def refuse_save(session: Session, what: str) -> NoReturn:
     """End this rank of a job with stamped weights, skipping the end of its script.
 
     Args:
-        session: What is known of the job.
         what: The save that it was about to make, for the command.
     """
     rank, code = -1, 0

@@ -58,12 +58,7 @@ class Outside:
 
 
 def outside(root: nn.Module, optimizers: Iterable[Optimizer]) -> Outside:
-    """Return what optimizers that step a model's parameters step beside them.
-
-    Args:
-        root: The model as the job calls it.
-        optimizers: The job's.
-    """
+    """Return what optimizers that step a model's parameters step beside them."""
     trainable = {id(parameter) for parameter in root.parameters() if parameter.requires_grad}
     by_optimizer = [dict(_parameters(optimizer)) for optimizer in optimizers]
     stepped: dict[str, torch.Tensor] = {}
@@ -228,10 +223,6 @@ WITHOUT_GRADIENT = (
 
 def find_copies(root: nn.Module, optimizers: Iterable[Optimizer]) -> bool:
     """Find copies of a model's parameters among what optimizers step that steps none of them.
-
-    Args:
-        root: The model as the job calls it.
-        optimizers: The job's.
 
     Returns:
         Whether there are any.

@@ -45,8 +45,6 @@ class ReadBuffers:
         """Copy them, of large ones a sample of that many elements.
 
         Args:
-            root: The model.
-            most: How many.
             beside: Modules that the job calls beside it, such as a loss, by the name before their buffers'.
         """
         self._models, self._most = {"": unwrapped(root)} | dict(beside or {}), most

@@ -120,9 +120,6 @@ def write_step(step: Step, folder: Path, command: tuple[str, ...], problem: str 
     """Write this rank's file, and on the first rank of each disk that of the run.
 
     Args:
-        step: What was seen.
-        folder: Where to; it is made.
-        command: The job's, for the record.
         problem: Why the step has no end; empty if it has one.
 
     Returns:
@@ -231,7 +228,6 @@ def gradients_of(step: Step, instead: Collection[str] = ()) -> Iterator[Local]:
     """Yield copies of this rank's part of gradients, of large ones a sample.
 
     Args:
-        step: The step, before its optimizer steps.
         instead: Parameters in whose place something else is stepped: what is in their `.grad` is not what that gets.
     """
     for local in (*local_tensors(unwrapped(step.root)), *step.outside.tensors()):

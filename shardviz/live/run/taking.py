@@ -58,10 +58,7 @@ def take(session: Session, root: nn.Module, folder: Path | None = None, stage: S
     """Capture a model, if every rank comes to it.
 
     Args:
-        session: What is known of the job.
-        root: The model, or this rank's stage of a pipeline.
         folder: Where to; by default where the options say, with a number for each model of the job.
-        stage: The place of the stage, if it is one.
 
     Returns:
         The dump, or what kept the model from being captured: that is not raised in somebody's job.
@@ -186,9 +183,7 @@ def told_apart(pipeline_part: PipelinePart, group: Any, names: Iterable[str]) ->
     """Put a stage's coordinate before names that stages share. Every rank calls this.
 
     Args:
-        pipeline_part: The stage, along one axis.
         group: The process group of the ranks that have the other stages.
-        names: The names of its tensors.
     """
     numbered_here = {name for name in names if any(word.isdigit() for word in name.split("."))}
     ranks = tuple(distributed.get_process_group_ranks(group))

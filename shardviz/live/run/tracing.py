@@ -183,7 +183,6 @@ class Follower:
 
         Args:
             norm: The norm by which the library clipped gradients; None if it took none.
-            limit: What that may be.
         """
         library_step, self._library_step = self._library_step, None
         if library_step is None or not library_step.optimizers:
@@ -442,12 +441,7 @@ class LibraryStep:
     unknown: dict[str, str] = field(default_factory=dict)
 
     def add(self, optimizer: Optimizer, step: Step | None) -> None:
-        """Add an inner optimizer's step, before it is made.
-
-        Args:
-            optimizer: The optimizer.
-            step: The step that is followed, if there is one.
-        """
+        """Add an inner optimizer's step, before it is made."""
         self.optimizers.append(optimizer)
         if step is None or not steps(optimizer, step.root):
             return

@@ -159,8 +159,6 @@ def axes_of_one_batch(probe: ModuleType, mesh: Mesh, outputs: Sequence[torch.Ten
     Without BATCH_AXES every rank is given the whole batch. A step of its own may still cut it: outputs then differ.
 
     Args:
-        probe: The probe.
-        mesh: The run's mesh.
         outputs: What the model returned on this rank, run by run.
     """
     if hasattr(probe, "BATCH_AXES"):
@@ -208,8 +206,6 @@ def in_turns(batch: Batch, parts: int, turns: int) -> Batch | None:
     """Reorder a batch's rows: each of its micro-batches then has the same micro-batch of every part.
 
     Args:
-        batch: The batch.
-        parts: The number of equal parts of its rows.
         turns: How many micro-batches the batch is cut into, and each part.
 
     Returns:
@@ -237,9 +233,6 @@ def add_sequence(stamped: Stamped, probe: ModuleType, mesh: DeviceMesh, capture:
 
     Args:
         stamped: The model's stamps; the ids of positions follow them.
-        probe: The probe's module.
-        mesh: The run's mesh, as torch's object.
-        capture: The capture of this rank, to which the positions are added.
 
     Returns:
         The stamps, plus one for every name, as long as the sequence.

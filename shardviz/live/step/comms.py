@@ -208,8 +208,6 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
         """Return the collectives, with the axes of the run's mesh that each group runs along.
 
         Args:
-            mesh: The run's mesh.
-            rank: This rank.
             with_ranks: Whether to name the ranks of a group that runs along no axis.
         """
         collectives = []

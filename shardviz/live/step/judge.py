@@ -61,8 +61,6 @@ def judging(
     """Write this rank's values of the sharded step, and yield its judge. Every rank calls this.
 
     Args:
-        on: The probe on this rank.
-        step: The sharded step.
         before: This rank's tensors before the step, if the values are kept.
         after: Returns the same after it, with their gradients.
     """
@@ -206,10 +204,7 @@ def values_at(trace: Trace, place: Place, count: int, dim: int = 0) -> torch.Ten
     """Return a trace's values at a place, micro-batches joined; None if some are missing.
 
     Args:
-        trace: The trace.
-        place: The place.
         count: How often its module is called in one forward of the whole batch.
-        dim: The dim.
     """
     calls = trace.calls[place.module][place.call :: count]
     sides = [call.inputs if place.what.endswith("input") else call.outputs for call in calls]
@@ -225,7 +220,6 @@ def weight_sketches(reference: UnshardedStep, drawn: Collection[str]) -> Iterato
     """Yield the unsharded model's weights in few numbers.
 
     Args:
-        reference: The unsharded model's step.
         drawn: The weights that were drawn after sharding.
     """
     for local in reference.before:

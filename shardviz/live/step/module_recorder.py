@@ -355,7 +355,6 @@ def add_points(capture: Capture, trace: Trace) -> None:
 
     Args:
         capture: Where to; a tensor that goes through several modules is written once.
-        trace: This rank's.
     """
     names: dict[int, str] = {}
     sides: tuple[tuple[What, What], ...] = (("input", "gradient of input"), ("output", "gradient of output"))

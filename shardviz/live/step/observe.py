@@ -65,8 +65,6 @@ def observed(
 
     Args:
         model: The model; the hooks on its modules are removed at the end.
-        stages: This rank's stages of a pipeline, by number.
-        followed: The modules whose inputs, outputs and gradients are kept.
         values: Whether outputs and gradients are kept; if nothing has values, only collectives and stages are.
     """
     inner = unwrapped(model)
@@ -124,10 +122,6 @@ def adam_states(model: nn.Module, params: Sequence[Local]) -> list[Local]:
 
     Adam works element by element, so shards are stepped as plain tensors; a first step through DTensors takes a hundred
     times as long. Every rank calls this: a gradient whose placements are not its parameter's is first redistributed.
-
-    Args:
-        model: The model, after backward.
-        params: Its parameters as captured.
     """
     moved, again = dict(_moved_gradients(model)), tied_again(unwrapped(model))
     states: list[Local] = []
@@ -164,7 +158,6 @@ def optimizer_states(optimizer: torch.optim.Optimizer, model: nn.Module, params:
 
     Args:
         optimizer: The optimizer after its step; if it is itself sharded, this rank's part counts.
-        model: The model that it steps.
         params: The model's parameters as captured, which give the place of a flat parameter's stretch.
     """
     inner = getattr(optimizer, "optim", optimizer)

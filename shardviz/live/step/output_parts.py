@@ -126,10 +126,7 @@ def reduction_of(
     """Return the reduction over the batch's axes that gives every rank the unsharded model's value.
 
     Args:
-        reference: The unsharded model's.
         of_ranks: What every rank has that returns an output.
-        mesh: The run's mesh.
-        batch_axes: The axes that split the batch.
         precision: The relative precision of the narrowest numbers in the step.
     """
     is_shared_out = bool(batch_axes) or any(len(offer.parts) > 1 for offer in of_ranks.values())
@@ -166,8 +163,6 @@ def output_dims(shape: Shape, whole: Shape | None, batch: Shape, counts: Mapping
     or, as a mean over a sequence does, has lost the dim.
 
     Args:
-        shape: The output's shape on this rank.
-        whole: The unsharded model's, if it has one.
         batch: The shape of this rank's part of the batch, which tells dims apart that have as many parts.
         counts: The number of parts of each dim of the batch.
     """

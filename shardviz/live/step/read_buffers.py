@@ -33,10 +33,7 @@ def read_buffers(probe: ModuleType, model: nn.Module, before: Sequence[Local], b
     makes each rank's model another one.
 
     Args:
-        probe: The probe, for its loss.
         model: The model after its step.
-        before: Its tensors before the step.
-        batch: The whole batch.
     """
     old = {local.name: local.values for local in before if local.role == "buffer"}
     buffers = {clean_name(name): buffer for name, buffer in unwrapped(model).named_buffers()}

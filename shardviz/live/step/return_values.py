@@ -75,8 +75,6 @@ def _leaves(value: Any, path: str, inside: tuple[int, ...], budget: list[int]) -
     """Yield tensors, numbers as tensors, and what cannot be looked into, each with its path.
 
     Args:
-        value: What to look through.
-        path: Its path.
         inside: The ids of the containers and objects that it is in; one that is in itself is left out.
         budget: One number: how many more containers and objects are looked through.
     """

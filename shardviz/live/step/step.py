@@ -124,14 +124,8 @@ def sharded_step(
     """Step the sharded model on this rank's part of the batch.
 
     Args:
-        probe: The probe, for its loss or its step.
-        model: The sharded model.
         batch: This rank's part of the batch.
-        mesh: The mesh, for the probe's step.
-        stages: This rank's stages of a pipeline, by number.
         has_output: Whether the model's output is this rank's: in a pipeline the last stage has it.
-        seed: What this rank is seeded with before the step.
-        followed: The modules whose inputs, outputs and gradients are kept.
     """
     torch.manual_seed(seed)
     observing, clipping = observed(model, stages, followed), noted_clips(model, probe)
@@ -255,8 +249,6 @@ def results(step: StepResult, mesh: Mesh, axes: Mapping[str, int], whole: torch.
     numbers that every rank would print: equal everywhere, and about the whole batch.
 
     Args:
-        step: The result of the step.
-        mesh: The run's mesh.
         axes: The axes over which the batch is split, with the dims that they split.
         whole: The unsharded model's output, which shows where the batch's dims are.
     """
@@ -281,11 +273,8 @@ def due_placements(
     """Return the placements that an output should have along the batch's axes.
 
     Args:
-        shape: Its shape on this rank.
         whole: The unsharded model's, if it has one.
         sizes: The shape of this rank's part of the batch.
-        axes: The axes over which the batch is split, with the dims that they split.
-        mesh: The run's mesh.
     """
     dims = output_dims(shape, whole, sizes, num_parts(axes, mesh))
     placements = {dim: Replicate() if at is None else Shard(at) for dim, at in dims.items()}

@@ -86,14 +86,7 @@ def copied_gradients(locals_: Sequence[Local]) -> list[Local]:
 def update_of(
     optimizer: torch.optim.Optimizer, model: nn.Module, before: Sequence[Local], after: Sequence[Local]
 ) -> Update:
-    """Return the result of an optimizer's step.
-
-    Args:
-        optimizer: The optimizer after its step.
-        model: The model that it steps.
-        before: The model's tensors before the step.
-        after: The same after it.
-    """
+    """Return the result of an optimizer's step."""
     rates = _rates(optimizer)
     by_name = dict(_rates_by_name(model, rates))
     notes: tuple[str, ...] = ()
@@ -132,10 +125,6 @@ def distinct_gradients(before: Sequence[Local], after: Sequence[Local]) -> list[
 
     An optimizer may clip gradients, but it must clip all parts of one gradient by the same factor. Every rank calls
     this.
-
-    Args:
-        before: This rank's tensors before the optimizer stepped.
-        after: The same after it.
     """
     grads_after = {one.name: one for one in after}
     factors_here = {
@@ -218,13 +207,6 @@ def updated_shards(
     on: ProbeOnRank, model: nn.Module, before: list[Local], step: StepResult, unsharded: UpdatedReference
 ) -> tuple[list[Local], list[Local]]:
     """Let the optimizer step. A probe without an optimizer gets Adam, and only Adam's state is kept.
-
-    Args:
-        on: The probe.
-        model: The sharded model.
-        before: Its tensors before the step.
-        step: The step.
-        unsharded: The unsharded model after its optimizer's step.
 
     Returns:
         The tensors with the gradients to check; and the optimizer's state with the updated weights.

@@ -66,7 +66,6 @@ def ask(folder: Path, pids: dict[int, int]) -> dict[int, dict[int, Stack]]:
     """Ask processes for their stacks.
 
     Args:
-        folder: The folder given to `register`.
         pids: The process to ask, by the rank that it registered with.
 
     Returns:
@@ -164,7 +163,6 @@ def axes_text(group: Collection[int], coords: Sequence[str]) -> str:
     """Name the axes along which a group's ranks differ: "over tp"; empty if unknown.
 
     Args:
-        group: Global ranks.
         coords: A label for every rank, "fsdp=1, tp=0"; without labels nothing can be named.
     """
     if not group or not all(rank < len(coords) for rank in group):

@@ -189,7 +189,6 @@ def step_tree(dump: Dump, findings: Sequence[Finding], reference: str = UNSHARDE
 
     Args:
         findings: What the check found; the first that names a module says which call is the first wrong one.
-        reference: What the step is compared with.
     """
     finding = next((finding for finding in findings if finding.module), None)
     calls = Calls.of(dump).in_order

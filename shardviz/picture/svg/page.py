@@ -178,9 +178,7 @@ def sheet(parts: Sequence[SvgFragment], name: str, about: str, *, is_alone: bool
 
     Args:
         parts: From top to bottom.
-        name: What is drawn.
         about: What it shows, for screen readers.
-        is_alone: As in `svg`.
     """
     body = stack(*parts, gap=16, at=(MARGIN, MARGIN))
     width, height = body.width + 2 * MARGIN, body.height + MARGIN
@@ -201,7 +199,6 @@ def mesh_figure(mesh: Mesh, *, style: bool, marked: Collection[int] = (), heat: 
     """Draw a mesh alone as an `svg` element.
 
     Args:
-        style: As in `figure`.
         marked: Ranks that carry the glyph `✗`.
         heat: What ranks are colored by, with a sign for how much; by their place by default.
     """

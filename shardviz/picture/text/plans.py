@@ -303,7 +303,6 @@ def choice_lines(rows: Sequence[Row], memory: int, width: int) -> Iterator[Text]
     """Yield the meshes that fit, as `fitting` sorts them, and then which do not and why.
 
     Args:
-        rows: The meshes that were planned.
         memory: Bytes that a rank has; 0 if it is not given.
     """
     rows = sorted(rows, key=lambda row: row.place)

@@ -179,9 +179,7 @@ def check_reduced(model: nn.Module, axis: str | None, mesh: DeviceMesh | None) -
     """Return all ranks' gradients, and findings for copies that differ. Every rank calls this.
 
     Args:
-        model: A module, after its backward.
         axis: The mesh axis along which to compare; None for all of them.
-        mesh: The mesh of the job.
 
     Raises:
         MeshError: The mesh has no such axis.

@@ -332,11 +332,7 @@ def explain_difference(
     """Return findings with a difference's known cause, or else its worst element.
 
     Args:
-        dump: The dump that the tensor is of.
-        tensor: The tensor, or its fold.
-        comparison: The same, compared with its reference.
         far: The ranks whose values are too far from it, and which of them.
-        tolerance: The tolerance, as text.
         references: The reference's tensors of the same role, by name.
     """
     if placed := place_findings(dump, tensor, comparison):

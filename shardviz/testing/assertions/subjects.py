@@ -59,7 +59,6 @@ def locals_of(subject: Subject, mesh: DeviceMesh | None, of: Collection[Role] = 
 
     Args:
         subject: A module's parameters and buffers and their gradients, an optimizer's state, or tensors.
-        mesh: The mesh of the job, if there is one.
         of: The roles of the tensors to return for a module.
 
     Raises:
@@ -152,10 +151,7 @@ def gather_ids(model: nn.Module, mesh: DeviceMesh | None, stamps: Stamped, stage
     """Return the ids that all ranks hold of a stamped model. Every rank of the job calls this.
 
     Args:
-        model: The model, or this rank's stage of it.
         mesh: The mesh of the job; by default all ranks in a row.
-        stamps: The result of stamping the model before it was sharded.
-        stage_axes: The mesh axes along which ranks have different layers.
 
     Raises:
         MeshError: The mesh has no such axis.
@@ -177,7 +173,6 @@ def gather(
     Args:
         add: Captures this rank's tensors.
         mesh: The mesh of the job; by default all ranks in a row.
-        stamps: The result of stamping the model before it was sharded.
         reference: What values were compared with, in words, if that is what ids stand for.
 
     Raises:

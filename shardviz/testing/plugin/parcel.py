@@ -167,7 +167,6 @@ def pack_arguments(item: pytest.Function, mesh: Mesh) -> Arguments:
     """Pickle the arguments of a test.
 
     Args:
-        item: A test whose fixtures are set up.
         mesh: The value that the fixture `mesh` gave: arguments that are it become the device mesh.
 
     Raises:

@@ -102,7 +102,6 @@ def contents_of(model: nn.Module, optimizer: Any, mesh: DeviceMesh | None) -> Ra
     Args:
         model: The model, or this rank's stage of it; tensors that no checkpoint has are left out.
         optimizer: Anything with `param_groups` and `state`, or None.
-        mesh: The mesh of the job, if there is one.
     """
     inner = unwrapped(model)
     frozen = frozenset(clean_name(name) for name, one in inner.named_parameters() if not one.requires_grad)

@@ -313,7 +313,6 @@ def findings_of(received: TransferOutcome, placed: Sequence[Finding]) -> Iterato
     """Yield findings of received tensors.
 
     Args:
-        received: What became of every tensor.
         placed: Where the elements are that the unplaced tensors have.
     """
     padded = [name for name in received.parts if received.is_padded(name)]

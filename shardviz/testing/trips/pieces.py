@@ -98,8 +98,6 @@ def made_of(names: Collection[str], entries: Mapping[str, Entry], rules: Iterabl
     """Return the recipe of each target tensor; without a rule, the source's of the same name.
 
     Args:
-        names: The target's names.
-        entries: The source's tensors by name.
         rules: The map, with the target's names on either side.
 
     Raises:

@@ -41,10 +41,7 @@ def places(
     """Return findings that locate the wrong elements of some tensors. Every rank calls this.
 
     Args:
-        locals_: What this rank has.
         targets: What it should have; the others' elements are looked for in these too.
-        names: The tensors to look at.
-        reference: What was sent, in words.
     """
     reference_entries = _reference_of(
         {name: target for name, target in targets.items() if target.entry.dtype != "bool"}

@@ -293,8 +293,6 @@ def fused_findings(
     """Return findings of whole fused tensors, and their parts' names. Every rank calls this.
 
     Args:
-        cut: How the target is cut.
-        target_locals: What this rank has of it.
         parts: What became of each piece on every rank.
     """
     wrong = {name for name, ranks in parts.items() if any(one.fate in ("other", "swapped") for one in ranks)}

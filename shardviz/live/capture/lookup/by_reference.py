@@ -131,7 +131,6 @@ def wanted_of(locals_: Iterable[Local], tied: Iterable[tuple[str, ...]]) -> dict
     """Return what is to be looked up, of all ranks together. Every rank calls this.
 
     Args:
-        locals_: This rank's tensors.
         tied: The groups of names that share storage on this rank.
     """
     groups = {name: group for group in tied for name in group}
@@ -152,8 +151,6 @@ def known_in(
     """Look up a model's tensors in a reference; a missing one is looked up by its tied names.
 
     Args:
-        reference: What values are compared with.
-        lookups: The model's tensors by name.
         names: A map, if the reference has other names, or tensors that the model's are made of: `name: expression`.
         strangers: Whether it may have none of them.
 
@@ -255,7 +252,6 @@ def as_copies(locals_: Sequence[Local], mesh: Mesh, stage_axes: Sequence[str]) -
 
     Args:
         locals_: What this rank holds, each of the shape that it has in the reference.
-        mesh: The job's mesh.
         stage_axes: The axes along which ranks have different layers.
     """
     copies = mesh, (Replicate(),) * mesh.ndim
@@ -267,9 +263,6 @@ def add_by_reference(capture: Capture, locals_: Sequence[Local], sources: Known,
     """Write down where the elements of this rank's tensors belong. Every rank calls this.
 
     Args:
-        capture: What this rank has to say.
-        locals_: What it holds.
-        sources: What the reference knows of them.
         sift: Says which tensors it does not cover after all.
     """
     capture.not_checked += sources.not_checked

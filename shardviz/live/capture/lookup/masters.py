@@ -110,14 +110,7 @@ def _has_any(flat: NDArray[Any], samples: list[NDArray[Any]]) -> bool:
 
 
 def add_masters(capture: Capture, engine: nn.Module, mesh: Mesh, pipeline_part: PipelinePart) -> None:
-    """Record this rank's master copies and moments; nothing if no rank has any.
-
-    Args:
-        capture: What this rank has to say.
-        engine: The model as the job calls it.
-        mesh: The run's mesh.
-        pipeline_part: This rank's part of the model.
-    """
+    """Record this rank's master copies and moments; nothing if no rank has any."""
     masters = {pipeline_part.prefix + master.name: master for master in registry.fragments(engine)}
     of_all = of_all_ranks({name: _claim_of(master) for name, master in masters.items()})
     names = list(dict.fromkeys(name for of_rank in of_all for name in of_rank))

@@ -118,7 +118,6 @@ def rounded_files(of_all: Mapping[str, list[Candidate]], locals_: Iterable[Local
 
     Args:
         of_all: What any rank knows of each tensor that no rank holds as it is, the same on all ranks.
-        locals_: The tensors of this rank.
     """
     roundings: dict[str, tuple[int, str]] = {}
     for local in locals_:
@@ -146,7 +145,6 @@ def all_rounded(
     """Return all candidates, rounded to the dtype in which some rank holds a file's tensors.
 
     Args:
-        of_all: What any rank knows of each tensor.
         unknown: The tensors that no rank holds as a file has them.
         rounded: Those of them that some rank holds rounded.
     """
@@ -196,9 +194,6 @@ def sifting(
 
     Args:
         kept_values: What is known of the model's tensors from before they were sharded.
-        chosen: What they are compared with.
-        locals_: Those of this rank.
-        moments: Its optimizer's states that are compared, too.
     """
     snapshots = chosen.snapshots
     samples = {name: kept.sample for name, kept in kept_values.items() if name in chosen.before}

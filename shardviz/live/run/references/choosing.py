@@ -90,11 +90,7 @@ def chosen(
     """Choose what each tensor of a model is compared with. Every rank calls this.
 
     Args:
-        session: The folder that this rank writes to.
         sources: What values may be compared with, the newest last.
-        model: The model, without wrappers.
-        locals_: Its tensors on this rank.
-        kept_values: What is known of them from before they were sharded.
         skipped: Those that a load on this rank missed, though it was given their values under another prefix.
     """
     own_candidates = candidates(session, sources, model, [local.name for local in locals_])
@@ -181,7 +177,6 @@ def fitting(
 
     Args:
         of_all: What any rank knows of each tensor, the same on all ranks.
-        locals_: The tensors of this rank.
         skipped: Those that a load on this rank missed, though it was given their values under another prefix.
         discarded: What was read from each file into tensors that are gone, the same on all ranks.
     """
@@ -267,8 +262,6 @@ def discarded_on_all_ranks(
     rank calls this.
 
     Args:
-        sources: What values may be compared with.
-        locals_: The model's tensors on this rank.
         of_all: What any rank knows of each of them, the same on all ranks.
     """
     mine: dict[Path, set[str]] = {}

@@ -271,7 +271,6 @@ def looks_stamped(content: object, reference: str) -> bool:
     """Whether a pickle has weights of a stamped copy, which has no mark there.
 
     Args:
-        content: What was unpickled.
         reference: The copy. A pickle's tensor counts if it has the values of one of its shape, in whichever dtype.
     """
     nested = content.state_dict() if isinstance(content, nn.Module) else content

@@ -335,8 +335,6 @@ def may_write(session: Path | str, size: int, what: str) -> bool:
     One rank on each disk does; all of them in a pipeline, whose layers differ, and of a small model.
 
     Args:
-        session: The folder.
-        size: The bytes of the values.
         what: What they are, for a report that there is no room.
     """
     is_of_all = size <= SMALL or "torch.distributed.pipelining" in sys.modules
@@ -344,12 +342,7 @@ def may_write(session: Path | str, size: int, what: str) -> bool:
 
 
 def is_first_here(folder: Path | str, what: str = "session") -> bool:
-    """Whether this is rank 0, or the first rank of a machine without rank 0's folder.
-
-    Args:
-        folder: This rank's, which is there.
-        what: What it is for.
-    """
+    """Whether this is rank 0, or the first rank of a machine without rank 0's folder."""
     if rank_here() == 0:
         if distributed.is_initialized():
             default_store().set(f"shardviz/{what}", str(folder))

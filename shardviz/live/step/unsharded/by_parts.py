@@ -73,12 +73,8 @@ def gradients_of_micro_batches(
     """Return the unsharded model's gradient of each micro-batch. Every rank calls this.
 
     Args:
-        probe: The probe, for its loss.
-        build: Builds the model, with the same values every time.
-        batch: The whole batch.
         parts: The number of equal parts that the ranks share.
         step: The sharded step, whose runs of the model are its micro-batches.
-        reference: The unsharded model after its step.
 
     Returns:
         The gradients; none if the step ran the model once, over parts of unequal size, or with a loss of its own.

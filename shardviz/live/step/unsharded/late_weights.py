@@ -36,14 +36,7 @@ Part = tuple[torch.Tensor, torch.Tensor]
 
 
 def drawn_after_sharding(model: nn.Module, built: nn.Module, mesh: Mesh, rank: int) -> dict[str, torch.Tensor]:
-    """Return parameters with new values since the build, whole, by name. Every rank calls this.
-
-    Args:
-        model: The sharded model.
-        built: The model as it was built.
-        mesh: The run's mesh.
-        rank: This rank.
-    """
+    """Return parameters with new values since the build, whole, by name. Every rank calls this."""
     wholes = {local.name: local for local in local_tensors(built) if local.role == "param"}
     locals_ = [
         local for local in local_tensors(unwrapped(model), mesh) if local.name in wholes and local.role == "param"

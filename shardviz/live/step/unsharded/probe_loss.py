@@ -52,9 +52,6 @@ def with_own_loss(
     """Return the reference with notes if the step has its own loss. Every rank calls this.
 
     Args:
-        probe: The probe.
-        step: The sharded step.
-        reference: The unsharded model's.
         judge: Says what the sharded step has of a reference's values.
     """
     if not hasattr(probe, "step") or hasattr(probe, "loss") or not _has_different_loss(step, reference):
@@ -106,11 +103,6 @@ def is_weighted_mean(
     """Return whether weights with sum 1 turn the parts' losses and gradients into the batch's.
 
     Args:
-        probe: The probe, for its loss.
-        build: Builds the model, with the same values every time.
-        batch: The whole batch.
-        parts: The number of its parts.
-        dim: The dim of the batch that has the rows.
         precision: The relative precision of the narrowest dtype in the step.
     """
     whole = _loss_and_gradients(probe, build(), batch)
@@ -137,7 +129,6 @@ def why_apart(model: nn.Module, independent: bool | None) -> str:
     """Say why the mean over parts of the batch is not the loss of the whole batch.
 
     Args:
-        model: The model.
         independent: Whether the outputs of the parts are the whole batch's; None if that is not known.
     """
     norms = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)

@@ -159,8 +159,6 @@ class UnshardedStep:
         do for as long, the whole batch's if modules exchange numbers over the ranks that share it out.
 
         Args:
-            step: The sharded step.
-            judge: Says what it has of a reference's values.
             groups: The ranks that share the batch out, along each of its axes.
         """
         of_all = of_all_ranks((self.whole is not None, float(whole_of(step.loss))))
@@ -197,12 +195,7 @@ def reference_of(
     """Step the unsharded model.
 
     Args:
-        probe: The probe, for its loss.
-        build: Builds the model, with the same values every time.
-        batch: The whole batch.
         parts: The number of equal parts that the ranks share.
-        dim: The dim of the batch that has the rows.
-        followed: The modules whose inputs, outputs and gradients are kept.
     """
     reference = stepped(probe, build(), batch, followed=followed)
     if reference.draws:
@@ -410,11 +403,6 @@ def add_replayed(capture: Capture, judge: StepJudge, reference: UnshardedStep) -
 
     Modules without modules in them that are called once are run again, if that makes the unsharded step's own
     gradients.
-
-    Args:
-        capture: Rank 0's.
-        judge: What judged the step.
-        reference: The unsharded model's.
     """
     leaves = dict(_leaves(reference.model))
     weights = {local.name: local for local in reference.before if local.role == "param"}
