@@ -19,7 +19,6 @@ from shardviz.layout.placements import Replicate
 from shardviz.live.capture.agreement import refuse_without_group
 from shardviz.live.capture.describe import rounded_copies
 from shardviz.live.capture.idle_axes import found_mesh, idle_axes, notes_on
-from shardviz.live.capture.locals import Local, local_tensors, of_tensor, unwrapped
 from shardviz.live.capture.lookup.by_reference import (
     ComparedWith,
     add_by_reference,
@@ -35,7 +34,8 @@ from shardviz.live.capture.passes import Sharding, add_ids, capture_passes
 from shardviz.live.capture.pipeline_parts import PipelinePart, agree
 from shardviz.live.capture.stamp import Stamped, plan, tied_names, under_names
 from shardviz.live.claims import registry
-from shardviz.live.claims.local import as_part
+from shardviz.live.claims.local import Local, as_part
+from shardviz.live.claims.registry import local_tensors, of_tensor, unwrapped
 from shardviz.live.compat.modules import computed_buffers
 from shardviz.live.dumping import dump_of_job
 from shardviz.live.world.group import kept_random_states

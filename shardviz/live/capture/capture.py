@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from shardviz.dump.records.tensors import FragmentRecord, SentRecord, Stamp
     from shardviz.dump.records.trace import ArgumentRecord, KeptRecord, LinesRecord, PointRecord, SketchRecord
     from shardviz.layout.region import Region
-    from shardviz.live.capture.locals import Local
+    from shardviz.live.claims.local import Local
 
 
 GATHER = "full_tensor"

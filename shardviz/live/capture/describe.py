@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.dump.records.tensors import IdRun, Stamp
-    from shardviz.live.capture.locals import Local
+    from shardviz.live.claims.local import Local
 
 MAX_RANGES = 4096
 MAX_RUNS = 4096

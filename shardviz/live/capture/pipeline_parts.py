@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from shardviz.dump.records.tensors import Stamp
     from shardviz.layout.mesh import Coord, Mesh
-    from shardviz.live.capture.locals import Local
+    from shardviz.live.claims.local import Local
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,24 @@ import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shardviz.live.capture.locals import of_tensor, unwrapped
+from shardviz.live.claims.registry import of_tensor, unwrapped
 from shardviz.live.compat.modules import class_name, clean_name, compiled_calls_wrapped, is_compiled, replaced
 from shardviz.live.compat.tensors import in_backward, version_of
 from shardviz.live.compat.worlds import collective_called, ranks_of_operator
-from shardviz.live.lines.events import SENT_BACK, Before, Event, Value, has_memory, real_of, storage_of, tensors_kept
+from shardviz.live.lines.events import (
+    SENT_BACK,
+    Before,
+    Event,
+    Value,
+    Ways,
+    aliased,
+    edges_of,
+    has_memory,
+    real_of,
+    storage_of,
+    tensors_kept,
+)
 from shardviz.live.lines.frames import frames_of
-from shardviz.live.lines.ways import Ways, aliased, edges_of
 from shardviz.live.step.comms import collective_name, is_communication
 from shardviz.live.step.running import tensors_in
 

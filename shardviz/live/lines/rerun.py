@@ -16,7 +16,7 @@ import torch
 from shardviz.dump.records.trace import STEP, LinesRecord, of_value
 from shardviz.layout.layout import Layout
 from shardviz.live.capture.agreement import attempted, of_all_ranks
-from shardviz.live.capture.locals import Local
+from shardviz.live.claims.local import Local
 from shardviz.live.compat.meshes import whole_of
 from shardviz.live.lines.recorder import recording
 from shardviz.live.lines.step_recorder import StepRecorder, is_recordable

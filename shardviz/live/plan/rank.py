@@ -23,8 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from shardviz.dump.records.files import BucketRecord, PlanPart, StepFails, UnitRecord
 from shardviz.errors import ProbeError, ShardvizError
 from shardviz.live.capture.capture import Capture
-from shardviz.live.capture.locals import Local, local_tensors, unwrapped
 from shardviz.live.capture.pipeline_parts import PipelinePart
+from shardviz.live.claims.registry import local_tensors, unwrapped
 from shardviz.live.compat.ddp import ddp_buckets, has_ddp
 from shardviz.live.compat.fakes import fake_mode, fakes_converted
 from shardviz.live.compat.fsdp import fsdp_units, parameters_are_held
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from types import ModuleType
 
+    from shardviz.live.claims.local import Local
     from shardviz.live.plan.planning import Loaded, PlanJob
 
 

@@ -16,8 +16,8 @@ import torch
 from msgspec import structs
 
 from shardviz.dump.records.step import GivenRecord
-from shardviz.live.capture.locals import Local, local_tensors, unwrapped
 from shardviz.live.claims import registry
+from shardviz.live.claims.registry import local_tensors, unwrapped
 from shardviz.live.compat.meshes import local_of
 from shardviz.live.compat.modules import clean_name
 from shardviz.live.compat.tensors import is_captured
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
+    from shardviz.live.claims.local import Local
     from shardviz.live.run.outside import Averages
     from shardviz.live.run.step_files import Written
 

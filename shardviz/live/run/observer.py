@@ -11,8 +11,8 @@ from weakref import WeakSet
 from torch import distributed, nn
 
 from shardviz.dump.write import TRACE_FOLDER
-from shardviz.live.capture.locals import name_of
 from shardviz.live.claims import deepspeed, megatron, registry
+from shardviz.live.claims.registry import name_of
 from shardviz.live.compat.pipelines import stages_of
 from shardviz.live.run.hooks.arming import arm, disarm
 from shardviz.live.run.hooks.observing import nested, quietly

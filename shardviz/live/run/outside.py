@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from shardviz.live.capture.locals import Local, local_tensors, of_tensor, unwrapped
 from shardviz.live.claims import masters, registry
+from shardviz.live.claims.registry import local_tensors, of_tensor, unwrapped
 from shardviz.live.claims.wrappers import reducing
 from shardviz.live.compat.modules import clean_name
 from shardviz.live.run.references.values import living_collections, living_modules, outermost
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from shardviz.dump.records.step import WrapperRecord
+    from shardviz.live.claims.local import Local
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from shardviz.dump.arrays import kept_indices, strides_for
 from shardviz.dump.write import write_rank, write_run
 from shardviz.layout.mesh import AXIS_NAME
 from shardviz.live.capture.capture import Capture, run_record
-from shardviz.live.capture.locals import Local, held_back_names, local_tensors, unwrapped
 from shardviz.live.claims import masters, registry
+from shardviz.live.claims.registry import held_back_names, local_tensors, unwrapped
 from shardviz.live.claims.wrappers import approximated_by, reduced_in, reducing, rounded_to
 from shardviz.live.compat.modules import clean_name, is_compiled
 from shardviz.live.compat.worlds import default_store, groups_here
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from shardviz.dump.records.step import ClipRecord, GivenRecord
+    from shardviz.live.claims.local import Local
     from shardviz.live.lines.job_lines import JobLines
     from shardviz.live.run.job_trace import JobTrace
     from shardviz.live.run.outside import Averages, Outside

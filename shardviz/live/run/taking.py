@@ -21,10 +21,10 @@ from shardviz.errors import MeshError, ShardvizError
 from shardviz.live.api import capture_by_reference
 from shardviz.live.capture.agreement import in_a_line, of_all_ranks, together
 from shardviz.live.capture.idle_axes import found_mesh
-from shardviz.live.capture.locals import Local, local_tensors, name_of, unwrapped
 from shardviz.live.capture.lookup.by_reference import ComparedWith, opened
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.pipeline_parts import PipelinePart
+from shardviz.live.claims.registry import local_tensors, name_of, unwrapped
 from shardviz.live.run.hooks.observing import show_traceback
 from shardviz.live.run.meeting import meet_again
 from shardviz.live.run.options import Note
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
     from pathlib import Path
 
+    from shardviz.live.claims.local import Local
     from shardviz.live.run.session import Session
     from shardviz.reference.files import Reference
 

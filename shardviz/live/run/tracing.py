@@ -21,8 +21,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from shardviz.dump.records.step import ClipRecord
-from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.claims import registry
+from shardviz.live.claims.registry import local_tensors, unwrapped
 from shardviz.live.compat.meshes import parts_of_norm
 from shardviz.live.compat.modules import is_making_states
 from shardviz.live.compat.tensors import at_end_of_backward, in_backward

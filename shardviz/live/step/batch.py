@@ -22,7 +22,7 @@ import torch
 from shardviz.dump.records.tensors import Stamp
 from shardviz.errors import ProbeError
 from shardviz.live.capture.agreement import of_all_ranks
-from shardviz.live.capture.locals import Local
+from shardviz.live.claims.local import Local
 from shardviz.live.compat.meshes import local_of
 from shardviz.live.step.running import tensors_in
 from shardviz.relate.tolerance import SINGLE

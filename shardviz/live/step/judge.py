@@ -30,8 +30,9 @@ from shardviz.dump.write import (
 )
 from shardviz.live.capture.agreement import attempted, of_all_ranks
 from shardviz.live.capture.capture import Capture
-from shardviz.live.capture.locals import Local, local_tensors
 from shardviz.live.capture.stamp import dtype_name
+from shardviz.live.claims.local import Local
+from shardviz.live.claims.registry import local_tensors
 from shardviz.live.run.step_files import groups_of
 from shardviz.live.step.module_recorder import add_points
 from shardviz.live.step.step import gradients

@@ -19,8 +19,9 @@ import torch
 from msgspec import structs
 
 from shardviz.dump.records.trace import KeptRecord, of_point
-from shardviz.live.capture.locals import Local, of_tensor
 from shardviz.live.claims import registry
+from shardviz.live.claims.local import Local
+from shardviz.live.claims.registry import of_tensor
 from shardviz.live.compat.modules import clean_name, is_compiled
 from shardviz.live.compat.tensors import has_storage, in_backward, is_captured, tensor_behind
 from shardviz.live.step.return_values import Returned, is_array

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardviz.dump.records.step import MaskRecord, StageRecord
 from shardviz.live.capture.describe import digest
-from shardviz.live.capture.locals import Local, of_tensor, unwrapped
+from shardviz.live.claims.registry import of_tensor, unwrapped
 from shardviz.live.compat.ddp import running_ddp
 from shardviz.live.compat.fsdp import flat_params
 from shardviz.live.compat.meshes import quiet_redistribution
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from torch import nn
+
+    from shardviz.live.claims.local import Local
 
 
 @dataclass

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from shardviz.live.capture.locals import Local
+from shardviz.live.claims.local import Local
 from shardviz.live.step.return_values import joined, named_calls, numbers_of
 from shardviz.relate.tolerance import ELEMENT, EXACT, ROUNDINGS_OF_ONE
 

@@ -18,8 +18,8 @@ from torch.distributed.tensor import DTensor
 from shardviz.layout.layout import placements_of
 from shardviz.layout.placements import Partial, Replicate
 from shardviz.live.capture.agreement import of_all_ranks
-from shardviz.live.capture.locals import Local
 from shardviz.live.capture.meshes import plain_mesh
+from shardviz.live.claims.local import Local
 from shardviz.live.compat.worlds import one_process
 from shardviz.live.step.batch import own_batch
 from shardviz.live.step.observe import observed

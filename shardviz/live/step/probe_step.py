@@ -12,7 +12,7 @@ from msgspec import structs
 from shardviz.dump.records.step import WHOLE_LOSS, RaisedRecord
 from shardviz.errors import ProbeError
 from shardviz.live.capture.agreement import agreed_errors, attempted, in_a_line
-from shardviz.live.capture.locals import held_back_names, local_tensors, of_tensor, unwrapped
+from shardviz.live.claims.registry import held_back_names, local_tensors, of_tensor, unwrapped
 from shardviz.live.claims.wrappers import reducing
 from shardviz.live.compat.fsdp import wide_reductions
 from shardviz.live.compat.modules import computed_buffers
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from shardviz.live.capture.agreement import Raised
-    from shardviz.live.capture.locals import Local
+    from shardviz.live.claims.local import Local
     from shardviz.live.lines.step_recorder import StepRecorder
     from shardviz.live.probe import ProbeOnRank
     from shardviz.live.step.batch import Batch

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from shardviz.live.capture.locals import unwrapped
+from shardviz.live.claims.registry import unwrapped
 from shardviz.live.compat.modules import clean_name
 from shardviz.live.step.running import tensors_in
 from shardviz.live.step.step import loss_of
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from shardviz.live.capture.locals import Local
+    from shardviz.live.claims.local import Local
     from shardviz.live.step.batch import Batch
 
 SEED = 2

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 
-from shardviz.live.capture.locals import of_tensor
+from shardviz.live.claims.registry import of_tensor
 from shardviz.live.compat.tensors import is_transformed
 
 if TYPE_CHECKING:

@@ -34,8 +34,9 @@ from shardviz.dump.records.step import CallRecord
 from shardviz.errors import ProbeError
 from shardviz.layout.placements import Partial, Placement, Replicate, Shard
 from shardviz.live.capture.agreement import of_all_ranks
-from shardviz.live.capture.locals import Local, of_tensor, unwrapped
 from shardviz.live.capture.meshes import plain_mesh
+from shardviz.live.claims.local import Local
+from shardviz.live.claims.registry import of_tensor, unwrapped
 from shardviz.live.compat.fsdp import dividing_float64_once
 from shardviz.live.compat.meshes import norms_reduced_first
 from shardviz.live.compat.modules import clean_name

@@ -12,7 +12,7 @@ from shardviz.dump.records.step import RaisedRecord
 from shardviz.errors import ProbeError
 from shardviz.groups import in_groups
 from shardviz.live.capture.agreement import attempted, of_all_ranks
-from shardviz.live.capture.locals import local_tensors, unwrapped
+from shardviz.live.claims.registry import local_tensors, unwrapped
 from shardviz.live.compat.fsdp import flat_params, writes_to_gathered
 from shardviz.live.compat.modules import clean_name, unit_of
 from shardviz.live.compat.worlds import mesh_of_one_rank, one_process
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from shardviz.live.capture.locals import Local
+    from shardviz.live.claims.local import Local
     from shardviz.live.probe import ProbeOnRank
     from shardviz.live.step.observe import Observed
     from shardviz.live.step.step import StepResult

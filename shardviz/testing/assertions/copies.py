@@ -20,8 +20,8 @@ from shardviz.explain.placement.values import BrokenTie, RankDependentSeed
 from shardviz.explain.step.sums import GradientNotReduced
 from shardviz.explain.testing.assertions import CopiesDrifted, CopiesNotClaimed, OddGradients
 from shardviz.layout.notation import write
-from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.capture.meshes import plain_mesh
+from shardviz.live.claims.registry import local_tensors, unwrapped
 from shardviz.live.claims.wrappers import reducing
 from shardviz.live.step.step import gradients
 from shardviz.relate.values import farthest

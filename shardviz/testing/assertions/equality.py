@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
     from shardviz.live.capture.capture import Capture
-    from shardviz.live.capture.locals import Local
+    from shardviz.live.claims.local import Local
     from shardviz.testing.assertions.subjects import Subject
 
     Key = tuple[Role, str]

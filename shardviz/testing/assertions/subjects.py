@@ -28,10 +28,10 @@ from shardviz.layout.mesh import Mesh
 from shardviz.live.api import add_model
 from shardviz.live.capture.agreement import of_all_ranks, refuse_without_group
 from shardviz.live.capture.capture import Capture, run_record
-from shardviz.live.capture.locals import local_tensors, of_tensor, unwrapped
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.pipeline_parts import agree
 from shardviz.live.capture.stamp import Stamped, under_names
+from shardviz.live.claims.registry import local_tensors, of_tensor, unwrapped
 from shardviz.live.compat.meshes import root_mesh
 from shardviz.live.step.step import gradients
 from shardviz.live.step.steppers import parameters_of
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from shardviz.dump.records.base import Role
-    from shardviz.live.capture.locals import Local
+    from shardviz.live.claims.local import Local
 
 Subject = nn.Module | torch.Tensor | Optimizer | Mapping[str, torch.Tensor]
 UNNAMED = "tensor"

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from shardviz.check.step.comparison import Compared
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
-    from shardviz.live.capture.locals import Local
+    from shardviz.live.claims.local import Local
 
     Values = NDArray[np.float64]
 

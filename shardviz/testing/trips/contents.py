@@ -16,11 +16,11 @@ import torch
 
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.describe import digest
-from shardviz.live.capture.locals import local_tensors, of_tensor, unwrapped
 from shardviz.live.capture.lookup.by_reference import claimed_region, stored_slice
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.stamp import bits_of_tensor, dtype_name, from_bits, named_tensors, tied_names
 from shardviz.live.claims.hooks import Made
+from shardviz.live.claims.registry import local_tensors, of_tensor, unwrapped
 from shardviz.live.compat.modules import clean_name, computed_buffers
 from shardviz.stamping.fill import Fill, can_fill
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from shardviz.dump.records.base import Role
     from shardviz.layout.mesh import Mesh
     from shardviz.layout.region import Region
-    from shardviz.live.capture.locals import Local
+    from shardviz.live.claims.local import Local
     from shardviz.reference.files import Entry
 
 NOT_SAVED = ("params", "param_names")

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding, Kind
     from shardviz.layout.region import Region
-    from shardviz.live.capture.locals import Local
+    from shardviz.live.claims.local import Local
     from shardviz.reference.files import Entry
     from shardviz.testing.trips.pieces import PaddedPart
 

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from shardviz.checkpoint.maps.mapped_tensors import Node
     from shardviz.layout.region import Region
-    from shardviz.live.capture.locals import Local
+    from shardviz.live.claims.local import Local
     from shardviz.reference.files import Entry
     from shardviz.testing.trips.contents import RankContents
 

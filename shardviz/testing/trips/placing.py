@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shardviz.explain.finding import Finding
     from shardviz.layout.mesh import Mesh
     from shardviz.live.capture.capture import Capture
-    from shardviz.live.capture.locals import Local
+    from shardviz.live.claims.local import Local
     from shardviz.testing.trips.judging import TargetTensor
 
 PLACED = "what was sent"

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from shardviz.dump.records.base import Role
     from shardviz.layout.mesh import Mesh
     from shardviz.live.capture.capture import Capture
-    from shardviz.live.capture.locals import Local
+    from shardviz.live.claims.local import Local
 
 Sift: TypeAlias = "Callable[[Mapping[str, NDArray[np.int64] | None]], Mapping[str, str]]"
 """Given this rank's tensors by name, without empty shards, each with its ids or None if all is as claimed, says

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from shardviz.dump.records.base import Role
     from shardviz.layout.region import Region
-    from shardviz.live.capture.locals import Local
+    from shardviz.live.claims.local import Local
     from shardviz.reference.files import Entry, Reference
 
 BLOCKS = 8

@@ -1,4 +1,4 @@
-"""How calls of a job are seen: `table` says which functions are wrapped, `wrapping` how.
+"""How calls of a job are seen: `table` says which functions are wrapped, `observing` wraps them and calls the observer.
 
-`arming` sees calls of modules; `observing` calls the observer, never twice and without harm.
+`arming` sees calls of modules.
 """

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.layout.region import Region
-    from shardviz.live.capture.locals import Local
+    from shardviz.live.claims.local import Local
     from shardviz.live.run.references.choosing import Candidate, Chosen
     from shardviz.reference.files import Entry
 

@@ -36,7 +36,7 @@ from shardviz.relate.values import is_alike
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from shardviz.live.capture.locals import Local
+    from shardviz.live.claims.local import Local
 
 
 @dataclass(frozen=True, slots=True)

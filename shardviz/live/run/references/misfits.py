@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.live.capture.locals import Local
+    from shardviz.live.claims.local import Local
     from shardviz.live.run.references.choosing import Candidate
 
 MOST_NAMES = 4

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from shardviz.live.capture.locals import Local
+    from shardviz.live.claims.local import Local
     from shardviz.reference.files import Entry, Reference
 
 MOST_RANKS = 4

@@ -17,9 +17,9 @@ from torch.distributed.tensor import DTensor
 from shardviz.checkpoint.formats.headers import index_in
 from shardviz.checkpoint.optimizer import moment_of
 from shardviz.errors import ShardvizError
-from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.capture.stamp import bits_of_tensor, dtype_name, named_tensors
 from shardviz.live.claims.hooks import read_by
+from shardviz.live.claims.registry import local_tensors, unwrapped
 from shardviz.live.compat.meshes import local_of
 from shardviz.live.compat.modules import clean_name
 from shardviz.live.compat.worlds import default_store

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from shardviz.dump.records.step import of_loss_term, of_micro_batch
 from shardviz.live.capture.agreement import of_all_ranks
-from shardviz.live.capture.locals import local_tensors, of_tensor
+from shardviz.live.claims.registry import local_tensors, of_tensor
 from shardviz.live.compat.worlds import one_process
 from shardviz.live.step.batch import in_turns, part_of
 from shardviz.live.step.return_values import are_parts_of
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from shardviz.live.capture.locals import Local
+    from shardviz.live.claims.local import Local
     from shardviz.live.step.batch import Batch, Setting
     from shardviz.live.step.step import StepResult
     from shardviz.live.step.unsharded.step import UnshardedStep

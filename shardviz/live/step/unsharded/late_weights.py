@@ -15,7 +15,7 @@ import torch
 
 from shardviz.layout.layout import FlatView, Layout
 from shardviz.live.capture.agreement import of_all_ranks
-from shardviz.live.capture.locals import local_tensors, unwrapped
+from shardviz.live.claims.registry import local_tensors, unwrapped
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from shardviz.layout.mesh import Mesh
-    from shardviz.live.capture.locals import Local
+    from shardviz.live.claims.local import Local
 
 SAME_DIRECTION = 0.95
 """Weights whose cosine with the built ones is above this were scaled or rounded, not drawn."""

@@ -24,7 +24,8 @@ import torch
 from shardviz.dump.records.step import NoiseRecord, of_replay
 from shardviz.dump.records.trace import COMPARED_OVER_PARTS
 from shardviz.live.capture.agreement import of_all_ranks
-from shardviz.live.capture.locals import Local, local_tensors
+from shardviz.live.claims.local import Local
+from shardviz.live.claims.registry import local_tensors
 from shardviz.live.compat.meshes import whole_of
 from shardviz.live.compat.modules import clean_name
 from shardviz.live.compat.worlds import one_process
