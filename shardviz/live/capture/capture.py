@@ -280,8 +280,8 @@ class Capture:
         """Return everything captured as this rank's record."""
         digests: dict[tuple[str, int], str] = {(name, body): digest for name, body, digest in self._tensors}
         folded = fold((name, body) for name, body, _ in self._tensors)
-        collected = {name: getattr(self, name) for name in RankRecord.__struct_fields__ if hasattr(self, name)}
-        fields: dict[str, Any] = {
+        collected = ((name, getattr(self, name)) for name in RankRecord.__struct_fields__ if hasattr(self, name))
+        fields: dict[str, Any] = {name: tuple(kept) if isinstance(kept, list) else kept for name, kept in collected} | {
             "schema": SCHEMA,
             "hostname": socket.gethostname(),
             "meshes": tuple(self._meshes),
@@ -299,11 +299,6 @@ class Capture:
             "narrowed_to": tuple(sorted(map(dtype_name, self.narrowed_to))),
             "narrow_sums": tuple(sorted(map(dtype_name, self.narrow_sums))),
             "not_applied": tuple(dict.fromkeys(self.not_applied)),
-        }
-        fields |= {
-            name: tuple(kept) if isinstance(kept, list) else kept
-            for name, kept in collected.items()
-            if name not in fields
         }
         return RankRecord(**fields)
 

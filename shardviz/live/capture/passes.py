@@ -10,7 +10,7 @@ rank has shows in its values: the one that the model had there before it was fil
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -286,21 +286,9 @@ SAVED = (
 )
 
 
-class OwnBuffer(NamedTuple):
-    """A buffer that was made again.
-
-    Attributes:
-        region: Which part of the buffer before this rank has; None if it is none.
-        why: Why its place is not checked; empty if its values show it.
-    """
-
-    region: Region | None
-    why: str
-
-
 def own_buffers(
     before: Mapping[str, Before], locals_: Iterable[Local], stamps: Mapping[str, Stamp], mesh: Mesh, rank: int
-) -> dict[str, OwnBuffer]:
+) -> dict[str, tuple[Region | None, str]]:
     """Return the plain buffers of a filled model that were made again. Every rank calls this.
 
     They are the parts of the values before, or have another shape, numbers and no id of their own on all ranks. Zeros
@@ -309,20 +297,24 @@ def own_buffers(
     Args:
         before: The model's buffers before it was filled.
         stamps: Of those that were filled with ids.
+
+    Returns:
+        By name the part of the buffer before that this rank has, None if it is none; and why its place is not checked,
+        empty if its values show it.
     """
     here = {local.name: local.values.cpu() for local in locals_ if _is_plain_buffer(local, before)}
     fitting = {name: _fitting(before[name].values, values, mesh, rank) for name, values in here.items()}
     made = {name for name, values in here.items() if _has_no_id(values, before[name].values, stamps.get(name))}
     of_all = of_all_ranks({name: (set(regions), name in made) for name, regions in fitting.items()})
-    own = {}
+    own: dict[str, tuple[Region | None, str]] = {}
     for name, regions in fitting.items():
         of_ranks = [of_rank[name] for of_rank in of_all if name in of_rank]
         shared = set.intersection(*(placements for placements, _ in of_ranks))
         region = next((region for placements, region in regions.items() if placements in shared), None)
         if region is not None:
-            own[name] = OwnBuffer(region, SAVED if before[name].is_saved else "")
+            own[name] = region, SAVED if before[name].is_saved else ""
         elif all(is_made for _, is_made in of_ranks):
-            own[name] = OwnBuffer(None, NO_PART)
+            own[name] = None, NO_PART
     return own
 
 

@@ -120,9 +120,8 @@ def fragments(engine: nn.Module, model: nn.Module) -> list[Fragment]:
 
 def stand_ins(parameter: Any) -> Iterator[object]:
     """Yield the flat buffer that is stepped in a parameter's place, and its optimizer, which ZeRO-3 empties."""
-    mapping = getattr(parameter, "_hp_mapping", None)
-    if mapping is not None and mapping.hp_fragment._base is not None:
-        yield mapping.hp_fragment._base
+    if (buffer := _buffer_of(parameter)) is not None:
+        yield buffer
     zero3 = getattr(parameter, "_z3_optimizer", None)
     if zero3 is not None and marks(parameter) and parameter.requires_grad:
         yield zero3.fp32_partitioned_groups_flat[zero3.grad_position[zero3.get_param_id(parameter)][0]]

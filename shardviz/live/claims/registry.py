@@ -164,6 +164,12 @@ def local_tensors(model: nn.Module, mesh: Mesh | None = None) -> Iterator[Local]
             yield of_tensor(names_of.get(cleaned, cleaned), role, tensor, mesh)
 
 
+def locals_of(model: nn.Module) -> dict[torch.Tensor, Local]:
+    """Return this rank's part of a model's parameters, by the parameter."""
+    by_name = {local.name: local for local in local_tensors(model)}
+    return {parameter: by_name[name] for name, parameter in named_parameters(model) if name in by_name}
+
+
 def held_back_names(model: nn.Module) -> list[str]:
     """Return the names of parameters whose gradient FSDP2 keeps for a later backward."""
     without = {id(param) for param in held_back(model)}

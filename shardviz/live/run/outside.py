@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from shardviz.live.claims import masters, registry
-from shardviz.live.claims.registry import local_tensors, of_tensor, unwrapped
+from shardviz.live.claims.registry import local_tensors, locals_of, of_tensor, unwrapped
 from shardviz.live.claims.wrappers import reducing
 from shardviz.live.compat.modules import clean_name
 from shardviz.live.run.references.values import living_collections, living_modules, outermost
@@ -274,10 +274,8 @@ def gradients_with_copies(step: Step, optimizers: Iterable[Optimizer]) -> list[L
     parameters = list(registry.named_parameters(model))
     if not masters.has_copies([parameter for _, parameter in parameters]):
         return None
-    locals_ = {local.name: local for local in local_tensors(model)}
-    weights: dict[torch.Tensor, Local] = {parameter: locals_[name] for name, parameter in parameters if name in locals_}
     stepped = {identity for optimizer in optimizers for identity in stepped_by(optimizer)}
-    gradients = {local.name: local for local in masters.gradients(weights, None, stepped)}
+    gradients = {local.name: local for local in masters.gradients(locals_of(model), None, stepped)}
     step.copied.update(
         {name: is_stale for name, param in parameters if (is_stale := masters.is_stale(param)) is not None}
     )

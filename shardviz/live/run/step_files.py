@@ -16,8 +16,8 @@ from shardviz.dump.arrays import kept_indices, strides_for
 from shardviz.dump.write import write_rank, write_run
 from shardviz.layout.mesh import AXIS_NAME
 from shardviz.live.capture.capture import Capture, run_record
-from shardviz.live.claims import masters, registry
-from shardviz.live.claims.registry import held_back_names, local_tensors, unwrapped
+from shardviz.live.claims import masters
+from shardviz.live.claims.registry import held_back_names, local_tensors, locals_of, unwrapped
 from shardviz.live.claims.wrappers import approximated_by, reduced_in, reducing, rounded_to
 from shardviz.live.compat.modules import clean_name, is_compiled
 from shardviz.live.compat.worlds import default_store, groups_here
@@ -243,10 +243,7 @@ def _add_states(capture: Capture, step: Step) -> None:
     model = unwrapped(step.root)
     params = [local for local in local_tensors(model) if local.role == "param"]
     shapes = {local.name: local.values.shape for local in params}
-    by_name = {local.name: local for local in params}
-    weights: dict[torch.Tensor, Local] = {
-        param: by_name[name] for name, param in registry.named_parameters(model) if name in by_name
-    }
+    weights = locals_of(model)
     for optimizer in step.optimizers:
         for state in masters.states(weights, getattr(optimizer, "optim", optimizer).state):
             capture.add_values(replace(state, values=sampled(state.values.detach(), step.most)), "step")

@@ -65,13 +65,9 @@ def take(session: Session, root: nn.Module, folder: Path | None = None, stage: S
         The dump, or what kept the model from being captured: that is not raised in somebody's job.
     """
     name = f"stage {stage.number} of a pipeline" if stage else name_of(root)
-    meeting = meet_again(f"{folder or ''}/{name}", session.options.patience)
-    if not meeting.is_complete:
-        late = (
-            f"{named_ranks(meeting.missing, 4)} did not call it"
-            if meeting.missing
-            else "the ranks did not call it together"
-        )
+    missing = meet_again(f"{folder or ''}/{name}", session.options.patience)
+    if missing is not None:
+        late = f"{named_ranks(missing, 4)} did not call it" if missing else "the ranks did not call it together"
         return Note("not-captured", distributed.get_rank(), f"{name}: {late} within {session.options.patience:g} s")
     return _take(session, root, name, folder or session.options.dump(len(session.dumps)), stage)
 

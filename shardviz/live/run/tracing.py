@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shardviz.dump.records.step import ClipRecord
 from shardviz.live.claims import registry
-from shardviz.live.claims.registry import local_tensors, unwrapped
+from shardviz.live.claims.registry import local_tensors, locals_of, unwrapped
 from shardviz.live.compat.meshes import parts_of_norm
 from shardviz.live.compat.modules import is_making_states
 from shardviz.live.compat.tensors import at_end_of_backward, in_backward
@@ -315,8 +315,8 @@ class Follower:
     def _end_with(self, optimizer: Optimizer, library_step: LibraryStep | None = None) -> None:
         """End the step if this optimizer steps the model, and something of the model was called."""
         if self._is_over and self._later is not None:
-            options_now = library_step.options_of if library_step else partial(self._options_of, optimizer)
-            self._later.stepping(optimizer, options_now)
+            seen = library_step.options if library_step else None
+            self._later.stepping(optimizer, lambda root: self._options_of(optimizer, root) if seen is None else seen)
         elif (
             self._step is not None
             and (self._step.trace.order or self._step.is_compiled)
@@ -446,10 +446,7 @@ class LibraryStep:
         if step is None or not steps(optimizer, step.root):
             return
         model = unwrapped(step.root)
-        locals_ = {local.name: local for local in local_tensors(model)}
-        weights: dict[torch.Tensor, Local] = {
-            param: locals_[name] for name, param in registry.named_parameters(model) if name in locals_
-        }
+        weights = locals_of(model)
         stepped = stepped_by(optimizer)
         if self.stepper is None:
             # The gradients of others may not be there yet, or be those of an earlier micro-batch.
@@ -463,7 +460,3 @@ class LibraryStep:
                 self.gradients[local.name] = replace(local, values=sampled(local.values.detach(), step.most))
         for local in gradients_of(step, names_of_stand_ins(model)):
             self.gradients.setdefault(local.name, local)
-
-    def options_of(self, root: nn.Module) -> Settings:
-        """Return the options that were seen; they are those of the model."""
-        return self.options

@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from shardviz.dump.arrays import sketch
-from shardviz.dump.records.base import SCHEMA
-from shardviz.dump.records.files import RunRecord
 from shardviz.dump.records.trace import Place, PointRecord, SketchRecord, StepAnswer
 from shardviz.dump.write import (
     MOVED_FOLDER,
@@ -29,14 +27,13 @@ from shardviz.dump.write import (
     write_run,
 )
 from shardviz.live.capture.agreement import attempted, of_all_ranks
-from shardviz.live.capture.capture import Capture
+from shardviz.live.capture.capture import Capture, run_record
 from shardviz.live.capture.stamp import dtype_name
 from shardviz.live.claims.local import Local
 from shardviz.live.claims.registry import local_tensors
 from shardviz.live.run.step_files import groups_of
 from shardviz.live.step.module_recorder import add_points
 from shardviz.live.step.step import gradients
-from shardviz.versions import package_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -131,7 +128,7 @@ class Judge:
         step_capture.narrowed_to |= reference.narrowed_to
         weights = _weights(reference.before, list(local_tensors(reference.model))) if keeps else ()
         _write(folder, step_capture, reference.step.observation.trace, weights)
-        write_run(folder, _run(job))
+        write_run(folder, run_record(1, None, run_id=run_id))
         write_rank(folder, job.record(), job.dense)
         if reference.moved is not None:
             _write(folder / MOVED_FOLDER, Capture(0, 1, run_id=run_id), reference.moved.step.observation.trace)
@@ -241,12 +238,8 @@ def _write(folder: Path, step_capture: Capture, trace: Trace, weights: Sequence[
     traced = folder / TRACE_FOLDER
     traced.mkdir(parents=True, exist_ok=True)
     if step_capture.rank == 0:
-        write_run(traced, _run(step_capture))
+        write_run(traced, run_record(step_capture.num_ranks, None, run_id=step_capture.run_id))
     write_rank(traced, step_capture.record(), step_capture.dense)
-
-
-def _run(seen: Capture) -> RunRecord:
-    return RunRecord(SCHEMA, package_version("shardviz"), package_version("torch"), seen.num_ranks, run_id=seen.run_id)
 
 
 def _bring_together(folder: Path, rank: int, num_ranks: int) -> None:

@@ -23,7 +23,7 @@ from shardviz.live.claims import registry
 from shardviz.live.claims.local import Local
 from shardviz.live.claims.registry import of_tensor
 from shardviz.live.compat.modules import clean_name, is_compiled
-from shardviz.live.compat.tensors import has_storage, in_backward, is_captured, tensor_behind
+from shardviz.live.compat.tensors import bytes_of, has_storage, in_backward, is_captured, tensor_behind
 from shardviz.live.step.return_values import Returned, is_array
 from shardviz.live.step.running import tensors_in
 from shardviz.live.trace_modules import ALL, NONE, Followed
@@ -260,7 +260,7 @@ class Trace:
             return None
         values = of_tensor("", "activation", tensor).values
         is_there = has_storage(values) and values.untyped_storage().size() > 0 and tuple(values.shape) == seen.shape
-        return (_bytes(self.copied(values)) != _bytes(seen.values)).any() if is_there else None
+        return (bytes_of(self.copied(values)) != bytes_of(seen.values)).any() if is_there else None
 
     def _look_again(self, seen: Seen, source: Source) -> None:
         """Note whether a tensor was written into since it was seen."""
@@ -309,11 +309,6 @@ class Trace:
         ]
         values = [self.copied(of_tensor("", "activation", tensor).values) for tensor in outputs]
         return next((call for call in without if _returned(call, values)), None)
-
-
-def _bytes(values: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of a tensor, which are equal even where it has NaN."""
-    return values.contiguous().reshape(-1).view(torch.uint8)
 
 
 def _complete(sides: list[Seen], again: Sequence[Seen]) -> None:

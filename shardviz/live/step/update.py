@@ -41,21 +41,6 @@ ONE_OPTIMIZER = "return one torch.optim.Optimizer, or an object whose `optim` is
 UNSTEPPED = "return it without a step; what follows a step goes into the step() of a class of your own"
 
 
-@dataclass(frozen=True)
-class Update:
-    """The result of an optimizer's step.
-
-    Attributes:
-        tensors: Its state, and all parameters, after its step.
-        not_checked: The parts of the result that cannot be checked, with the reason.
-        not_stepped: Parameters that it does not step: in none of its groups, or with a learning rate of zero.
-    """
-
-    tensors: list[Local]
-    not_checked: tuple[str, ...] = ()
-    not_stepped: tuple[str, ...] = ()
-
-
 def updated(probe: ModuleType, model: nn.Module, mesh: DeviceMesh, observation: Observed) -> torch.optim.Optimizer:
     """Let the probe's optimizer update the weights, with its collectives recorded, and return it.
 
@@ -85,20 +70,21 @@ def copied_gradients(locals_: Sequence[Local]) -> list[Local]:
 
 def update_of(
     optimizer: torch.optim.Optimizer, model: nn.Module, before: Sequence[Local], after: Sequence[Local]
-) -> Update:
-    """Return the result of an optimizer's step."""
+) -> tuple[list[Local], str, list[str]]:
+    """Return the state and all parameters after an optimizer's step, what cannot be checked, and what is not stepped.
+
+    That is parameters in none of its groups, or with a learning rate of zero.
+    """
     rates = _rates(optimizer)
     by_name = dict(_rates_by_name(model, rates))
-    notes: tuple[str, ...] = ()
+    note = ""
     if not by_name:
-        notes = (
-            f"the optimizer's state: the optimizer steps {len(rates)} tensors, none of them a parameter of the model",
-        )
+        note = f"the optimizer's state: the optimizer steps {len(rates)} tensors, none of them a parameter of the model"
     elif not any(by_name.values()):
-        notes = ("the weights after the optimizer's step: its learning rate is 0",)
+        note = "the weights after the optimizer's step: its learning rate is 0"
     weights = [one for one in after if one.role == "param"]
-    idle = tuple(one.name for one in weights if by_name and not by_name.get(one.name))
-    return Update([*optimizer_states(optimizer, model, before), *weights], notes, idle)
+    idle = [one.name for one in weights if by_name and not by_name.get(one.name)]
+    return [*optimizer_states(optimizer, model, before), *weights], note, idle
 
 
 def _rates(optimizer: torch.optim.Optimizer) -> dict[int, float]:
@@ -226,12 +212,12 @@ def updated_shards(
             on.capture.not_checked.append(("", f"the optimizer: {failed.text}"))
         return before, []
     after = list(local_tensors(unwrapped(model), on.job.mesh))
-    update = update_of(optimizer, unwrapped(model), before, after)
-    on.capture.not_checked += [("", why) for why in update.not_checked]
+    tensors, note, idle = update_of(optimizer, unwrapped(model), before, after)
+    on.capture.not_checked += [("", note)] if note else []
     if unsharded.kept is not None:
         others = list(differing(kept_by(optimizer, unwrapped(model)), unsharded.kept))
         on.capture.not_checked += [("", why) for _, why in others]
         on.capture.other_settings += [kind for kind, _ in others]
         on.capture.other_options += other_options(options_of(optimizer, unwrapped(model)), unsharded.options)
-    on.capture.not_stepped += update.not_stepped
-    return distinct_gradients(before, after), update.tensors
+    on.capture.not_stepped += idle
+    return distinct_gradients(before, after), tensors

@@ -25,6 +25,7 @@ from shardviz.live.claims import registry
 from shardviz.live.claims.deepspeed import MASTER, Fragment
 from shardviz.live.claims.hooks import Made
 from shardviz.live.claims.local import FlatParam, Local
+from shardviz.live.compat.tensors import bytes_of
 from shardviz.reference.lookup import MIN_WINDOW, UNPLACED, WINDOW, LineTable, locate, only_place
 from shardviz.relate.values import is_alike
 
@@ -135,9 +136,8 @@ def add_masters(capture: Capture, engine: nn.Module, mesh: Mesh, pipeline_part: 
 
 def _claim_of(master: Fragment) -> Claim:
     weight = master.weight[master.start : master.start + master.size] if master.is_whole else master.weight
-    differs = weight.shape != master.values.shape or not torch.equal(
-        _bits(master.values.to(weight.dtype)), _bits(weight)
-    )
+    has_shape = weight.shape == master.values.shape
+    differs = not (has_shape and torch.equal(bytes_of(master.values.to(weight.dtype)), bytes_of(weight)))
     place = master.start, master.size, master.offset, master.part
     return Claim(master.ranks, master.shape, *place, differs, tuple(master.states), _buffer(master))
 
@@ -157,10 +157,6 @@ def _add_buffers(capture: Capture, masters: Iterable[Fragment], of_all: list[dic
                 flat = FlatParam.in_buffers("", whole, master.ranks, state, size)
                 local = Local(f"optimizer.buffer{number}.{kind}", "optim", whole, state, of_flat_param(flat, mesh))
                 capture.add_values(local, "initial")
-
-
-def _bits(values: torch.Tensor) -> torch.Tensor:
-    return values.contiguous().view(torch.uint8) if values.numel() else values.view(-1).to(torch.uint8)
 
 
 def _stamps(capture: Capture, of_all: list[dict[str, Claim]], names: Iterable[str]) -> dict[str, Stamp]:

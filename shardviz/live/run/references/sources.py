@@ -7,7 +7,7 @@ import weakref
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from shardviz.live.compat.meshes import local_of
 from shardviz.live.compat.modules import clean_name
 from shardviz.live.compat.worlds import default_store
 from shardviz.live.run.hooks.observing import report
-from shardviz.live.run.references.values import contains, is_first_here, is_plain, may_write, rank_here, write
+from shardviz.live.run.references.values import Values, contains, is_first_here, is_plain, may_write, rank_here, write
 from shardviz.live.world.group import kept_random_states
 from shardviz.reference.files import Entry, Reference, open_reference
 from shardviz.reference.names import matched, wrapped_alone
@@ -35,25 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from shardviz.live.run.options import Options
-
-
-class Source(Protocol):
-    """Values that a model's may be compared with."""
-
-    @property
-    def path(self) -> Path:
-        """Where they are, for messages."""
-
-    @property
-    def is_snapshot(self) -> bool:
-        """Whether the job may rightly have changed them since."""
-
-    @property
-    def is_guess(self) -> bool:
-        """Whether it is not known that the model has them."""
-
-    def entries(self, root: nn.Module, names: Collection[str]) -> Mapping[str, Entry]:
-        """Return where the values of a model's tensors are, by their names in it."""
 
 
 @dataclass(frozen=True)
@@ -229,6 +210,13 @@ class Opened:
         with suppress(ShardvizError, OSError):  # it may be gone by now, and it was never asked for
             return open_reference(self.path)
         return None
+
+
+Source = Values | Loaded | Opened
+"""Values that a model's may be compared with.
+
+Of snapshots the job may rightly have changed them since; of guesses it is not known that the model has them.
+"""
 
 
 def _wrapped_names(root: nn.Module, names: Iterable[str], reference: Reference, used: set[str]) -> dict[str, str]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from shardviz.dump.records.trace import StepAnswer
-    from shardviz.live.step.batch import Batch
+    from shardviz.live.step.batch import Batch, Setting
     from shardviz.live.step.step import StepResult
     from shardviz.live.step.unsharded.step import UnshardedStep
 
@@ -97,16 +97,16 @@ def _squares(step: StepResult, dtype: torch.dtype | None = None) -> list[float]:
     return [float(whole_of(output.square().mean())) for output in outputs]
 
 
-def is_weighted_mean(
-    probe: ModuleType, build: Callable[[], nn.Module], batch: Batch, parts: int, dim: int, precision: float
-) -> bool:
+def is_weighted_mean(probe: ModuleType, setting: Setting, precision: float) -> bool:
     """Return whether weights with sum 1 turn the parts' losses and gradients into the batch's.
 
     Args:
         precision: The relative precision of the narrowest dtype in the step.
     """
-    whole = _loss_and_gradients(probe, build(), batch)
-    columns = [_loss_and_gradients(probe, build(), part_of(batch, number, parts, dim)) for number in range(parts)]
+    parts = setting.parts
+    whole = _loss_and_gradients(probe, setting.build(), setting.batch)
+    batches = (part_of(setting.batch, number, parts, setting.dim) for number in range(parts))
+    columns = [_loss_and_gradients(probe, setting.build(), batch) for batch in batches]
     ones = whole.norm().expand(parts + 1)
     stacked = torch.cat((torch.stack([*columns, whole], 1), ones[None]))
     matrix, target = stacked[:, :-1], stacked[:, -1:]

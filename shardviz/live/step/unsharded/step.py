@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from shardviz.dump.records.base import Role
     from shardviz.dump.records.trace import StepAnswer
     from shardviz.live.capture.capture import Capture
-    from shardviz.live.step.batch import Batch
+    from shardviz.live.step.batch import Batch, Setting
 
 
 DRAWS = "the step in training: it draws random numbers, as dropout does, and a sharded model draws different ones"
@@ -126,9 +126,7 @@ class UnshardedStep:
         output = self.step.observation.outputs[-1]
         return replace(self, turns=1, step=replace(self.step, output=output, runs=self.turns))
 
-    def once_more(
-        self, step: StepResult, probe: ModuleType, build: Callable[[], nn.Module], batch: Batch
-    ) -> UnshardedStep | None:
+    def once_more(self, step: StepResult, probe: ModuleType, setting: Setting) -> UnshardedStep | None:
         """Step the model once more with everything moved by the step's rounding.
 
         None for a step in float64 whose results are far larger than what rounding does to them.
@@ -137,8 +135,8 @@ class UnshardedStep:
         precision = max(of_all_ranks(max(precision_of(step.observation.comms.narrowed_to), self.precision, in_double)))
         if not precision:
             return None
-        apart = tuple(each(part, lambda tensor: moved_tensor(tensor, precision)) for part in batch)
-        model = self.mode(moved(build, precision)())
+        apart = tuple(each(part, lambda tensor: moved_tensor(tensor, precision)) for part in setting.batch)
+        model = self.mode(moved(setting.build(), precision))
         return stepped(probe, model, apart, self.parts, self.dim, self.step.observation.trace.followed)
 
     def clipped(self, step: StepResult, probe: ModuleType, batch: Batch) -> UnshardedStep:
@@ -185,29 +183,18 @@ class UnshardedStep:
 
 
 @one_process()
-def reference_of(
-    probe: ModuleType,
-    build: Callable[[], nn.Module],
-    batch: Batch,
-    parts: int,
-    dim: int = 0,
-    followed: Followed = NONE,
-) -> UnshardedStep:
-    """Step the unsharded model.
-
-    Args:
-        parts: The number of equal parts that the ranks share.
-    """
-    reference = stepped(probe, build(), batch, followed=followed)
+def reference_of(probe: ModuleType, setting: Setting, followed: Followed = NONE) -> UnshardedStep:
+    """Step the unsharded model."""
+    reference = stepped(probe, setting.build(), setting.batch, followed=followed)
     if reference.draws:
         reference = replace(
-            stepped(probe, build().eval(), batch, followed=followed),
+            stepped(probe, setting.build().eval(), setting.batch, followed=followed),
             training=False,
             notes=(f"{DRAWS}; compared in eval()",),
         )
     if reference.draws:
         return replace(reference, notes=(DRAWS_IN_EVAL,))
-    return reference if parts == 1 else _in_parts(probe, build, batch, parts, reference, dim)
+    return reference if setting.parts == 1 else _in_parts(probe, setting, reference)
 
 
 @one_process()
@@ -262,32 +249,31 @@ def _buffers_of(model: nn.Module) -> Callable[[], None]:
     return restore
 
 
-def _in_parts(
-    probe: ModuleType, build: Callable[[], nn.Module], batch: Batch, parts: int, whole: UnshardedStep, dim: int
-) -> UnshardedStep:
+def _in_parts(probe: ModuleType, setting: Setting, whole: UnshardedStep) -> UnshardedStep:
     """Return the reference over the ranks' parts if it differs from the whole batch's.
 
     A probe's own step may count rows as it likes: it is compared over the parts only if rows are not independent. If a
     rank's rows are too few for the model, as for a `topk` over rows, only the whole batch's can be meant.
     """
     try:
-        losses, outputs = _run_in_parts(probe, whole.mode(build()), batch, parts, dim)
+        losses, outputs = _run_in_parts(probe, whole.mode(setting.build()), setting)
     except Exception:  # what the model's own code raises
         return whole
-    mean, loss, near = sum(losses) / parts, float(whole.step.loss), whole.precision
+    mean, loss, near = sum(losses) / setting.parts, float(whole.step.loss), whole.precision
     independent = _are_alike(outputs, whole.step.output, near)
     if _equal(mean, loss, near) or (hasattr(probe, "step") and independent is not False):
         return whole
-    reference = stepped(probe, whole.mode(build()), batch, parts, dim, whole.step.observation.trace.followed)
+    model, followed = whole.mode(setting.build()), whole.step.observation.trace.followed
+    reference = stepped(probe, model, setting.batch, setting.parts, setting.dim, followed)
     reference = replace(reference, training=whole.training, notes=whole.notes, whole=whole)
     if (
         independent
         and min(losses) <= loss <= max(losses)
-        and is_weighted_mean(probe, lambda: whole.mode(build()), batch, parts, dim, near)
+        and is_weighted_mean(probe, replace(setting, build=lambda: whole.mode(setting.build())), near)
     ):
         return replace(reference, is_mean_of_means=True)
     note = (
-        f"{COMPARED_OVER_PARTS}: its loss is {loss:.6g}, but the mean over the ranks' {parts} parts is "
+        f"{COMPARED_OVER_PARTS}: its loss is {loss:.6g}, but the mean over the ranks' {setting.parts} parts is "
         f"{mean:.6g} ({why_apart(reference.model, independent)}); compared over the parts"
     )
     if any(True for _ in reference.model.buffers()):
@@ -295,17 +281,16 @@ def _in_parts(
     return replace(reference, notes=(*whole.notes, note))
 
 
-def _run_in_parts(
-    probe: ModuleType, model: nn.Module, batch: Batch, parts: int, dim: int
-) -> tuple[list[float], torch.Tensor | None]:
+def _run_in_parts(probe: ModuleType, model: nn.Module, setting: Setting) -> tuple[list[float], torch.Tensor | None]:
     """Return the parts' losses, and the outputs of all parts, joined if there are any."""
     restore, losses, outputs = _buffers_of(model), [], []
-    for number in range(parts):
+    for number in range(setting.parts):
         restore()
         with observed(model) as observation:
-            losses.append(float(loss_of(probe, model, part_of(batch, number, parts, dim))))
+            losses.append(float(loss_of(probe, model, part_of(setting.batch, number, setting.parts, setting.dim))))
         outputs += [output for output in observation.outputs if output.ndim][-1:]
-    joined = torch.cat(outputs, dim if outputs[0].ndim > dim else 0) if len(outputs) == parts else None
+    is_all = len(outputs) == setting.parts
+    joined = torch.cat(outputs, setting.dim if outputs[0].ndim > setting.dim else 0) if is_all else None
     return losses, joined
 
 
@@ -345,18 +330,13 @@ def precision_of(dtypes: Iterable[torch.dtype]) -> float:
 SEED = 3
 
 
-def moved(build: Callable[[], nn.Module], precision: float) -> Callable[[], nn.Module]:
-    """Return a function that builds a model with weights moved by a random relative error."""
-
-    def built() -> nn.Module:
-        model = build()
-        generator = torch.Generator().manual_seed(SEED)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.copy_(moved_tensor(parameter, precision, generator))
-        return model
-
-    return built
+def moved(model: nn.Module, precision: float) -> nn.Module:
+    """Move a model's weights by a random relative error, and return it."""
+    generator = torch.Generator().manual_seed(SEED)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(moved_tensor(parameter, precision, generator))
+    return model
 
 
 def moved_tensor(tensor: torch.Tensor, precision: float, generator: torch.Generator | None = None) -> torch.Tensor:
