@@ -75,11 +75,7 @@ def mesh_of(text: str) -> Mesh:
 
 
 def _make_folder(folder: Path) -> None:
-    """Make the folder for scripts: a sweep takes a minute, and would be lost.
-
-    Raises:
-        ShardvizError: It cannot be made, or not written to.
-    """
+    """Make the folder for scripts: a sweep takes a minute, and would be lost."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=folder):

@@ -97,7 +97,6 @@ class ProbeScore:
     """The findings of one probe, compared with those that it must give.
 
     Attributes:
-        name: The probe.
         wanted: The kinds that it must give; empty for one that must stay quiet.
         given: The kinds that it gave.
     """

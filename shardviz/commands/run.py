@@ -164,11 +164,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _refuse_contradictions(args: argparse.Namespace) -> None:
-    """Raise for a step to trace that never comes.
-
-    Raises:
-        ShardvizError: It is.
-    """
+    """Raise for a step to trace that never comes."""
     Followed.parse(args.trace, of_job=True)
     if args.steps and args.trace != "off" and args.trace_step > args.steps:
         raise ShardvizError(

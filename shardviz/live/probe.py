@@ -132,11 +132,7 @@ def load_probe(path: Path, build: str = "build", module: str = "") -> ModuleType
 
 
 def _check_signature(path: Path, name: str, function: object, given: tuple[str, ...]) -> None:
-    """Make sure that a probe's function can be called with what it is given.
-
-    Raises:
-        ProbeError: It cannot.
-    """
+    """Make sure that a probe's function can be called with what it is given."""
     if not callable(function):
         return
     try:

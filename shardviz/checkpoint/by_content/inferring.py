@@ -107,7 +107,6 @@ class _Matcher:
     """Matches the families of two checkpoints, and holds those that are still unmatched.
 
     Attributes:
-        free: The families of both sides.
         alike: Those of which each tensor is a single number.
     """
 

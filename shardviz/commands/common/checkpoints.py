@@ -259,11 +259,7 @@ def draw_beside(
 
 
 def refuse_picture(kinds: str) -> None:
-    """Refuse to draw what is not a job beside a checkpoint.
-
-    Raises:
-        ShardvizError: Always.
-    """
+    """Refuse to draw what is not a job beside a checkpoint."""
     raise ShardvizError(
         f"a picture compares a job with a checkpoint, and these are two {kinds}",
         "`shardviz show ONE TENSOR -o x.svg` draws one of them; `shardviz diff JOB CHECKPOINT -o x.html` draws both",

@@ -69,8 +69,6 @@ class Audit:
     """The result of a sweep.
 
     Attributes:
-        num_cases: Cases tried.
-        num_wrong: Cases that went wrong.
         disagreements: One a class, most cases first; functions last.
         not_tried: Cases left out after too many worlds died.
     """

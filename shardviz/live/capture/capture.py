@@ -68,7 +68,6 @@ class Part:
 
     Attributes:
         source: The stamped tensor.
-        dim: The dim of the slices.
         slices: Their numbers.
         shape: The stamped tensor's shape.
     """
@@ -104,9 +103,6 @@ class Capture:
     What is not described here becomes the field of that name in the rank's record.
 
     Attributes:
-        rank: The global rank.
-        num_ranks: The world's size.
-        stamps: The stamped tensors by name.
         values_limit: Local tensors of at most this many elements are written out.
         dense: The arrays that go into a file beside the record, by `moment/role/name`, each of the local shape.
         run_id: What names the run in all of its files.

@@ -52,7 +52,6 @@ class Sharding:
     Attributes:
         build: Builds the unsharded model, with the same tensors every time.
         parallelize: Returns it sharded.
-        mesh: The mesh of the run.
     """
 
     build: Callable[[], nn.Module]

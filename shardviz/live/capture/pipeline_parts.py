@@ -75,8 +75,6 @@ class _StageMessage:
     """A rank's message to the others; only the first rank of each stage sends all of it.
 
     Attributes:
-        digest: A digest of its stamps.
-        stamps: Its stamps.
         names: The tensors that it has now.
     """
 

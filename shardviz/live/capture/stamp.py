@@ -62,7 +62,6 @@ class Before(NamedTuple):
     """A buffer before the model was filled.
 
     Attributes:
-        values: A copy of its values.
         is_saved: Whether checkpoints have it.
     """
 

@@ -41,7 +41,6 @@ class Fragment:
 
     Attributes:
         name: The parameter's name in the unwrapped model.
-        shape: Its shape.
         ranks: The ranks that its elements are divided among, in the group's order.
         start: The first element of the flattened parameter that this rank says it has.
         values: The master copy of these elements, one-dimensional; empty if the rank has none.

@@ -25,9 +25,6 @@ class Local:
     """One tensor as this rank has it.
 
     Attributes:
-        name: Its fully qualified name.
-        role: Its role in the model.
-        shape: The global shape.
         values: This rank's part, plain and detached; on the meta device if it cannot be read.
         claim: Its mesh and placements; None for a plain tensor.
         flat: Its place in FSDP1's concatenation, with that concatenation's length.

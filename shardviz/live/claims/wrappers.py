@@ -33,8 +33,8 @@ def inner(model: nn.Module) -> nn.Module | None:
     if isinstance(model, DistributedDataParallel | DataParallel):
         wrapped: nn.Module = model.module
         return wrapped
-    for kind, attribute in _engines():
-        if isinstance(model, kind):
+    for module, (kind, attribute) in ENGINES.items():
+        if isinstance(model, getattr(sys.modules.get(module), kind, ())):
             inside = getattr(model, attribute)
             return inside if isinstance(inside, nn.Module) else None
     return _inside_peft(model)
@@ -126,13 +126,6 @@ def _innermost(model: nn.Module) -> nn.Module:
 def _is_deepspeed(module: nn.Module) -> bool:
     kind = getattr(sys.modules.get("deepspeed.runtime.engine"), "DeepSpeedEngine", None)
     return kind is not None and isinstance(module, kind)
-
-
-def _engines() -> Iterator[tuple[type, str]]:
-    for module, (kind, attribute) in ENGINES.items():
-        engine_class = getattr(sys.modules.get(module), kind, None)
-        if engine_class is not None:
-            yield engine_class, attribute
 
 
 def _inside_peft(model: nn.Module) -> nn.Module | None:

@@ -57,9 +57,6 @@ class Again:
     """The step, to be run once more as it ran.
 
     Attributes:
-        probe: The probe.
-        sharded: The sharded step.
-        unsharded: The unsharded model's.
         alone: The probe's own step on a mesh of this rank alone: it runs the sharded step's lines on whole tensors.
         with_gradients: Whether the first two have the same loss.
         is_of_parts: Whether the unsharded model is stepped on parts of the batch, one after the other.

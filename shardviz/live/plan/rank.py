@@ -78,7 +78,6 @@ class Built:
     """A model that was built and sharded.
 
     Attributes:
-        model: The sharded model.
         means: How.
         mode: The mode in which its tensors live; None unless they are fakes.
         refused: Why no means with less memory worked, and what is not true of this one, a line each.
@@ -189,7 +188,6 @@ class Reply:
     """What a rank has.
 
     Attributes:
-        plan_part: Its record.
         how: What is to be known of how it was built and stepped, a sentence each.
         without_step: Why no step was planned; empty if one was, or none was asked for.
         was_asked_for_step: Whether it was asked for a step.

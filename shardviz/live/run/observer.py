@@ -34,11 +34,7 @@ MAX_DUMPS = 8
 
 
 class Observer:
-    """Sees a process's calls and captures each sharded model once, when it is first called.
-
-    Attributes:
-        session: What this process knows of its job.
-    """
+    """Sees a process's calls and captures each sharded model once, when it is first called."""
 
     def __init__(self, options: Options) -> None:
         self.session = Session(options)

@@ -38,7 +38,6 @@ class Session:
     """The values that a process has seen of its job, and the dumps that were made of it.
 
     Attributes:
-        options: What is asked for.
         values: The values that modules had before they were sharded.
         sources: What values may be compared with, the newest last.
         unwritten: What `to_empty` allocated.

@@ -137,7 +137,8 @@ def write_step(step: Step, folder: Path, command: tuple[str, ...], problem: str 
         ]
     capture.narrowed_to |= reduced_in(step.root) | rounded_to(step.root)
     hook = approximated_by(step.root)
-    for local in (*step.weights, *step.buffers.before, *(() if step.broke_off or hook else _all_gradients(step))):
+    gradients = gradients_of(step) if step.gradients is None else step.gradients
+    for local in (*step.weights, *step.buffers.before, *(() if step.broke_off or hook else gradients)):
         capture.add_values(local, "step")
     quietly(WHAT, _add_states, capture, step)
     add_points(capture, step.trace)
@@ -219,10 +220,6 @@ def _run_id() -> str:
         with suppress(RuntimeError):
             return str(default_store().compare_set("shardviz/trace", "", run_id).decode())
     return run_id
-
-
-def _all_gradients(step: Step) -> Iterable[Local]:
-    return gradients_of(step) if step.gradients is None else step.gradients
 
 
 def gradients_of(step: Step, instead: Collection[str] = ()) -> Iterator[Local]:

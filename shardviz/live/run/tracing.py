@@ -78,7 +78,6 @@ class Follower:
     """Follows one step of a model.
 
     Attributes:
-        options: What is asked for.
         write: Writes what was seen of the step; given also why the step has no end, if it has none. Returns a function
             that adds the weights after the optimizer's step.
         model: The model; by default the first that an optimizer steps whose making is seen.

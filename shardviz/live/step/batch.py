@@ -52,7 +52,6 @@ class Setting:
     Attributes:
         build: Builds the unsharded model, with the values from which the sharded one starts.
         axes: The axes over which the batch is split, with the dims that they split.
-        batch: The whole batch.
         parts: The number of equal parts of its rows.
         dim: The dim that has the rows.
     """

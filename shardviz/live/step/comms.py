@@ -276,8 +276,6 @@ class Call:
     """One call of a collective.
 
     Attributes:
-        op: The collective.
-        ranks: The ranks of its group.
         line: The innermost line of the user's code.
         is_forward: Whether it ran in a forward pass.
         given: The memory and the number of elements of what it was given, or of what that is a copy of.

@@ -82,8 +82,6 @@ class Judge:
     """Judges a sharded step beside the unsharded model's.
 
     Attributes:
-        on: The probe on this rank.
-        step: The sharded step.
         judge: On rank 0, what judged it last; None on all others.
         num_asked: How often it was asked.
     """

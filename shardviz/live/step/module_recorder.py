@@ -60,7 +60,6 @@ class Seen:
     Attributes:
         values: This rank's part, copied; None if too much was kept before it.
         needs_grad: Whether a gradient can flow back to it.
-        number: Counts the tensors of a trace.
         gradient: This rank's part of its gradient; None if none came back.
         shape: The shape of this rank's part, even if only a sample of it is kept.
         local: The same values with the placements that the tensor claims.
@@ -87,8 +86,6 @@ class Call:
     """One call of a module in forward, with what went in and out of it.
 
     Attributes:
-        inputs: What it was given.
-        outputs: What it returned.
         is_tensor: Whether it returned one tensor, and not several.
         arguments: The numbers, masks and whole numbers that it was given, by the names that its forward has for them.
         is_without_graph: Whether gradients were switched off, as in the first run of a checkpointed module.

@@ -37,7 +37,6 @@ class Observed:
     """The record of a step.
 
     Attributes:
-        comms: The collectives.
         outputs: The model's own outputs, run by run; in a pipeline, those of its last stage on this rank.
         returned: All that these runs returned, whether one tensor or more.
         schedule: The runs of a pipeline's stages, in order.
@@ -208,9 +207,6 @@ class Masks(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Collects the masks that are drawn inside this context, in order, as dropout does.
 
     Only plain tensors are looked at: DTensors have a random state of their own.
-
-    Attributes:
-        masks: The masks.
     """
 
     def __init__(self) -> None:

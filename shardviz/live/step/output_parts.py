@@ -36,7 +36,6 @@ class Wanted:
     """What the unsharded model returns under one name.
 
     Attributes:
-        whole: The values for the whole batch.
         parts: The same for each part of the batch that it ran on; one for a whole batch.
     """
 
@@ -55,7 +54,6 @@ class Offer:
     """What a rank tells the others of one of its tensors.
 
     Attributes:
-        shape: Its shape.
         fits: The placements that give the rank these values.
         parts: The values of every micro-batch, if they may be a number for the rank's rows.
         is_labeled: Whether it is a DTensor, whose placements say how ranks share it.
@@ -75,7 +73,6 @@ class Outputs:
 
     Attributes:
         held: This rank's values, with their layouts.
-        expected: The unsharded model's.
         not_checked: Why others are not compared, by name.
     """
 

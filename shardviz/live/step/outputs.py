@@ -93,10 +93,6 @@ class Comparison:
     """The outputs of one step and of the unsharded model's.
 
     Attributes:
-        on: The probe on this rank.
-        step: The sharded step.
-        reference: The unsharded model's.
-        setting: What both ran on.
         precision: The relative precision of the narrowest numbers in either step on any rank; 0 in float64.
     """
 

@@ -98,11 +98,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class ProbeStep:
-    """One step of a probe on one rank.
-
-    Attributes:
-        on: The probe.
-    """
+    """One step of a probe on one rank."""
 
     on: ProbeOnRank
 

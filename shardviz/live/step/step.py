@@ -69,7 +69,6 @@ class StepResult:
     """The result of one step.
 
     Attributes:
-        loss: The loss, as the step returned it.
         output: The model's output in its last forward; None if it is not a tensor.
         logged: The values that `log` returned.
         observation: The record of the step while it ran.
@@ -229,11 +228,7 @@ def loss_of(probe: ModuleType, model: nn.Module, batch: Batch) -> torch.Tensor:
 
 
 def _loss(loss: Any, function: str) -> torch.Tensor:
-    """Return what a probe's `loss` or `step` returned.
-
-    Raises:
-        ProbeError: It is not a tensor of one number.
-    """
+    """Return what a probe's `loss` or `step` returned."""
     if not torch.is_tensor(loss):
         loss_text = "None" if loss is None else type(loss).__name__
     elif loss.numel() != 1:
@@ -316,14 +311,7 @@ FUNCTIONS = ("clip_grad_norm_", "clip_grad_value_")
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """A call that clips gradients.
-
-    Attributes:
-        function: Its name in torch.nn.utils.
-        names: The parameters, by name.
-        args: What it was given besides them.
-        kwargs: The same, by keyword.
-    """
+    """A call that clips gradients."""
 
     function: str
     names: tuple[str, ...]
@@ -345,8 +333,6 @@ class Clips:
     the gradients are compared as they are, and clipping that is recognized there is not checked.
 
     Attributes:
-        model: The model.
-        calls: The calls, in order.
         is_last: Whether nothing wrote to what was clipped before it was clipped again.
     """
 

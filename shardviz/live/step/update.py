@@ -75,7 +75,8 @@ def update_of(
 
     That is parameters in none of its groups, or with a learning rate of zero.
     """
-    rates = _rates(optimizer)
+    groups = getattr(optimizer, "param_groups", ())
+    rates = {id(param): float(group.get("lr", 1.0)) for group in groups for param in group["params"]}
     by_name = dict(_rates_by_name(model, rates))
     note = ""
     if not by_name:
@@ -85,12 +86,6 @@ def update_of(
     weights = [one for one in after if one.role == "param"]
     idle = [one.name for one in weights if by_name and not by_name.get(one.name)]
     return [*optimizer_states(optimizer, model, before), *weights], note, idle
-
-
-def _rates(optimizer: torch.optim.Optimizer) -> dict[int, float]:
-    """Return the learning rates of the tensors that an optimizer steps, by identity; 1 for a tensor without one."""
-    groups = getattr(optimizer, "param_groups", ())
-    return {id(param): float(group.get("lr", 1.0)) for group in groups for param in group["params"]}
 
 
 def _rates_by_name(model: nn.Module, rates: dict[int, float]) -> Iterator[tuple[str, float]]:

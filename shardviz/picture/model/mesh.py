@@ -300,7 +300,6 @@ class Heat:
     """One number for each rank.
 
     Attributes:
-        title: What is counted.
         by_rank: The numbers; ranks that are not in it have none.
         in_bytes: Whether they are bytes.
     """

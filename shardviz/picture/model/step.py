@@ -126,7 +126,6 @@ class StepTree:
     """The calls of a step.
 
     Attributes:
-        roots: Those made in no other, in order.
         finding: What is wrong first, if a finding names a module.
         reference: What its values are compared with.
     """

@@ -76,7 +76,6 @@ class ExpectedTensor:
     """One tensor of the reference, with its tolerance.
 
     Attributes:
-        values: The whole tensor.
         rtol: How far an element may be off, as a part of its own size.
         atol: How far it may be off in any case.
     """

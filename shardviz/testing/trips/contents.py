@@ -172,7 +172,6 @@ class FilledTensor:
     """A tensor that was filled with values to send.
 
     Attributes:
-        dtype: Its dtype, by torch's name.
         key: The tensor whose values it has: its own name, or the first of those that share its storage.
         ranks: The ranks that have it.
         each: Whether each rank has one of its own under this name, which no placements describe.

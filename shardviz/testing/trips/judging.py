@@ -86,7 +86,6 @@ class TargetTensor:
     """The values that a tensor should have after a trip.
 
     Attributes:
-        entry: What was sent.
         old: Returns what this rank had before; None if that is not known.
         dtype: The dtype that it must have; empty if it may have another, as an engine may.
         also: What it may have as well: that of a tensor which it shares its storage with here and did not there.

@@ -149,7 +149,6 @@ class Transfer:
     Attributes:
         source: Where weights come from.
         target: Where they go.
-        mesh: The target's mesh.
         rules: What its tensors are made of.
         layouts: How its plain tensors are laid out.
     """

@@ -101,8 +101,6 @@ class Wanted:
     """A tensor of the model that is looked up.
 
     Attributes:
-        role: Its role.
-        shape: Its global shape.
         tied: The other names that share its storage.
     """
 

@@ -53,7 +53,6 @@ class Claim:
 
     Attributes:
         ranks: The ranks that the parameter is divided among.
-        shape: The parameter's shape.
         start: The first element that it has.
         size: How many it has.
         offset: The parameter's first element in the buffers laid end to end; None if it has no fragment.

@@ -1,4 +1,4 @@
-"""How calls of a job are seen: `table` says which functions are wrapped, `observing` wraps them and calls the observer.
+"""How calls of a job are seen: `table` says which functions are wrapped, `wrapping` how.
 
-`arming` sees calls of modules.
+`arming` sees calls of modules; `observing` calls the observer, never twice and without harm.
 """

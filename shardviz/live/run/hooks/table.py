@@ -15,8 +15,9 @@ from functools import cache
 from importlib.abc import MetaPathFinder
 from typing import TYPE_CHECKING, Any
 
-from shardviz.live.run.hooks import observing
-from shardviz.live.run.hooks.observing import Call, Hook, argument, quietly
+from shardviz.live.run.hooks import wrapping
+from shardviz.live.run.hooks.observing import quietly
+from shardviz.live.run.hooks.wrapping import Call, Hook, argument
 from shardviz.live.run.options import Options
 
 if TYPE_CHECKING:
@@ -301,7 +302,7 @@ def _wrap_after(loader: Any) -> None:
 
 def wrap(module: ModuleType) -> None:
     """Wrap the hooked functions of a newly imported module; failures are reported, not raised."""
-    quietly(module.__name__, observing.wrap, module, hooked()[module.__name__])
+    quietly(module.__name__, wrapping.wrap, module, hooked()[module.__name__])
 
 
 def install() -> None:

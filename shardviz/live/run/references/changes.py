@@ -91,7 +91,6 @@ class Rounded:
     """A tensor of a file as it is in a narrower element type.
 
     Attributes:
-        entry: The tensor.
         dtype: The narrower type.
     """
 

@@ -44,7 +44,6 @@ class Candidate:
     """Values that a tensor may have.
 
     Attributes:
-        entry: Where they are.
         path: What they are of, for messages.
         is_snapshot: Whether the job may rightly have changed them since.
         is_guess: Whether it is not known that the tensor has them.
@@ -63,7 +62,6 @@ class Chosen:
     """What a model's values are compared with.
 
     Attributes:
-        reference: Their places, by the model's names.
         snapshots: Names of tensors that the job may rightly have changed since, each with where its values are.
         before: The names of those whose values are from before sharding.
         elsewhere: The names of those of which this rank does not reach the first rank's values, but another's.

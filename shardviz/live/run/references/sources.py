@@ -42,7 +42,6 @@ class Loaded:
     """A checkpoint that a module has loaded.
 
     Attributes:
-        path: Where it is, for messages.
         reference: Its tensors, by the module's names.
         module: The module that loaded it; None if only the tensors are known.
         pointers: The memory of the tensors that were loaded into, if the module is not known.

@@ -268,7 +268,6 @@ class Memory:
     """A parameter's memory on this rank, and what tells whether anything wrote to it.
 
     Attributes:
-        pointer: Its address.
         versions: torch's counters of writes, of the parameter and of this rank's part.
         sample: A checksum of its first values.
         is_alike: Whether these are anyway, by their bits.

@@ -64,7 +64,6 @@ class UnshardedStep:
     Attributes:
         model: The model, with its gradients.
         before: Its tensors before the step.
-        step: The result of the step.
         training: Whether it was stepped in training mode; otherwise in `eval()`.
         draws: Whether it drew random numbers in the end, so that no other step can be compared with it.
         notes: Notes on how it was stepped.
@@ -385,18 +384,13 @@ def add_replayed(capture: Capture, judge: StepJudge, reference: UnshardedStep) -
     Modules without modules in them that are called once are run again, if that makes the unsharded step's own
     gradients.
     """
-    leaves = dict(_leaves(reference.model))
+    modules = ((name, module) for name, module in reference.model.named_modules() if name)
+    leaves = {clean_name(name): one for name, one in modules if not [*one.children()] and [*one.parameters()]}
     weights = {local.name: local for local in reference.before if local.role == "param"}
     for name, sharded, unsharded in judge.sides(list(leaves)):
         for weight, gradient in _of_module(name, leaves[name], weights, sharded, unsharded):
             local = Local(of_replay(weight), "activation", tuple(gradient.shape), gradient.float())
             capture.add_values(local, "reference")
-
-
-def _leaves(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    for name, module in model.named_modules():
-        if name and not any(True for _ in module.children()) and any(True for _ in module.parameters()):
-            yield clean_name(name), module
 
 
 def _of_module(
