@@ -91,11 +91,7 @@ def add_arguments(parser: Parser) -> None:
         help="how the model's tensors are made from the reference's; see `shardviz diff --help`",
     )
     parser.add_argument(
-        "--steps",
-        type=steps,
-        default=0,
-        metavar="N",
-        help="end the job after N optimizer steps; default: let it run",
+        "--steps", type=steps, default=0, metavar="N", help="end the job after N optimizer steps; default: let it run"
     )
     parser.add_argument(
         "--trace",

@@ -27,16 +27,7 @@ if TYPE_CHECKING:
     from shardviz.reference.files import Reference
 
 
-SOURCES: tuple[ModuleType, ...] = (
-    wrappers,
-    pytorch,
-    deepspeed,
-    megatron,
-    masters,
-    spmd,
-    transformers,
-    hooks,
-)
+SOURCES: tuple[ModuleType, ...] = (wrappers, pytorch, deepspeed, megatron, masters, spmd, transformers, hooks)
 
 
 def of_model(model: nn.Module, mesh: Mesh | None) -> Iterator[Local]:

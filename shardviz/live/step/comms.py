@@ -46,12 +46,7 @@ if TYPE_CHECKING:
 
 
 _LIBRARIES = ("c10d", "_c10d_functional", "c10d_functional", "_c10d_functional_autograd")
-_SPELLINGS = {
-    "allgather": "all_gather",
-    "allreduce": "all_reduce",
-    "alltoall": "all_to_all",
-    "recv_any_source": "recv",
-}
+_SPELLINGS = {"allgather": "all_gather", "allreduce": "all_reduce", "alltoall": "all_to_all", "recv_any_source": "recv"}
 _SUMS = ("all_reduce", "reduce_scatter", "reduce")
 _MOVES = ("all_gather", "all_to_all", "gather")
 _MAX_CASTS = 1024

@@ -56,11 +56,7 @@ class Observed:
 
 @contextmanager
 def observed(
-    model: nn.Module,
-    stages: Mapping[int, nn.Module] | None = None,
-    followed: Followed = NONE,
-    *,
-    values: bool = True,
+    model: nn.Module, stages: Mapping[int, nn.Module] | None = None, followed: Followed = NONE, *, values: bool = True
 ) -> Iterator[Observed]:
     """Record everything that the model runs inside this context.
 

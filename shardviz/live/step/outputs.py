@@ -225,12 +225,7 @@ class Comparison:
         return any(axis not in mesh_axes for axis in self.batch_axes)
 
     def _place(
-        self,
-        outputs: Outputs,
-        name: str,
-        wanted: Wanted,
-        of_ranks: Mapping[int, Offer],
-        values: Sequence[torch.Tensor],
+        self, outputs: Outputs, name: str, wanted: Wanted, of_ranks: Mapping[int, Offer], values: Sequence[torch.Tensor]
     ) -> str:
         """Add a tensor with its layout, the same on every rank; return why not if nothing shows one."""
         offers, mesh, shape = list(of_ranks.values()), self.on.job.mesh, tuple(wanted.whole.shape)

@@ -220,8 +220,7 @@ def loss_of(probe: ModuleType, model: nn.Module, batch: Batch) -> torch.Tensor:
     output = model(**batch[0]) if len(batch) == 1 and isinstance(batch[0], Mapping) else model(*batch)
     if not torch.is_tensor(output):
         raise ProbeError(
-            f"the model's output is a {type(output).__name__}, which has no mean square",
-            "define loss(model, batch)",
+            f"the model's output is a {type(output).__name__}, which has no mean square", "define loss(model, batch)"
         )
     square: torch.Tensor = output.square().mean()
     return square
@@ -260,11 +259,7 @@ def results(step: StepResult, mesh: Mesh, axes: Mapping[str, int], whole: torch.
 
 
 def due_placements(
-    shape: tuple[int, ...],
-    whole: tuple[int, ...] | None,
-    sizes: tuple[int, ...],
-    axes: Mapping[str, int],
-    mesh: Mesh,
+    shape: tuple[int, ...], whole: tuple[int, ...] | None, sizes: tuple[int, ...], axes: Mapping[str, int], mesh: Mesh
 ) -> dict[str, Placement]:
     """Return the placements that an output should have along the batch's axes.
 

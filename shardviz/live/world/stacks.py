@@ -27,10 +27,7 @@ if TYPE_CHECKING:
 
 PATIENCE = 1.5
 """Seconds that a rank has to write its stacks."""
-_RUNNERS = (
-    str(Path(__file__).parent / "rank.py"),
-    str(Path(__file__).parents[2] / "testing" / "plugin" / "ranks.py"),
-)
+_RUNNERS = (str(Path(__file__).parent / "rank.py"), str(Path(__file__).parents[2] / "testing" / "plugin" / "ranks.py"))
 """Files with a function `call` that calls the user's code."""
 _COLLECTIVES = ("distributed_c10d.py", "_functional_collectives.py")
 _LIBRARY = str(Path(os.__file__).parent) + os.sep

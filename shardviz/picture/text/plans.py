@@ -44,11 +44,7 @@ MOST = 8
 LITTLE = 0.01
 """A part of a difference that is too small to be named."""
 
-WORDS = {
-    "buckets": "buckets of gradients",
-    "activations": "activations",
-    "gathered": "what FSDP gathers and sends",
-}
+WORDS = {"buckets": "buckets of gradients", "activations": "activations", "gathered": "what FSDP gathers and sends"}
 
 
 def plan_lines(probe: str, ranks: PlannedRanks, width: int) -> Iterator[Text]:

@@ -357,10 +357,7 @@ def _finding(
     kind: Kind | None = None,
 ) -> Finding:
     """Return a finding with each rank's rows, and the kind that its cause has in a trip."""
-    details = (
-        f"{WRONG}{listed((part.text for part in parts), MOST)}",
-        *([received.trips] if received.trips else []),
-    )
+    details = (f"{WRONG}{listed((part.text for part in parts), MOST)}", *([received.trips] if received.trips else []))
     return cause.finding(name, tuple(part.rank for part in parts), text, kind=kind, details=details)
 
 
