@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch.distributed.device_mesh import DeviceMesh
 
-    from shardviz.dump.records.base import Role
+    from shardviz.dump.records.base import Moment, Role
     from shardviz.live.claims.local import Local
 
 Subject = nn.Module | torch.Tensor | Optimizer | Mapping[str, torch.Tensor]
@@ -163,6 +163,16 @@ def gather_ids(model: nn.Module, mesh: DeviceMesh | None, stamps: Stamped, stage
     stamps = stamps if stage_axes else under_names(stamps, names)
     pipeline_part = agree(_job_mesh(mesh), stage_axes, stamps.stamps, names)
     return gather(lambda seen: add_model(seen, inner, mesh, stamps, pipeline_part), mesh, Stamped(pipeline_part.stamps))
+
+
+def gather_values(locals_: Iterable[Local], mesh: DeviceMesh | None, moment: Moment = "step") -> Dump:
+    """Return the values that all ranks hold of tensors; at the step, whole. Every rank calls this."""
+
+    def add(capture: Capture) -> None:
+        for local in locals_:
+            capture.add_values(local, moment)
+
+    return gather(add, mesh)
 
 
 def gather(

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from shardviz.explain.finding import Finding
     from shardviz.layout.mesh import Mesh
-    from shardviz.live.capture.capture import Capture
     from shardviz.live.claims.local import Local
     from shardviz.testing.trips.judging import TargetTensor
 
@@ -53,11 +52,8 @@ def places(
         for name in names
         if (local := locals_.get(name)) is not None and name in reference_entries.stamps  # of flags nothing can be said
     ]
-
-    def add(seen: Capture) -> None:
-        add_by_reference(seen, tensors, reference_entries)
-
-    dump = gather(add, mesh, Stamped(tuple(reference_entries.stamps.values())), reference)
+    stamps = Stamped(tuple(reference_entries.stamps.values()))
+    dump = gather(lambda seen: add_by_reference(seen, tensors, reference_entries), mesh, stamps, reference)
     report = report_on(dump)
     each = [placed for finding in report.findings for placed in finding.each]
     findings = [finding for finding in each if finding.tensor in names and finding.kind not in ("incomplete", "untied")]
