@@ -93,7 +93,6 @@ class _Optimizer:
 
     Attributes:
         before: What its names begin with.
-        states: Its tensors, by parameter.
         grouped: The parameters that its groups name; empty if that is not known.
         unread: Groups that could not be read.
         plain: The names of states that are not tensors, by parameter.

@@ -85,7 +85,6 @@ class MemoryTensor:
     """A tensor whose values are in memory.
 
     Attributes:
-        dtype: Their element type.
         bits: They as unsigned integers.
     """
 
@@ -293,7 +292,6 @@ class Problem:
 
     Attributes:
         name: The tensor that it is about; empty for the checkpoint.
-        text: What is wrong, with the numbers.
         explanation: The most likely cause; None for what cannot be read, which is a note and not a finding.
         kind: The kind of the finding, if it is not the usual one of its cause.
     """
@@ -309,9 +307,7 @@ class Checkpoint:
     """A checkpoint, of which only headers and metadata were read.
 
     Attributes:
-        path: The file or folder.
         kind: Which format it is in: `DCP`, `safetensors`.
-        tensors: Its tensors by name.
         objects: What else it has, such as an optimizer's settings, by name.
         values: Such objects that were read together with its headers.
         indexed: The file that an index names for each tensor; empty without an index.

@@ -75,11 +75,7 @@ def mesh_of(text: str) -> Mesh:
 
 
 def _make_folder(folder: Path) -> None:
-    """Make the folder for scripts: a sweep takes a minute, and would be lost.
-
-    Raises:
-        ShardvizError: It cannot be made, or not written to.
-    """
+    """Make the folder for scripts: a sweep takes a minute, and would be lost."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=folder):
@@ -105,7 +101,6 @@ def as_text(sweep: Audit, folder: Path | None = None) -> str:
     """Write out every class of disagreement with its smallest case, and the first repro.
 
     Args:
-        sweep: What the sweep found.
         folder: Where the repros were written; they are named then, and not written out.
     """
     from shardviz.versions import package_version

@@ -51,9 +51,6 @@ def report(folders: Sequence[Path], style: str, color: str = "auto", *, strict: 
     """Check a dump and print what was found in one of the formats.
 
     Args:
-        folders: The dump, or the parts of one.
-        style: The format.
-        color: Whether text is colored.
         strict: Fail if anything was not checked, too.
 
     Returns:

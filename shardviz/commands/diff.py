@@ -135,12 +135,7 @@ def compared(
     """Print what is different between two dumps.
 
     Args:
-        before: The one to compare with.
-        after: The one that may have changed.
-        style: The format.
-        color: Whether text is colored.
         strict: Fail if anything was not compared, too.
-        output: The file; stdout without one.
 
     Returns:
         The exit code.

@@ -162,8 +162,6 @@ class PlanProgress:
     """The progress of planning many meshes.
 
     Attributes:
-        of: How many meshes there are.
-        done: How many are done.
         begun: When it began.
     """
 

@@ -225,7 +225,6 @@ def mesh_for(probe: Probe, text: str | None, num_ranks: int | None = None) -> Me
     """Return the mesh to run a probe on.
 
     Args:
-        probe: The probe, whose axes name the sizes.
         text: What the user asked for; None for the probe's own mesh, or two ranks per axis.
         num_ranks: The size of the job that is joined, if one is.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,7 +97,6 @@ class ProbeScore:
     """The findings of one probe, compared with those that it must give.
 
     Attributes:
-        name: The probe.
         wanted: The kinds that it must give; empty for one that must stay quiet.
         given: The kinds that it gave.
     """
@@ -112,28 +111,15 @@ class ProbeScore:
         return self.wanted == self.given
 
 
-@dataclass(frozen=True)
-class TotalScore:
-    """The scores of all probes, added up.
-
-    Attributes:
-        bugs: How many recreate a bug.
-        detected: How many of these gave any finding.
-        named: How many gave exactly the kinds that they must.
-        false_alarms: The kinds that probes gave and must not give.
-    """
-
-    bugs: int
-    detected: int
-    named: int
-    false_alarms: int
-
-    @classmethod
-    def of(cls, scores: Sequence[ProbeScore]) -> TotalScore:
-        """Add up scores."""
-        bugs = [score for score in scores if score.wanted]
-        detected, named = sum(bool(score.given) for score in bugs), sum(score.is_right for score in bugs)
-        return cls(len(bugs), detected, named, sum(len(score.given - score.wanted) for score in scores))
+def _total(scores: Sequence[ProbeScore]) -> dict[str, int]:
+    """Count the probes of bugs, those that gave any finding and exactly theirs, and the kinds that are no probe's."""
+    bugs = [score for score in scores if score.wanted]
+    return {
+        "bugs": len(bugs),
+        "detected": sum(bool(score.given) for score in bugs),
+        "named": sum(score.is_right for score in bugs),
+        "false_alarms": sum(len(score.given - score.wanted) for score in scores),
+    }
 
 
 def _run_bugs(args: argparse.Namespace) -> int:
@@ -193,12 +179,9 @@ def _table(scores: list[ProbeScore], terminal: Terminal) -> list[Text]:
         given = ", ".join(sorted(score.given)) or "nothing"
         due = "" if score.is_right else f"   expected: {', '.join(sorted(score.wanted)) or 'nothing'}"
         lines.append(line((glyph, style), f" {score.name.ljust(width)}  {given}", (due, BAD)))
-    total = TotalScore.of(scores)
-    text = (
-        f"{total.detected} of {total.bugs} detected, {total.named} of {total.bugs} correctly named, "
-        f"{total.false_alarms} false alarms"
-    )
-    return [*lines, line(""), line((text, GOOD if total.named == total.bugs and not total.false_alarms else BAD))]
+    bugs, detected, named, alarms = _total(scores).values()
+    text = f"{detected} of {bugs} detected, {named} of {bugs} correctly named, {alarms} false alarms"
+    return [*lines, line(""), line((text, GOOD if named == bugs and not alarms else BAD))]
 
 
 def as_json(scores: Sequence[ProbeScore], not_run: Mapping[str, str]) -> dict[str, Any]:
@@ -207,4 +190,4 @@ def as_json(scores: Sequence[ProbeScore], not_run: Mapping[str, str]) -> dict[st
         {"name": one.name, "expected": sorted(one.wanted), "found": sorted(one.given), "right": one.is_right}
         for one in scores
     ]
-    return {"probes": probes, "not_run": dict(not_run), **asdict(TotalScore.of(scores))}
+    return {"probes": probes, "not_run": dict(not_run), **_total(scores)}

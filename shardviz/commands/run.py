@@ -91,11 +91,7 @@ def add_arguments(parser: Parser) -> None:
         help="how the model's tensors are made from the reference's; see `shardviz diff --help`",
     )
     parser.add_argument(
-        "--steps",
-        type=steps,
-        default=0,
-        metavar="N",
-        help="end the job after N optimizer steps; default: let it run",
+        "--steps", type=steps, default=0, metavar="N", help="end the job after N optimizer steps; default: let it run"
     )
     parser.add_argument(
         "--trace",
@@ -164,11 +160,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _refuse_contradictions(args: argparse.Namespace) -> None:
-    """Raise for a step to trace that never comes.
-
-    Raises:
-        ShardvizError: It is.
-    """
+    """Raise for a step to trace that never comes."""
     Followed.parse(args.trace, of_job=True)
     if args.steps and args.trace != "off" and args.trace_step > args.steps:
         raise ShardvizError(
@@ -300,9 +292,6 @@ def report_job(args: argparse.Namespace, notes: Sequence[Note], code: int, *, is
     """Report each dump and whatever kept others from being written; return the exit code.
 
     Args:
-        args: The command's arguments.
-        notes: What the ranks left.
-        code: The job's exit code.
         is_traced: Whether a step was traced: a job of one process shards nothing that could be captured.
     """
     captured = {Path(note.text) for note in notes if note.kind == "captured"}
@@ -456,10 +445,7 @@ def keep_trace(session: Path, output: Path, *, is_captured: bool, force: bool) -
     """Move the trace of a job's step into its dump; make a dump if the job has none.
 
     Args:
-        session: Where the ranks on this machine left it.
-        output: The dump's folder.
         is_captured: Whether the job has written its dump.
-        force: Replace what is there, if that is a dump.
 
     Returns:
         Whether there is a trace.

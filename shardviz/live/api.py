@@ -19,7 +19,6 @@ from shardviz.layout.placements import Replicate
 from shardviz.live.capture.agreement import refuse_without_group
 from shardviz.live.capture.describe import rounded_copies
 from shardviz.live.capture.idle_axes import found_mesh, idle_axes, notes_on
-from shardviz.live.capture.locals import Local, local_tensors, of_tensor, unwrapped
 from shardviz.live.capture.lookup.by_reference import (
     ComparedWith,
     add_by_reference,
@@ -35,7 +34,8 @@ from shardviz.live.capture.passes import Sharding, add_ids, capture_passes
 from shardviz.live.capture.pipeline_parts import PipelinePart, agree
 from shardviz.live.capture.stamp import Stamped, plan, tied_names, under_names
 from shardviz.live.claims import registry
-from shardviz.live.claims.local import as_part
+from shardviz.live.claims.local import Local, as_part
+from shardviz.live.claims.registry import local_tensors, of_tensor, unwrapped
 from shardviz.live.compat.modules import computed_buffers
 from shardviz.live.dumping import dump_of_job
 from shardviz.live.world.group import kept_random_states
@@ -162,14 +162,6 @@ def capture_by_reference(
     """Write a dump whose ids are places in a reference. Every rank of the job calls this.
 
     Args:
-        model: As for `capture`, as are the others.
-        path: The dump's folder.
-        mesh: The mesh of the whole job.
-        source: What values are compared with.
-        pipeline_part: This rank's part of the model.
-        step: What the job's own step gave.
-        intended: The layouts that are wanted.
-        force: Replace the folder if it is a dump.
         command: The command that the dump is of; the process's own by default.
     """
     reference, names, prefix = source.reference, source.names, pipeline_part.prefix
@@ -282,11 +274,6 @@ def add_model(
     """Capture a model's parameters and buffers: ids if it was stamped, its own values otherwise.
 
     Args:
-        rank_capture: The capture of this rank, to which the tensors are added.
-        model: The sharded model.
-        mesh: The mesh of the job, if there is one.
-        stamps: The result of stamping the model before it was sharded.
-        pipeline_part: This rank's part of the model, if it has only a part.
         placed: Names of tensors whose values say nothing more than where they are.
         wholes: The shapes that a reference has of tensors with other shapes, which may be parts.
 
@@ -335,14 +322,7 @@ def check_step(step: object) -> None:
 
 
 def add_step(capture: Capture, locals_: Sequence[Local], step: Mapping[str, Any], mesh: Mesh) -> None:
-    """Record a step's results.
-
-    Args:
-        capture: The capture of this rank.
-        locals_: The model's tensors, with their gradients.
-        step: What the job gave of its step.
-        mesh: The job's mesh, on which all ranks log the same numbers.
-    """
+    """Record a step's results."""
     for local in locals_:
         if local.grad is not None:
             claim = local.grad_claim or local.claim

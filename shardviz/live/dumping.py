@@ -159,7 +159,6 @@ def check_axes(intended: Mapping[str, str], axes: Sequence[str]) -> None:
     """Check that every named axis exists, once the model is sharded and its meshes are known.
 
     Args:
-        intended: Layouts in the notation, by pattern over names.
         axes: The axes of the run's meshes, flattened ones among them.
 
     Raises:

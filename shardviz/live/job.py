@@ -33,10 +33,7 @@ class ProbeJob:
     """One probe to run.
 
     Attributes:
-        probe: The probe.
-        mesh: The mesh to run on.
         folder: The folder of the dump, by its whole path.
-        command: The command line, for the record.
         values_limit: Local tensors of at most this many elements are written out value by value.
         followed: Which modules of its step are followed.
         notes: Where rank 0 notes the files of the modules that are imported; None if nobody watches them.

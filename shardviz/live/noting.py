@@ -49,7 +49,6 @@ def noting(notes: Path | None, *, writes: bool) -> Iterator[None]:
 
     Args:
         notes: The file that gets a line for each; None if nobody watches.
-        writes: Whether this rank is the one that writes them.
     """
     if notes is None:
         yield

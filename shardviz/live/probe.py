@@ -20,10 +20,10 @@ from shardviz.live.capture.agreement import agreed_run_id
 from shardviz.live.capture.capture import Capture, run_record
 from shardviz.live.capture.describe import rounded_copies
 from shardviz.live.capture.idle_axes import idle_axes, notes_on
-from shardviz.live.capture.locals import Local, local_tensors, unwrapped
 from shardviz.live.capture.passes import Sharding, capture_passes
 from shardviz.live.capture.pipeline_parts import PipelinePart
-from shardviz.live.claims.local import as_part
+from shardviz.live.claims.local import Local, as_part
+from shardviz.live.claims.registry import local_tensors, unwrapped
 from shardviz.live.claims.wrappers import reducing
 from shardviz.live.compat.pipelines import let_stages_meet
 from shardviz.live.dumping import check_axes, check_intended, made_folder
@@ -132,11 +132,7 @@ def load_probe(path: Path, build: str = "build", module: str = "") -> ModuleType
 
 
 def _check_signature(path: Path, name: str, function: object, given: tuple[str, ...]) -> None:
-    """Make sure that a probe's function can be called with what it is given.
-
-    Raises:
-        ProbeError: It cannot.
-    """
+    """Make sure that a probe's function can be called with what it is given."""
     if not callable(function):
         return
     try:

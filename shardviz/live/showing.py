@@ -12,14 +12,15 @@ from shardviz.dump.read import layout_of
 from shardviz.dump.records.tensors import LayoutRecord
 from shardviz.errors import ShardvizError
 from shardviz.layout import notation
-from shardviz.live.capture.locals import Local, local_tensors, of_tensor
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.stamp import dtype_name
+from shardviz.live.claims.registry import local_tensors, of_tensor
 from shardviz.text import did_you_mean
 
 if TYPE_CHECKING:
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh
+    from shardviz.live.claims.local import Local
 
 
 def rank() -> int | None:

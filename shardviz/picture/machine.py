@@ -42,7 +42,8 @@ def report_github(report: Report) -> str:
     lines = []
     for finding in report.findings:
         level = "error" if finding.severity == "error" else "warning"
-        title = _property(f"shardviz: {finding.kind} {printable(finding.title)}".strip())
+        title = _data(f"shardviz: {finding.kind} {printable(finding.title)}".strip())
+        title = title.replace(":", "%3A").replace(",", "%2C")
         lines.append(f"::{level} title={title}::{_data(_details(finding))}")
     lines += [
         f"::notice title=shardviz%3A not checked::{_data(_with_name(unchecked.tensor, unchecked.why))}"
@@ -84,10 +85,6 @@ def _with_name(tensor: str, text: str) -> str:
 
 def _data(text: str) -> str:
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _property(text: str) -> str:
-    return _data(text).replace(":", "%3A").replace(",", "%2C")
 
 
 def _xml(text: str) -> str:

@@ -50,7 +50,6 @@ class TensorEntry:
     """One line of the tensor list.
 
     Attributes:
-        tensor: The tensor, or identical layers of it.
         dtype: The model's own dtype: it may have been stamped in a wider one.
         verdict: The worst that was found of it.
         listed: Whether it is listed unless more is asked for.
@@ -182,7 +181,6 @@ class Document(Judged):
 
     Attributes:
         path: Its folder.
-        dump: Its tensors.
         report: The result of the check; None while it runs.
         failed: Why there will be no report; empty if there is or will be one.
         is_partial: Whether it is only what one rank shows, while the others are being read.

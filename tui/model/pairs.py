@@ -46,7 +46,6 @@ class Pair:
     """A tensor on both sides, or several that are alike.
 
     Attributes:
-        title: Its name.
         sign: How the sides compare, as one of `RELATIONS`.
         what: The same in words.
         here: Its entry in the dump; None if it has none.

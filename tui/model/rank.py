@@ -97,7 +97,6 @@ class Ids(Memory):
 
     Attributes:
         array: The elements, from 0; below that what is not an element of this tensor.
-        whole: The shape of the whole tensor.
         dims: Instead of an array, if they are ranges in every dim, the global index of every local index.
     """
 

@@ -50,10 +50,7 @@ class Target:
     """Where to go; what is None stays as it is.
 
     Attributes:
-        entry: The tensor's entry.
-        name: The tensor's name.
         place: The element's index.
-        rank: The rank.
         others: How many other tensors the text fits.
     """
 

@@ -64,7 +64,6 @@ class Collective:
 
     Attributes:
         record: The busiest rank's record of those in one module, without the module's name.
-        modules: The modules.
         ranks: The ranks that took part, rising.
     """
 
@@ -223,7 +222,6 @@ class Modules:
     """The calls of a step, some of them open.
 
     Attributes:
-        tree: The calls.
         opened: Those that are open, by module and number.
         heats: What ranks have at the first wrong place, beside what is due.
     """

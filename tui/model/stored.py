@@ -35,8 +35,6 @@ class StoredEntry:
     """One tensor in the tree. An optimizer's state is listed under its own modules, as the checkpoint has it.
 
     Attributes:
-        tensor: The tensor.
-        verdict: The worst that was found of it.
         findings: Indices into the report's findings.
     """
 
@@ -94,7 +92,6 @@ class StoredDocument(Judged):
     """A checkpoint, and its report once it is checked.
 
     Attributes:
-        checkpoint: The checkpoint.
         report: What the check found; None while it runs.
     """
 

@@ -110,7 +110,6 @@ class Node:
 
     Attributes:
         parts: What is in it, in model order.
-        entry: Of a tensor, the index of its entry.
         names: Of a tensor, its names: several if identical layers are one.
         verdict: The worst in it.
         counts: Whether it counts in the verdict of its module: what is unknown of a result or a state does not.
@@ -133,7 +132,6 @@ class TreeLine:
         path: The names from the root down.
         verdict: The worst verdict in it.
         count: How many identical layers it is.
-        entry: The tensor's entry; None for a module.
         names: The tensor's names; empty for a module.
         key: Where its layers stand: the path of the module around with the layers' name.
         number: Its own number, or the first of several; None if it has none.
@@ -164,8 +162,8 @@ def tree_of(entries: Sequence[Entry | UsageEntry], shown: Mapping[int, Sequence[
             verdict = verdict_of(name)
             counts = verdict != "unknown" or entry.listed
             module, tensor = modules.get(path) or _module(modules, path), Node({}, index, [name], verdict, counts)
-            if module.parts.setdefault(part, tensor) is not tensor:
-                _put(module, part, tensor)
+            while module.parts.setdefault(part, tensor) is not tensor:  # one name of a tensor and a module, or of two
+                part = (f"{part[0]} ", part[1])
     _align([root])
     _settle(root, {})
     return root
@@ -176,13 +174,6 @@ def _module(modules: dict[tuple[Part, ...], Node], path: tuple[Part, ...]) -> No
     if path not in modules:
         modules[path] = _module(modules, path[:-1]).parts.setdefault(path[-1], Node())
     return modules[path]
-
-
-def _put(module: Node, part: Part, leaf: Node) -> None:
-    prefix, number = part
-    while (prefix, number) in module.parts:  # a tensor and a module of one name, or two tensors
-        prefix += " "
-    module.parts[prefix, number] = leaf
 
 
 def _align(modules: Sequence[Node]) -> None:

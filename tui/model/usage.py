@@ -59,8 +59,6 @@ class UsageEntry:
     """A tensor that takes memory, or identical layers of one, as the tree needs it.
 
     Attributes:
-        names: Its names.
-        role: What it is to the model.
         groups: The groups that have a part, be it an empty one: ranks of another pipeline stage have none.
         taken: For each name its bytes on a rank of each of them.
     """

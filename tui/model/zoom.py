@@ -35,8 +35,6 @@ class Zoom:
     """The scales of one tensor on one plane. Level 0 is the whole tensor; each level halves the indices per cell.
 
     Attributes:
-        sides: Who holds the tensor.
-        plane: The dims drawn.
         side: Which side is drawn: where not all of its parts can be, its blocks are.
     """
 

@@ -174,12 +174,7 @@ most.
     _heads = 1
 
     def show(
-        self,
-        mesh: Mesh,
-        rank: int | None,
-        lights: Lights,
-        coloring: Coloring | None = None,
-        heat: Heat | None = None,
+        self, mesh: Mesh, rank: int | None, lights: Lights, coloring: Coloring | None = None, heat: Heat | None = None
     ) -> None:
         """Show a mesh with the signs of ranks and the cursor on one; colors are by axes, by default all, or by heat."""
         if self.plan is None or self.plan.mesh != mesh:

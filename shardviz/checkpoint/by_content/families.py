@@ -84,7 +84,6 @@ class Link:
     """Matches each tensor of one family with the tensors of another family that belong to it.
 
     Attributes:
-        family: The family that they are of.
         parts: By the numbers of the other family: the tensors by the numbers that only this family has.
         numbers: By the numbers of the other family: the numbers that stand in their place.
         extra: Which of this family's numbers only this family has.
@@ -198,7 +197,6 @@ def lines_of(choices: Iterable[FamilyMatch], sides: tuple[Collection[str], Colle
     """Return the lines of a map, the narrower patterns first if two fit one name.
 
     Args:
-        choices: What was found.
         sides: All names of both checkpoints.
     """
     place = {name: at for at, name in enumerate([*sides[0], *sides[1]])}

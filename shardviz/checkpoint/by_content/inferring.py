@@ -69,7 +69,6 @@ def with_groups_of_heads(choices: Iterable[FamilyMatch], settings: Mapping[str, 
     Values show in how many blocks the conversion joined them. The settings say how many the model reads.
 
     Args:
-        choices: The tensors that were paired.
         settings: The numbers next to the checkpoints: `kv_heads`, `head_dim`.
     """
     return [_with_groups(choice, settings) for choice in choices]
@@ -108,7 +107,6 @@ class _Matcher:
     """Matches the families of two checkpoints, and holds those that are still unmatched.
 
     Attributes:
-        free: The families of both sides.
         alike: Those of which each tensor is a single number.
     """
 

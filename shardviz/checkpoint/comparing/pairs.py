@@ -58,7 +58,6 @@ class Pair:
     Attributes:
         name: What the pair is called.
         first: The first checkpoint's; None if it has none.
-        second: The second's; None if it has none.
         lacking: Why one of them cannot be made, as a map says.
         is_mapped: Whether a map says that one is the other under a different name.
     """
@@ -102,7 +101,6 @@ class Pairs:
     """The tensors of two checkpoints, paired, with those that only one has.
 
     Attributes:
-        both: What both have.
         lonely: What one of them has.
         notes: What the names were taken for, and what was left out.
         lines: The lines of a map that were found by content.

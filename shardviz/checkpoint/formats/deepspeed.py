@@ -43,11 +43,7 @@ MAX_KINDS = 64
 
 @dataclass
 class _ModelPart:
-    """The tensors in the files of one model-parallel rank, and problems with them.
-
-    Attributes:
-        problems: What is wrong.
-    """
+    """The tensors in the files of one model-parallel rank, and problems with them."""
 
     tensors: dict[str, StoredTensor] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)

@@ -133,11 +133,7 @@ def of_ranks(names: Iterable[str]) -> list[str]:
 
 
 def _refuse_parts_of_ranks(folder: Path, files: list[str], chunks_by_name: Mapping[str, list[Chunk]]) -> None:
-    """Refuse files of ranks that have the same names, and do not say which part of a tensor they have.
-
-    Raises:
-        DumpError: They are such.
-    """
+    """Refuse files of ranks that have the same names, and do not say which part of a tensor they have."""
     ranks = of_ranks(files)
     again = sum(len(chunks) > 1 for chunks in chunks_by_name.values())
     has_places = any(any(chunk.offsets) for chunks in chunks_by_name.values() for chunk in chunks)
@@ -199,11 +195,7 @@ def _says_tied(folder: Path) -> bool:
 
 
 def _refuse_cut(path: Path, length: int, size: int, first: bytes) -> None:
-    """Refuse a file that is empty, ends within its header, or begins with something else.
-
-    Raises:
-        DumpError: It is one of these.
-    """
+    """Refuse a file that is empty, ends within its header, or begins with something else."""
     if size == 0:
         raise DumpError(f"{path} is empty", "copy it again, or save it again")
     if size < LENGTH_BYTES and path.suffix == ".safetensors":

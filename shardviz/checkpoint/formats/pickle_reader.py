@@ -113,7 +113,6 @@ class PickledObject:
 
     Attributes:
         kind: The type's name; `storage` for what stands outside the pickle.
-        args: Its arguments.
         state: What is set on it afterwards, nothing if nothing is.
     """
 

@@ -56,8 +56,7 @@ def read_torch_file(path: Path) -> Checkpoint:
             problems.append(Problem(name, "it is not stored row by row: save it with .contiguous()"))
     if not tensors and not problems:
         raise DumpError(
-            f"{path} has no tensor in a state dict",
-            "save a dict with their names, such as model.state_dict()",
+            f"{path} has no tensor in a state dict", "save a dict with their names, such as model.state_dict()"
         )
     return Checkpoint(path, "torch.save", tensors, values=values, problems=tuple(problems))
 

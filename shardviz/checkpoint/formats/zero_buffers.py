@@ -112,7 +112,6 @@ class Unflattened:
 
     Attributes:
         tensors: By parameter and kind: the shape, the dtype and the chunks.
-        problems: What is wrong.
     """
 
     tensors: dict[tuple[str, str], tuple[tuple[int, ...], str, list[Chunk]]] = field(default_factory=dict)

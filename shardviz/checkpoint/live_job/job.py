@@ -38,7 +38,6 @@ class JobShard:
     """What one rank holds of a tensor.
 
     Attributes:
-        shard: Its record.
         claimed: The part that it claims, in the tensor's `index_shape`; None if it does not say.
         digest: The hash of its bytes; empty if the dump has none.
         why: Why it claims no part; empty if it does.
@@ -73,7 +72,6 @@ class JobTensor:
     """One tensor of a job, with the shards of all ranks.
 
     Attributes:
-        role: What it is to the model.
         dumped: What the dump has of it.
         pieces: What each rank holds.
         tied: The other names that share its storage.
@@ -145,7 +143,6 @@ class Job:
     """A job's dump, with the attributes that a checkpoint has for pairing names.
 
     Attributes:
-        dump: What is in it.
         tensors: Its weights by name, as they were captured first.
         without_values: Names of which it says where their elements are, and not what they are.
         objects: Nothing: a dump has no other objects.

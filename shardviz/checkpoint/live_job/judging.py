@@ -62,7 +62,6 @@ def judge(outcome: Outcome, live: JobTensor, saved: Tensor, dump: Dump, search: 
     """Return what became of a tensor that both have.
 
     Args:
-        live: What the job has.
         saved: What the checkpoint has, or what is made of it.
         search: Where shards are looked for that are not what they claim.
     """

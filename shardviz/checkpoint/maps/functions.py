@@ -294,12 +294,7 @@ FUNCTIONS = {
         taken=_slice_taken,
     ),
     "pad": Function(
-        "pad(a, n, dim)",
-        "padded to n indices; the padding is not compared",
-        (1, 1),
-        (1, 2),
-        _pad_shape,
-        _pad_views,
+        "pad(a, n, dim)", "padded to n indices; the padding is not compared", (1, 1), (1, 2), _pad_shape, _pad_views
     ),
     "take": Function(
         "take(a, i, dim)", "index i of a dim, which is dropped", (1, 1), (1, 2), _take_shape, taken=_take_taken

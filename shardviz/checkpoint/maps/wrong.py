@@ -244,10 +244,7 @@ def _other_joins(node: Op) -> Iterator[tuple[Node, Cause]]:
             yield Op(node.function, order, node.numbers), PartsJoinedOtherwise("in a different order")
     for along in dims[1:]:
         manner = f"along dim {along}"
-        yield (
-            Op(node.function, node.parts, (along,)),
-            PartsJoinedOtherwise(manner, node.function, dim, join),
-        )
+        yield (Op(node.function, node.parts, (along,)), PartsJoinedOtherwise(manner, node.function, dim, join))
 
 
 def _join_in_torch(node: Op, dim: int) -> str:

@@ -144,13 +144,8 @@ def diff_checkpoints(
 
     Args:
         before: The first; a dump if it is the job.
-        after: The second, likewise.
-        style: The format.
-        color: Whether text is colored.
         map_: How one's tensors are made of the other's.
-        also: Checkpoints of other steps.
         strict: Whether it fails if anything was not compared, too.
-        output: The file; stdout without one.
         tensor: The tensor of an SVG.
         save_map: Where the map that was found by content is written.
 
@@ -241,11 +236,7 @@ def draw_beside(
     """Write a job beside a checkpoint as a picture.
 
     Args:
-        comparison: What became of every tensor.
-        sides: The two that were compared.
-        style: The format.
         pattern: The tensor of an SVG; by default the only one that differs.
-        output: The file; stdout without one.
 
     Raises:
         ShardvizError: An SVG is not of one tensor, or a page is, or a tensor cannot be drawn.
@@ -268,11 +259,7 @@ def draw_beside(
 
 
 def refuse_picture(kinds: str) -> None:
-    """Refuse to draw what is not a job beside a checkpoint.
-
-    Raises:
-        ShardvizError: Always.
-    """
+    """Refuse to draw what is not a job beside a checkpoint."""
     raise ShardvizError(
         f"a picture compares a job with a checkpoint, and these are two {kinds}",
         "`shardviz show ONE TENSOR -o x.svg` draws one of them; `shardviz diff JOB CHECKPOINT -o x.html` draws both",

@@ -39,7 +39,6 @@ def read_dump(*folders: Path, warns: bool = True) -> Dump:
     """Read a dump, or its parts as one; warn about damaged files on stderr, and read the rest.
 
     Args:
-        folders: The dump's folder, or those of its parts.
         warns: Whether there is a warning: a check reports each such file as a finding.
 
     Raises:
@@ -112,11 +111,7 @@ def format_of(output: Path | None) -> str:
 
 
 def refuse_other_files(output: Path | None) -> None:
-    """Raise for an output file that is a bitmap or the user's own source, with what to do.
-
-    Raises:
-        ShardvizError: It does.
-    """
+    """Raise for an output file that is a bitmap or the user's own source, with what to do."""
     if output is not None and output.suffix.lower() in _NOT_WRITTEN:
         vectors, is_pdf = output.with_suffix(".svg"), output.suffix.lower() == ".pdf"
         how = f"rsvg-convert {'-f pdf ' * is_pdf}{vectors} -o {output.with_suffix('.pdf' if is_pdf else '.png')}"
@@ -132,11 +127,7 @@ def refuse_other_files(output: Path | None) -> None:
 
 
 def refuse_several(what: str, names: Iterable[str]) -> NoReturn:
-    """Raise for an SVG of several tensors, with what they are.
-
-    Raises:
-        ShardvizError: Always.
-    """
+    """Raise for an SVG of several tensors, with what they are."""
     hint = f"name one of {listed(map(printable, names), 4)}; or use --format html for all"
     raise ShardvizError(f"an SVG shows one tensor, and {what}", hint)
 
@@ -182,7 +173,6 @@ def write_markup(text: str, output: Path | None, option: str = "-o") -> None:
     """Write SVG, HTML or JSON, which are UTF-8, to stdout or to a file.
 
     Args:
-        output: The file; None for stdout.
         option: The option that names the file.
 
     Raises:

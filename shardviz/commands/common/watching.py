@@ -51,7 +51,6 @@ class WatchedFiles:
     """The files of a probe, and the stamp of each from before it was read.
 
     Args:
-        probe: The probe's own file.
         notes: Where a rank notes the modules that it imports.
 
     Attributes:
@@ -200,11 +199,7 @@ _NEWS = re.compile(r"shardviz: error: (?P<error>.*)|[0-9:]{8} (?P<names>.*) chan
 
 
 class BackgroundProbe:
-    """A probe that is watched in the background, next to a viewer.
-
-    Attributes:
-        folder: Its dump.
-    """
+    """A probe that is watched in the background, next to a viewer."""
 
     def __init__(self, lines: IO[str], folder: Path) -> None:
         self.folder = folder

@@ -306,12 +306,7 @@ _OWN = "torch.tensor(HELD[rank], dtype=whole.dtype).reshape(SHAPES[rank])"
 
 
 def repro(case: Case, name: str) -> str:
-    """Return a script that shows a case.
-
-    Args:
-        case: What went wrong.
-        name: The file's name, for its own docstring.
-    """
+    """Return a script that shows a case."""
     if case.function:
         return _FUNCTION_FRAME.format(
             what=str(case),
@@ -326,7 +321,7 @@ def repro(case: Case, name: str) -> str:
         what=str(case),
         name=name,
         imports=imports,
-        wanted=_ids_by_rank(case, case.wanted_layout.placements() or ()),
+        wanted={rank: case.ids(region) for rank, region in sorted(case.wanted_layout.regions())},
         size=case.mesh.size,
         ranks=list(case.mesh.ranks),
         shape=case.mesh.shape,
@@ -337,11 +332,6 @@ def repro(case: Case, name: str) -> str:
         body="\n".join(f"    {line}" for line in _body(case)),
     )
     return text if "HELD[" not in text else text.replace("\n\n\ndef main", f"\n{_source(case)}\n\n\ndef main", 1)
-
-
-def _ids_by_rank(case: Case, placements: tuple[object, ...]) -> dict[int, list[int]]:
-    layout = case.layout(placements)  # type: ignore[arg-type]
-    return {rank: case.ids(region) for rank, region in sorted(layout.regions())}
 
 
 def _source(case: Case) -> str:
@@ -361,18 +351,14 @@ def _body(case: Case) -> list[str]:
     if case.operation == "redistribute":
         return [sharded, f"got = tensor.redistribute(placements={target}).to_local()"]
     if case.operation == "checkpoint":
-        return _checkpoint_body(sharded, target)
+        return [
+            sharded,
+            'checkpoint.save({"w": tensor}, checkpoint_id=f"{folder}/checkpoint")',
+            f"loaded = distribute_tensor(torch.full_like(whole, -1), mesh, {target})",
+            'checkpoint.load({"w": loaded}, checkpoint_id=f"{folder}/checkpoint")',
+            "got = loaded.to_local()",
+        ]
     return _fsdp_body(case)
-
-
-def _checkpoint_body(sharded: str, target: str) -> list[str]:
-    return [
-        sharded,
-        'checkpoint.save({"w": tensor}, checkpoint_id=f"{folder}/checkpoint")',
-        f"loaded = distribute_tensor(torch.full_like(whole, -1), mesh, {target})",
-        'checkpoint.load({"w": loaded}, checkpoint_id=f"{folder}/checkpoint")',
-        "got = loaded.to_local()",
-    ]
 
 
 def _fsdp_body(case: Case) -> list[str]:

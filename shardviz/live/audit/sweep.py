@@ -69,8 +69,6 @@ class Audit:
     """The result of a sweep.
 
     Attributes:
-        num_cases: Cases tried.
-        num_wrong: Cases that went wrong.
         disagreements: One a class, most cases first; functions last.
         not_tried: Cases left out after too many worlds died.
     """
@@ -85,7 +83,6 @@ def audit(mesh: Mesh, max_size: int, *, on_progress: Callable[[int, int], None] 
     """Try every case on this machine's torch.
 
     Args:
-        mesh: The mesh to try on.
         max_size: The longest vector.
         on_progress: Called with the number of cases done and the number of all, whenever a world ends.
     """
@@ -176,7 +173,6 @@ def perform(case: Case, meshes: Meshes) -> torch.Tensor:
     """Run a case and return this rank's part of the result.
 
     Args:
-        case: What to do.
         meshes: Device meshes made so far, by the mesh they are of: process groups are dear.
     """
     with torch.no_grad(), quiet_redistribution():

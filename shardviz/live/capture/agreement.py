@@ -148,9 +148,6 @@ def together() -> Iterator[None]:
 def raise_together(error: ShardvizError | None) -> None:
     """Raise any rank's error on all ranks: alone, a rank would leave the others waiting.
 
-    Args:
-        error: This rank's, if it has one.
-
     Raises:
         ShardvizError: This rank's own, or the first rank's that has one.
     """
@@ -173,10 +170,6 @@ def agreed_errors(error: Exception | None, phase: str) -> list[Raised]:
     A rank that raised has left out collectives that others wait in, and they would take what it sends next for its part
     in these. So each rank writes its error into the job's store and waits for all others'. If any rank raised, later
     exchanges go through a new group.
-
-    Args:
-        error: The exception that this rank raised, if any.
-        phase: What it is called.
 
     Raises:
         Exception: This rank's own error, if another rank says nothing because it waits for this one.
@@ -201,10 +194,6 @@ def agreed_errors(error: Exception | None, phase: str) -> list[Raised]:
 
 def attempted(work: Callable[[], Done], phase: str) -> tuple[Done | None, Raised]:
     """Do work that may raise on some ranks only. Every rank calls this.
-
-    Args:
-        work: The work.
-        phase: What it is called.
 
     Returns:
         What it returned and no error. If it raised on any rank: None and the first rank's error, with the next rank's

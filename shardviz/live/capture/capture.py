@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from shardviz.dump.records.tensors import FragmentRecord, SentRecord, Stamp
     from shardviz.dump.records.trace import ArgumentRecord, KeptRecord, LinesRecord, PointRecord, SketchRecord
     from shardviz.layout.region import Region
-    from shardviz.live.capture.locals import Local
+    from shardviz.live.claims.local import Local
 
 
 GATHER = "full_tensor"
@@ -68,7 +68,6 @@ class Part:
 
     Attributes:
         source: The stamped tensor.
-        dim: The dim of the slices.
         slices: Their numbers.
         shape: The stamped tensor's shape.
     """
@@ -104,9 +103,6 @@ class Capture:
     What is not described here becomes the field of that name in the rank's record.
 
     Attributes:
-        rank: The global rank.
-        num_ranks: The world's size.
-        stamps: The stamped tensors by name.
         values_limit: Local tensors of at most this many elements are written out.
         dense: The arrays that go into a file beside the record, by `moment/role/name`, each of the local shape.
         run_id: What names the run in all of its files.
@@ -280,8 +276,8 @@ class Capture:
         """Return everything captured as this rank's record."""
         digests: dict[tuple[str, int], str] = {(name, body): digest for name, body, digest in self._tensors}
         folded = fold((name, body) for name, body, _ in self._tensors)
-        collected = {name: getattr(self, name) for name in RankRecord.__struct_fields__ if hasattr(self, name)}
-        fields: dict[str, Any] = {
+        collected = ((name, getattr(self, name)) for name in RankRecord.__struct_fields__ if hasattr(self, name))
+        fields: dict[str, Any] = {name: tuple(kept) if isinstance(kept, list) else kept for name, kept in collected} | {
             "schema": SCHEMA,
             "hostname": socket.gethostname(),
             "meshes": tuple(self._meshes),
@@ -299,11 +295,6 @@ class Capture:
             "narrowed_to": tuple(sorted(map(dtype_name, self.narrowed_to))),
             "narrow_sums": tuple(sorted(map(dtype_name, self.narrow_sums))),
             "not_applied": tuple(dict.fromkeys(self.not_applied)),
-        }
-        fields |= {
-            name: tuple(kept) if isinstance(kept, list) else kept
-            for name, kept in collected.items()
-            if name not in fields
         }
         return RankRecord(**fields)
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.dump.records.tensors import IdRun, Stamp
-    from shardviz.live.capture.locals import Local
+    from shardviz.live.claims.local import Local
 
 MAX_RANGES = 4096
 MAX_RUNS = 4096
@@ -43,8 +43,6 @@ def as_ranges(ids: NDArray[np.int64], stamp: Stamp, shape: Sequence[int]) -> tup
     """Write ids as index ranges in each dim.
 
     Args:
-        ids: Ids in memory order.
-        stamp: The tensor's own ids.
         shape: The shape that indices refer to: the tensor's own, or its number of elements if it is held flat.
 
     Returns:

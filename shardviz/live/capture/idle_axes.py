@@ -49,9 +49,6 @@ def idle_axes(
     """Return the axes of a mesh that split no tensor and aren't meant for replicas.
 
     Args:
-        model: The sharded model, in its wrappers.
-        mesh: The job's mesh.
-        locals_: This rank's tensors of it.
         shapes: The shapes of the unsharded model's tensors, as far as they are known, by name.
         ordinary: Axes that are known to split none.
     """
@@ -69,7 +66,7 @@ def idle_axes(
         if axis not in ordinary
         and not ORDINARY.match(axis)
         and (split or SHARDING.search(axis))
-        and not any(set(_group(mesh, axis, rank)) <= group for group in explained)
+        and not any(set(mesh.group_of(rank, axis)) <= group for group in explained)
     ]
 
 
@@ -91,20 +88,16 @@ def _splitting(locals_: Iterable[Local], rank: int) -> Iterator[set[int]]:
     for on, placements in {local.claim for local in locals_ if local.claim is not None}:
         for axis, placement in zip(on.axes, placements, strict=True) if rank in on else ():
             if isinstance(placement, Shard | StridedShard):
-                yield set(_group(on, axis, rank))
+                yield set(on.group_of(rank, axis))
 
 
 def _replica_groups(model: nn.Module, rank: int) -> Iterator[set[int]]:
     """Yield groups along which replicas are a choice: tensors' own meshes, DDP, engines."""
     for device_mesh in {tensor.device_mesh for _, _, tensor in named_tensors(model) if isinstance(tensor, DTensor)}:
         tensor_mesh = plain_mesh(device_mesh)
-        yield from (set(_group(tensor_mesh, axis, rank)) for axis in tensor_mesh.axes if rank in tensor_mesh)
+        yield from (set(tensor_mesh.group_of(rank, axis)) for axis in tensor_mesh.axes if rank in tensor_mesh)
     for group in registry.groups_of(model).values():
         yield set(distributed.get_process_group_ranks(group))
-
-
-def _group(mesh: Mesh, axis: str, rank: int) -> Sequence[int]:
-    return next(group for group in mesh.groups(axis) if rank in group)
 
 
 HINT = "pass the mesh of the whole job: shardviz.capture(..., mesh=mesh)"

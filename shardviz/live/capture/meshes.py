@@ -108,7 +108,6 @@ def without_axes(claim: Claim, axes: Sequence[str], rank: int) -> Claim:
     Args:
         claim: Returned unchanged unless it is Replicate along every axis to drop.
         axes: Names of axes to drop; names that the claim's mesh does not have are ignored.
-        rank: A rank of the mesh.
     """
     mesh, placements = claim
     kept_axes = tuple(axis for axis in mesh.axes if axis not in axes)
@@ -140,7 +139,6 @@ def of_flat_param(param: FlatParam, mesh: Mesh | None, axis: str = "fsdp") -> Cl
     """Return the claim of FSDP1's flat parameter: split over its shard group, else replicated.
 
     Args:
-        param: One of the original parameters in it.
         mesh: The run's mesh, whose axes give the groups their names if they fit.
         axis: What the shard group is called if none does.
     """

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from shardviz.dump.records.tensors import Stamp
     from shardviz.layout.mesh import Coord, Mesh
-    from shardviz.live.capture.locals import Local
+    from shardviz.live.claims.local import Local
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,6 @@ class _StageMessage:
     """A rank's message to the others; only the first rank of each stage sends all of it.
 
     Attributes:
-        digest: A digest of its stamps.
-        stamps: Its stamps.
         names: The tensors that it has now.
     """
 
@@ -89,10 +87,8 @@ def agree(mesh: Mesh, axes: Sequence[str], stamps: Sequence[Stamp], names: Colle
     """Return this rank's part of the model, as all ranks agree. Every rank calls this.
 
     Args:
-        mesh: The job's mesh.
         axes: Its axes along which ranks have different layers.
         stamps: This rank's stamps, of the whole model or of its own stage; empty if nothing was stamped.
-        names: The tensors that this rank has now.
 
     Raises:
         MeshError: The mesh has no such axis.

@@ -62,7 +62,6 @@ class Before(NamedTuple):
     """A buffer before the model was filled.
 
     Attributes:
-        values: A copy of its values.
         is_saved: Whether checkpoints have it.
     """
 
@@ -207,10 +206,6 @@ def under_names(stamped: Stamped, names: Sequence[str]) -> Stamped:
     """Return the result of stamping under the names that a model's tensors have now.
 
     Adapters, as peft adds them after stamping, put words before and into the names of what they wrap.
-
-    Args:
-        stamped: The result of stamping.
-        names: The names of the model's tensors now.
     """
     now = {then: name for name, then in matched(names, [stamp.name for stamp in stamped.stamps]).names.items()}
     if all(then == name for then, name in now.items()):

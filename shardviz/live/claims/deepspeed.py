@@ -41,7 +41,6 @@ class Fragment:
 
     Attributes:
         name: The parameter's name in the unwrapped model.
-        shape: Its shape.
         ranks: The ranks that its elements are divided among, in the group's order.
         start: The first element of the flattened parameter that this rank says it has.
         values: The master copy of these elements, one-dimensional; empty if the rank has none.
@@ -120,9 +119,8 @@ def fragments(engine: nn.Module, model: nn.Module) -> list[Fragment]:
 
 def stand_ins(parameter: Any) -> Iterator[object]:
     """Yield the flat buffer that is stepped in a parameter's place, and its optimizer, which ZeRO-3 empties."""
-    mapping = getattr(parameter, "_hp_mapping", None)
-    if mapping is not None and mapping.hp_fragment._base is not None:
-        yield mapping.hp_fragment._base
+    if (buffer := _buffer_of(parameter)) is not None:
+        yield buffer
     zero3 = getattr(parameter, "_z3_optimizer", None)
     if zero3 is not None and marks(parameter) and parameter.requires_grad:
         yield zero3.fp32_partitioned_groups_flat[zero3.grad_position[zero3.get_param_id(parameter)][0]]
@@ -249,7 +247,6 @@ def _of_buffers(engine: nn.Module, model: nn.Module) -> Iterator[Fragment]:
 
     Args:
         engine: The engine, whose optimizer has the moments; or the model itself.
-        model: The unwrapped model.
     """
     states, visited = _states(engine), set()
     for role, name, tensor in named_tensors(model):

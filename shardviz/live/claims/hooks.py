@@ -95,8 +95,6 @@ class Made:
     """A tensor of the model that a loader makes of one or more tensors of a file.
 
     Attributes:
-        dtype: Its dtype.
-        shape: Its shape.
         make: Returns it; asked whenever it is compared, so that no more than one is in memory.
     """
 

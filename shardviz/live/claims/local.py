@@ -25,9 +25,6 @@ class Local:
     """One tensor as this rank has it.
 
     Attributes:
-        name: Its fully qualified name.
-        role: Its role in the model.
-        shape: The global shape.
         values: This rank's part, plain and detached; on the meta device if it cannot be read.
         claim: Its mesh and placements; None for a plain tensor.
         flat: Its place in FSDP1's concatenation, with that concatenation's length.
@@ -71,7 +68,6 @@ def as_part(local: Local, shapes: Mapping[str, tuple[int, ...]], roles: Collecti
     """Return a plain tensor that may be a part of what it was before sharding with the shape of the whole.
 
     Args:
-        local: The tensor.
         shapes: Shapes before sharding by name.
         roles: The roles of tensors that may be parts.
     """
@@ -98,9 +94,6 @@ def not_understood(name: str, role: Role, tensor: torch.Tensor, why: str) -> Loc
     """Return a tensor known by its name, its shape and its dtype alone.
 
     Args:
-        name: Its name.
-        role: Its role.
-        tensor: The tensor.
         why: What is not understood, with the name of the class or the library.
     """
     shape = tuple(tensor.shape)

@@ -99,7 +99,6 @@ def states(weights: Mapping[torch.Tensor, Local], kept: Mapping[Any, Mapping[str
     """Yield this rank's part of what an optimizer keeps of parameters' copies, under names such as `up.weight.exp_avg`.
 
     Args:
-        weights: What this rank has of each parameter.
         kept: The optimizer's `state`.
     """
     for parameter, weight in weights.items():
@@ -214,7 +213,8 @@ class _Search:
     def add(self, tensor: torch.Tensor) -> bool:
         """Look one stepped tensor up by its values."""
         shape, row = tuple(local_of(tensor.detach()).shape), local_of(tensor.detach()).flatten()
-        order = self._in_order()
+        every = [*range(self._last + 1, len(self.rows)), *range(self._last + 1)]
+        order = [at for at in every if not self.copies[at]]
         for at in order:
             if self.shapes[at] == shape and self._agree(row, 0, at, 0) == len(row):
                 self._keep([(at, 0, 0, len(row))], tensor)
@@ -253,11 +253,6 @@ class _Search:
             if size > 0:
                 self.copies[at].append(Copied(ref(tensor), begin, start, size, ranks))
             self._last = at
-
-    def _in_order(self) -> list[int]:
-        """Return the parameters of which nothing was found, from the last one that was on."""
-        every = [*range(self._last + 1, len(self.rows)), *range(self._last + 1)]
-        return [at for at in every if not self.copies[at]]
 
     def _agree(self, row: torch.Tensor, begin: int, at: int, start: int) -> int:
         """Return how many elements of a row are a parameter's, up to the end of either; 0 if one of them differs."""

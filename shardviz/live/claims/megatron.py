@@ -282,8 +282,6 @@ def _of_bucket(
     """Return this rank's stretch of a gradient in a bucket, which is divided evenly among the data-parallel ranks.
 
     Args:
-        weight: What this rank has of the parameter.
-        parameter: The parameter.
         place: These ranks, its first element in the bucket, and the bucket's number of elements.
         shard: This rank's stretch of the parameter; None if it has none.
     """

@@ -1,13 +1,17 @@
-"""The sources of claims, in order: the first that knows a tensor describes it."""
+"""A model's tensors on this rank, plain and detached, each with its claim by the first source that knows the tensor."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 from shardviz.live.capture.stamp import named_tensors
 from shardviz.live.claims import deepspeed, hooks, masters, megatron, pytorch, spmd, transformers, wrappers
 from shardviz.live.claims.local import Local, plain
-from shardviz.live.compat.modules import clean_name
+from shardviz.live.compat.fsdp import held_back
+from shardviz.live.compat.modules import clean_name, unit_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -22,16 +26,8 @@ if TYPE_CHECKING:
     from shardviz.live.claims.deepspeed import Fragment
     from shardviz.reference.files import Reference
 
-SOURCES: tuple[ModuleType, ...] = (
-    wrappers,
-    pytorch,
-    deepspeed,
-    megatron,
-    masters,
-    spmd,
-    transformers,
-    hooks,
-)
+
+SOURCES: tuple[ModuleType, ...] = (wrappers, pytorch, deepspeed, megatron, masters, spmd, transformers, hooks)
 
 
 def of_model(model: nn.Module, mesh: Mesh | None) -> Iterator[Local]:
@@ -74,9 +70,6 @@ def of_tensor(name: str, role: Role, tensor: torch.Tensor, mesh: Mesh | None = N
     """Return this rank's part of one tensor, with the claim of the library that split it.
 
     Args:
-        name: Its fully qualified name.
-        role: Its role.
-        tensor: A plain tensor, a DTensor, or one that a library marked.
         mesh: The run's mesh, whose axes give a library's groups their names.
     """
     locals_found = (find(name, role, tensor, mesh) for find in _functions("of_tensor"))
@@ -132,7 +125,6 @@ def gradients(weights: Mapping[torch.Tensor, Local], stepper: object, stepped: C
     """Yield this rank's part of the gradients of what is stepped in parameters' place.
 
     Args:
-        weights: What this rank has of each parameter.
         stepper: The library's engine or optimizer whose step it is.
         stepped: The identities of what the inner optimizer steps now.
     """
@@ -145,6 +137,45 @@ def checkpoint(model: nn.Module, reference: Reference) -> Reference:
     for find in _functions("checkpoint"):
         reference = find(model, reference) or reference
     return reference
+
+
+def local_tensors(model: nn.Module, mesh: Mesh | None = None) -> Iterator[Local]:
+    """Yield a model's parameters and buffers, as described by the library that split each.
+
+    Args:
+        mesh: The run's mesh, whose axes give the libraries' groups their names.
+    """
+    done, names_of = set(), names(model)
+    for local in of_model(model, mesh):
+        done.add(local.name)
+        yield replace(local, name=names_of.get(local.name, local.name))
+    for role, name, tensor in named_tensors(model):
+        cleaned = clean_name(name)
+        if cleaned not in done and unit_of(name) is None:
+            yield of_tensor(names_of.get(cleaned, cleaned), role, tensor, mesh)
+
+
+def locals_of(model: nn.Module) -> dict[torch.Tensor, Local]:
+    """Return this rank's part of a model's parameters, by the parameter."""
+    by_name = {local.name: local for local in local_tensors(model)}
+    return {parameter: by_name[name] for name, parameter in named_parameters(model) if name in by_name}
+
+
+def held_back_names(model: nn.Module) -> list[str]:
+    """Return the names of parameters whose gradient FSDP2 keeps for a later backward."""
+    without = {id(param) for param in held_back(model)}
+    return [clean_name(name) for name, param in model.named_parameters() if id(param) in without]
+
+
+def name_of(root: nn.Module) -> str:
+    """Return the name of a model's class as its author wrote it.
+
+    `fully_shard` derives a class of its own from it, `(FSDPModule, cls)` in torch 2.6.0 to 2.15.0.
+    """
+    inside = unwrapped(root)
+    kind = type(inside.module if isinstance(inside, FullyShardedDataParallel) else inside)
+    bases = kind.__bases__
+    return bases[1].__name__ if len(bases) == 2 and bases[0].__name__ == "FSDPModule" else kind.__name__
 
 
 def _functions(function: str) -> Iterator[Callable[..., Any]]:

@@ -33,8 +33,8 @@ def inner(model: nn.Module) -> nn.Module | None:
     if isinstance(model, DistributedDataParallel | DataParallel):
         wrapped: nn.Module = model.module
         return wrapped
-    for kind, attribute in _engines():
-        if isinstance(model, kind):
+    for module, (kind, attribute) in ENGINES.items():
+        if isinstance(model, getattr(sys.modules.get(module), kind, ())):
             inside = getattr(model, attribute)
             return inside if isinstance(inside, nn.Module) else None
     return _inside_peft(model)
@@ -55,7 +55,6 @@ def reducing(model: nn.Module, prefix: str = "") -> list[WrapperRecord]:
     """Return the wrappers that reduce a model's gradients, with their groups and parameters.
 
     Args:
-        model: The model, as the wrappers made it.
         prefix: What stands before every name in the dump.
     """
     names = {id(param): prefix + clean_name(name) for name, param in _innermost(model).named_parameters()}
@@ -129,13 +128,6 @@ def _is_deepspeed(module: nn.Module) -> bool:
     return kind is not None and isinstance(module, kind)
 
 
-def _engines() -> Iterator[tuple[type, str]]:
-    for module, (kind, attribute) in ENGINES.items():
-        engine_class = getattr(sys.modules.get(module), kind, None)
-        if engine_class is not None:
-            yield engine_class, attribute
-
-
 def _inside_peft(model: nn.Module) -> nn.Module | None:
     kind = getattr(sys.modules.get("peft.peft_model"), "PeftModel", None)
     if kind is None or not isinstance(model, kind):
@@ -158,7 +150,6 @@ def without_adapter(name: str, adapted: Collection[str]) -> str:
     """Return what a tensor is called without the adapters around its layer.
 
     Args:
-        name: Its name.
         adapted: The modules that have adapters.
 
     Example:

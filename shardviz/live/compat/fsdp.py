@@ -141,9 +141,7 @@ def averages_flat_gradients(model: nn.Module) -> bool:
     return all(getattr(module, "_comm_hook", None) is None for module in model.modules())
 
 
-def flat_gradients_reduced(
-    note: Callable[[torch.Tensor | None], None],
-) -> AbstractContextManager[Callable[[], bool]]:
+def flat_gradients_reduced(note: Callable[[torch.Tensor | None], None]) -> AbstractContextManager[Callable[[], bool]]:
     """Report each gradient that FSDP1 will reduce; yield a function that says if it is reducing.
 
     It is the whole one of a flat parameter, which autograd has made. `_runtime_utils._post_backward_hook`, in torch

@@ -34,9 +34,6 @@ def asks_for_shapes(inputs: tuple[Any, ...]) -> bool:
     """Whether torch is running a pipeline's stage only to infer the shapes of its outputs.
 
     torch 2.6.0 does so on meta tensors, 2.9.1 on zeros, 2.13.0 and 2.15.0 on uninitialized ones, in `INFERENCE`.
-
-    Args:
-        inputs: The inputs of the stage.
     """
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_code.co_name not in INFERENCE:

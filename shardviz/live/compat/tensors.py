@@ -63,6 +63,11 @@ def real_tensors() -> Any:
     return unset_fake_temporarily()
 
 
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a tensor's elements in a row, which are equal even where it has NaN."""
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
 def id_without_memory(storage: torch.UntypedStorage) -> int:
     """Return the identity of a storage on the meta device: `_cdata`, in torch 2.6.0 to 2.15.0."""
     return -int(storage._cdata)

@@ -1,4 +1,7 @@
-"""What a recorder of lines keeps: tensors, their numbers and memory, calls, and what is there before a call."""
+"""What a recorder of lines keeps: tensors, calls, what is there before one, and what each call sends back.
+
+The gradient of a tensor is the sum of what all its readers send back. Nodes of the graph tell a call's own share.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shardviz.dump.records.trace import FrameRecord, LineRecord, ValueRecord
-from shardviz.live.capture.locals import of_tensor
+from shardviz.live.claims.registry import of_tensor
 from shardviz.live.step.running import tensors_in
 
 if TYPE_CHECKING:
-    from shardviz.live.lines.ways import Edge
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    Node = Any
+    """One of autograd's, whose inputs go on to the edges in its `next_functions`."""
 
 SENT_BACK = "sent back"
 """The origin of what one of a tensor's readers sends back to it."""
@@ -121,3 +126,94 @@ def storage_of(tensor: torch.Tensor) -> int:
     if hasattr(local, "trigger_wait"):  # a DTensor's own part may be waited for, too
         local = local.elem  # type: ignore[attr-defined]
     return local.untyped_storage().data_ptr() or id(tensor)
+
+
+Edge = tuple["Node", int]
+"""Where a tensor's gradient goes: the node that made the tensor, and which of that node's results it is."""
+
+MAX_NODES = 64
+"""A call whose graph is larger is not followed."""
+
+
+def aliased(inputs: Any, named: Any) -> tuple[Any, Any]:
+    """Return a module's arguments with an alias of each tensor, whose gradient is what the module alone sends back."""
+    aliases: dict[int, Any] = {}
+
+    def alias_of(argument: Any) -> Any:
+        if not torch.is_tensor(argument) or not argument.requires_grad or argument.is_leaf:
+            return argument
+        if id(argument) not in aliases:
+            aliases[id(argument)] = torch.ops.aten.alias(argument)
+        return aliases[id(argument)]
+
+    return tuple(map(alias_of, inputs)), {name: alias_of(argument) for name, argument in named.items()}
+
+
+def edges_of(tensors: Iterable[torch.Tensor]) -> list[Edge | None]:
+    """Return where the gradient of each tensor goes; None for one without a gradient, or a leaf."""
+    return [(tensor.grad_fn, tensor.output_nr) if tensor.grad_fn is not None else None for tensor in tensors]
+
+
+class Ways:
+    """The ways back through calls: if several calls read a tensor, what each sends back to it is kept apart.
+
+    Args:
+        share: Takes a tensor's number and returns what is to be called with each gradient that a call sends back to it.
+    """
+
+    def __init__(self, share: Callable[[Any, int], Callable[[torch.Tensor | None], None]]) -> None:
+        self._share = share
+        self._by_number: dict[int, list[tuple[Any, list[tuple[Node, int]]]]] = {}
+
+    def add(
+        self,
+        readers: Mapping[int, Any],
+        numbers: Sequence[int],
+        edges: Sequence[Edge | None],
+        made: Sequence[torch.Tensor],
+    ) -> None:
+        """Follow the ways back through a call.
+
+        Args:
+            readers: The call that reads each tensor, by the tensor's number; None if that is not kept.
+            edges: Where their gradients go, as that was before the call.
+        """
+        by_edge = {edge: number for edge, number in zip(edges, numbers, strict=True) if edge is not None}
+        ways: dict[int, list[tuple[Node, int]]] = {}
+        for edge, node, index in _ways_between(by_edge, made):
+            ways.setdefault(by_edge[edge], []).append((node, index))
+        for number, nodes in ways.items():
+            if readers[number] is None:
+                continue
+            of_tensor = self._by_number.setdefault(number, [])
+            of_tensor.append((readers[number], nodes))
+            if len(of_tensor) < 2:
+                continue  # a tensor's only reader sends back all of its gradient
+            for reader, reader_nodes in of_tensor if len(of_tensor) == 2 else of_tensor[-1:]:
+                came_back = self._share(reader, number)
+                for node, index in reader_nodes:
+                    node.register_hook(lambda given, _, index=index, came_back=came_back: came_back(given[index]))
+
+
+def _ways_between(edges: Iterable[Edge], made: Iterable[torch.Tensor]) -> list[tuple[Edge, Node, int]]:
+    """Return each node that sends a gradient to one of some edges, with the edge and the index of that gradient.
+
+    Return none if the graph is too large: some of the ways would be taken for all of them.
+    """
+    wanted = set(edges)
+    waiting = [tensor.grad_fn for tensor in made if tensor.grad_fn is not None] if wanted else []
+    visited = {node for node, _ in wanted}
+    ways: list[tuple[Edge, Node, int]] = []
+    while waiting:
+        node = waiting.pop()
+        if node in visited:
+            continue
+        if len(visited) >= MAX_NODES:
+            return []
+        visited.add(node)
+        for index, (behind, result) in enumerate(node.next_functions):
+            if (behind, result) in wanted:
+                ways.append(((behind, result), node, index))
+            elif behind is not None:
+                waiting.append(behind)
+    return ways

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from shardviz.dump.records.trace import STEP
-from shardviz.live.capture.locals import name_of, unwrapped
+from shardviz.live.claims.registry import name_of, unwrapped
 from shardviz.live.compat.modules import clean_name, innermost_modes
 from shardviz.live.lines.recorder import recording
 from shardviz.live.lines.rerun import add_values, record_of, with_own_lines

@@ -16,13 +16,24 @@ import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shardviz.live.capture.locals import of_tensor, unwrapped
+from shardviz.live.claims.registry import of_tensor, unwrapped
 from shardviz.live.compat.modules import class_name, clean_name, compiled_calls_wrapped, is_compiled, replaced
 from shardviz.live.compat.tensors import in_backward, version_of
 from shardviz.live.compat.worlds import COLLECTIVES, collective_called, ranks_of_operator
-from shardviz.live.lines.events import SENT_BACK, Before, Event, Value, has_memory, real_of, storage_of, tensors_kept
+from shardviz.live.lines.events import (
+    SENT_BACK,
+    Before,
+    Event,
+    Value,
+    Ways,
+    aliased,
+    edges_of,
+    has_memory,
+    real_of,
+    storage_of,
+    tensors_kept,
+)
 from shardviz.live.lines.frames import frames_of
-from shardviz.live.lines.ways import Ways, aliased, edges_of
 from shardviz.live.step.comms import collective_name, is_communication
 from shardviz.live.step.running import tensors_in
 
@@ -167,10 +178,7 @@ class Recorder:
         """Record a call after it has run.
 
         Args:
-            function: Its name.
             inputs: The numbers of what it was given.
-            call_inputs: Its arguments.
-            returned: What it returned.
             versions: The versions of the tensors in its arguments before it ran.
             wait: Whether values may come later: its collective is not waited for yet.
         """
@@ -362,8 +370,6 @@ def recording(
 
     Args:
         model: The model; the hooks on its modules are removed at the end.
-        name: The module's name; empty for the model itself.
-        guarded: The recorder's.
         is_alone: Whether the module gets aliases of its inputs, whose gradients are what this module alone sends back.
     """
     inner = unwrapped(model)

@@ -16,7 +16,7 @@ import torch
 from shardviz.dump.records.trace import STEP, LinesRecord, of_value
 from shardviz.layout.layout import Layout
 from shardviz.live.capture.agreement import attempted, of_all_ranks
-from shardviz.live.capture.locals import Local
+from shardviz.live.claims.local import Local
 from shardviz.live.compat.meshes import whole_of
 from shardviz.live.lines.recorder import recording
 from shardviz.live.lines.step_recorder import StepRecorder, is_recordable
@@ -57,9 +57,6 @@ class Again:
     """The step, to be run once more as it ran.
 
     Attributes:
-        probe: The probe.
-        sharded: The sharded step.
-        unsharded: The unsharded model's.
         alone: The probe's own step on a mesh of this rank alone: it runs the sharded step's lines on whole tensors.
         with_gradients: Whether the first two have the same loss.
         is_of_parts: Whether the unsharded model is stepped on parts of the batch, one after the other.
@@ -122,10 +119,8 @@ class Again:
         """Record the calls inside of a module.
 
         Args:
-            capture: This rank's.
             module: The module's name; empty for the model itself. Of torch's own modules the one around them is taken,
                 which has lines of the user's.
-            step_unsharded: Steps the unsharded model.
         """
         whole_model, asked_module = self.unsharded.build(), module
         module = with_own_lines(whole_model, module)
@@ -158,8 +153,6 @@ def modules_asked_for(question: str, folder: Path, rank: int) -> Sequence[str]:
     Args:
         question: "package.module:function", called on rank 0 with the dump's folder: the judge imports no torch, and is
             not imported here.
-        folder: The folder, which all ranks have written to.
-        rank: This rank.
     """
     of_all_ranks(None)
     module, _, name = question.partition(":")
@@ -202,10 +195,6 @@ def differ(
     part: this asks whether to look, and the judge decides.
 
     Args:
-        held: This rank's gradients, states and weights.
-        wanted: The unsharded model's.
-        losses: This rank's loss, and the unsharded model's.
-        rank: This rank.
         near: By how much of the largest number anything may be off.
     """
     by_name = {(local.role, local.name): local for local in wanted}

@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from shardviz.dump.records.trace import TO_LOCAL
-from shardviz.live.capture.locals import of_tensor, unwrapped
+from shardviz.live.claims.registry import of_tensor, unwrapped
 from shardviz.live.compat.modules import class_name, clean_name, is_compiled, replaced
 from shardviz.live.compat.tensors import version_of
 from shardviz.live.compat.worlds import ranks_of_operator

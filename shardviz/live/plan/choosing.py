@@ -61,7 +61,6 @@ class Replies:
     """The replies of the ranks that were asked, and which of them stand for all.
 
     Attributes:
-        mesh: The mesh of the plan.
         by_rank: What the ranks have.
         parts: The replies that stand for all ranks, each with the positions along axes of those that it stands for.
         axes: The axes along which the code tells ranks apart.

@@ -12,7 +12,7 @@ import torch
 
 from shardviz.dump.records.files import PeakRecord, SavedRecord, StepFails
 from shardviz.errors import ProbeError, ShardvizError
-from shardviz.live.capture.locals import unwrapped
+from shardviz.live.claims.registry import unwrapped
 from shardviz.live.compat.ddp import ddp_alone, is_made_in_first_step, looks_for_unused, only_in_first_step
 from shardviz.live.compat.fakes import fake_mode, futures_answered
 from shardviz.live.compat.fsdp import flat_params_without_memory, held_back, without_pinned_memory

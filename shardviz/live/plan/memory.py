@@ -201,7 +201,6 @@ class Watched(UnwrappedMode):
     One mode does all of that: an operator that goes through four modes takes twice as long.
 
     Args:
-        model: The model.
         passes: The modules whose forwards are what is waited for: the stages of a pipeline, or the model itself.
         comms: Records collectives, and knows which module is running.
         buckets: Those of DistributedDataParallel, which are there when the step has ended.

@@ -15,7 +15,8 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from shardviz.errors import ShardvizError
-from shardviz.live.capture.locals import Local, of_tensor, unwrapped
+from shardviz.live.claims.local import Local
+from shardviz.live.claims.registry import of_tensor, unwrapped
 from shardviz.live.compat.meshes import local_of, quiet_redistribution
 from shardviz.live.compat.modules import clean_name
 from shardviz.live.compat.tensors import inner_tensors

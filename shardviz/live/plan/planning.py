@@ -53,8 +53,6 @@ class PlanJob:
     """What is planned.
 
     Attributes:
-        probe: The probe.
-        mesh: The mesh.
         node: GPUs of a node; 0 if it is not given.
         optimizer: The optimizer whose state counts.
         batch: Shape and element type of the batch; None for the probe's own.
@@ -83,7 +81,6 @@ class Loaded:
     """A probe, with its model: the same for plans on all meshes.
 
     Attributes:
-        module: The probe's module.
         early: The model on the meta device, built before there were ranks; None if it may not be the same on all.
         again: Imports the module again, on a rank, and says what is not true of it; None if it is the same on all.
     """

@@ -23,8 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from shardviz.dump.records.files import BucketRecord, PlanPart, StepFails, UnitRecord
 from shardviz.errors import ProbeError, ShardvizError
 from shardviz.live.capture.capture import Capture
-from shardviz.live.capture.locals import Local, local_tensors, unwrapped
 from shardviz.live.capture.pipeline_parts import PipelinePart
+from shardviz.live.claims.registry import local_tensors, unwrapped
 from shardviz.live.compat.ddp import ddp_buckets, has_ddp
 from shardviz.live.compat.fakes import fake_mode, fakes_converted
 from shardviz.live.compat.fsdp import fsdp_units, parameters_are_held
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from types import ModuleType
 
+    from shardviz.live.claims.local import Local
     from shardviz.live.plan.planning import Loaded, PlanJob
 
 
@@ -77,7 +78,6 @@ class Built:
     """A model that was built and sharded.
 
     Attributes:
-        model: The sharded model.
         means: How.
         mode: The mode in which its tensors live; None unless they are fakes.
         refused: Why no means with less memory worked, and what is not true of this one, a line each.
@@ -188,7 +188,6 @@ class Reply:
     """What a rank has.
 
     Attributes:
-        plan_part: Its record.
         how: What is to be known of how it was built and stepped, a sentence each.
         without_step: Why no step was planned; empty if one was, or none was asked for.
         was_asked_for_step: Whether it was asked for a step.

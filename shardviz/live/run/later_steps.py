@@ -16,11 +16,11 @@ import torch
 from msgspec import structs
 
 from shardviz.dump.records.step import GivenRecord
-from shardviz.live.capture.locals import Local, local_tensors, unwrapped
 from shardviz.live.claims import registry
+from shardviz.live.claims.registry import local_tensors, unwrapped
 from shardviz.live.compat.meshes import local_of
 from shardviz.live.compat.modules import clean_name
-from shardviz.live.compat.tensors import is_captured
+from shardviz.live.compat.tensors import bytes_of, is_captured
 from shardviz.live.run.hooks.observing import quietly
 from shardviz.live.run.outside import has_copies
 from shardviz.live.run.references.values import living_modules, living_optimizers, outermost
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
+    from shardviz.live.claims.local import Local
     from shardviz.live.run.outside import Averages
     from shardviz.live.run.step_files import Written
 
@@ -55,12 +56,7 @@ class LaterSteps:
     """Follows a model's calls and its optimizers from the traced step on."""
 
     def __init__(self, module: nn.Module, hook: Callable[[Callable[..., None]], Callable[..., None]]) -> None:
-        """Follow a module's calls.
-
-        Args:
-            module: What the job calls.
-            hook: Makes a hook of a function.
-        """
+        """Follow a module's calls."""
         self._step: Step | None = None
         self._written: Written | None = None
         self._averages: Averages | None = None
@@ -228,9 +224,8 @@ class LaterSteps:
     def _changed_since(self, step: Step) -> list[Local]:
         """Return copies of the weights that something has changed since the optimizers left them."""
         after = {local.name: local.values for local in self._after if local.role == "param"}
-        return [
-            local for local in weights_after(step) if local.name in after and not _are_same(local, after[local.name])
-        ]
+        now = (local for local in weights_after(step) if local.name in after)
+        return [local for local in now if not torch.equal(bytes_of(local.values), bytes_of(after[local.name]))]
 
     def _take_averages(self) -> None:
         """Keep the averages of weights that the traced step leaves: a job makes them before its next step."""
@@ -270,12 +265,6 @@ def _name_of(called: nn.Module, step: Step) -> str:
     """Return the name of a called module in the model; empty for the model itself, in any wrapper."""
     names = {id(module): name for name, module in unwrapped(step.root).named_modules()}
     return clean_name(names.get(id(unwrapped(called)), ""))
-
-
-def _are_same(local: Local, values: torch.Tensor) -> bool:
-    """Whether a tensor has the same bytes as before."""
-    first, second = (tensor.contiguous().flatten() for tensor in (local.values, values))
-    return torch.equal(first.view(torch.uint8), second.view(torch.uint8))
 
 
 def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:

@@ -12,7 +12,6 @@ import sys
 import threading
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import WeakSet
 
@@ -34,25 +33,15 @@ _TIMES: Counter[str] = Counter()
 """How often this process came to each point: the job's store keeps what was decided the last time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Meeting:
-    """What ranks agreed on.
-
-    Attributes:
-        is_complete: Whether all ranks came, and each of them knows it.
-        missing: The ranks that did not come.
-    """
-
-    is_complete: bool
-    missing: tuple[int, ...] = ()
-
-
-def meet(key: str, patience: float) -> Meeting:
+def meet(key: str, patience: float) -> list[int] | None:
     """Wait for every rank to come to the same point.
 
     Args:
         key: Names the point, the same on every rank.
         patience: Seconds to wait. One who waited in vain decides for all: whoever comes later finds that decision.
+
+    Returns:
+        The ranks that did not come; none if all came too late. None if all came, and each of them knows it.
     """
     store = PrefixStore(f"shardviz/{key}", default_store())
     rank, num_ranks = distributed.get_rank(), distributed.get_world_size()
@@ -61,12 +50,12 @@ def meet(key: str, patience: float) -> Meeting:
         store.compare_set("decision", "", ALL)
     if not have_come(store, ["decision"], patience):
         store.compare_set("decision", "", SOME)
-    is_complete = store.get("decision") == ALL.encode()
-    missing = [] if is_complete else [rank for rank in range(num_ranks) if not store.check([f"came/{rank}"])]
-    return Meeting(is_complete, tuple(missing))
+    if store.get("decision") == ALL.encode():
+        return None
+    return [rank for rank in range(num_ranks) if not store.check([f"came/{rank}"])]
 
 
-def meet_again(key: str, patience: float) -> Meeting:
+def meet_again(key: str, patience: float) -> list[int] | None:
     """Wait for every rank at a point that all ranks reach equally often."""
     _TIMES[key] += 1
     return meet(f"{key}/{_TIMES[key]}", patience)
@@ -119,14 +108,13 @@ def refuse_save(session: Session, what: str) -> NoReturn:
     """End this rank of a job with stamped weights, skipping the end of its script.
 
     Args:
-        session: What is known of the job.
         what: The save that it was about to make, for the command.
     """
     rank, code = -1, 0
     with suppress(Exception):  # the others are gone already, and with them the store
         if distributed.is_initialized():
             rank = distributed.get_rank()
-            code = 0 if meet("the end", min(session.options.patience, SHORT)).is_complete else 1
+            code = 0 if meet("the end", min(session.options.patience, SHORT)) is None else 1
     session.leave("refused", what, rank)
     _exit(code)
 

@@ -11,8 +11,8 @@ from weakref import WeakSet
 from torch import distributed, nn
 
 from shardviz.dump.write import TRACE_FOLDER
-from shardviz.live.capture.locals import name_of
 from shardviz.live.claims import deepspeed, megatron, registry
+from shardviz.live.claims.registry import name_of
 from shardviz.live.compat.pipelines import stages_of
 from shardviz.live.run.hooks.arming import arm, disarm
 from shardviz.live.run.hooks.observing import nested, quietly
@@ -34,11 +34,7 @@ MAX_DUMPS = 8
 
 
 class Observer:
-    """Sees a process's calls and captures each sharded model once, when it is first called.
-
-    Attributes:
-        session: What this process knows of its job.
-    """
+    """Sees a process's calls and captures each sharded model once, when it is first called."""
 
     def __init__(self, options: Options) -> None:
         self.session = Session(options)

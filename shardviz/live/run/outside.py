@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from shardviz.live.capture.locals import Local, local_tensors, of_tensor, unwrapped
 from shardviz.live.claims import masters, registry
+from shardviz.live.claims.registry import local_tensors, locals_of, of_tensor, unwrapped
 from shardviz.live.claims.wrappers import reducing
 from shardviz.live.compat.modules import clean_name
 from shardviz.live.run.references.values import living_collections, living_modules, outermost
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from shardviz.dump.records.step import WrapperRecord
+    from shardviz.live.claims.local import Local
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +59,7 @@ class Outside:
 
 
 def outside(root: nn.Module, optimizers: Iterable[Optimizer]) -> Outside:
-    """Return what optimizers that step a model's parameters step beside them.
-
-    Args:
-        root: The model as the job calls it.
-        optimizers: The job's.
-    """
+    """Return what optimizers that step a model's parameters step beside them."""
     trainable = {id(parameter) for parameter in root.parameters() if parameter.requires_grad}
     by_optimizer = [dict(_parameters(optimizer)) for optimizer in optimizers]
     stepped: dict[str, torch.Tensor] = {}
@@ -229,10 +225,6 @@ WITHOUT_GRADIENT = (
 def find_copies(root: nn.Module, optimizers: Iterable[Optimizer]) -> bool:
     """Find copies of a model's parameters among what optimizers step that steps none of them.
 
-    Args:
-        root: The model as the job calls it.
-        optimizers: The job's.
-
     Returns:
         Whether there are any.
     """
@@ -282,10 +274,8 @@ def gradients_with_copies(step: Step, optimizers: Iterable[Optimizer]) -> list[L
     parameters = list(registry.named_parameters(model))
     if not masters.has_copies([parameter for _, parameter in parameters]):
         return None
-    locals_ = {local.name: local for local in local_tensors(model)}
-    weights: dict[torch.Tensor, Local] = {parameter: locals_[name] for name, parameter in parameters if name in locals_}
     stepped = {identity for optimizer in optimizers for identity in stepped_by(optimizer)}
-    gradients = {local.name: local for local in masters.gradients(weights, None, stepped)}
+    gradients = {local.name: local for local in masters.gradients(locals_of(model), None, stepped)}
     step.copied.update(
         {name: is_stale for name, param in parameters if (is_stale := masters.is_stale(param)) is not None}
     )

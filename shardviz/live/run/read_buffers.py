@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from shardviz.live.capture.locals import Local, local_tensors, unwrapped
+from shardviz.live.claims.registry import local_tensors, unwrapped
 from shardviz.live.compat.modules import clean_name, name_in
 from shardviz.live.run.step_files import sampled
 from shardviz.live.world.group import random_states
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
     from torch import nn
+
+    from shardviz.live.claims.local import Local
 
 
 class ReadBuffers:
@@ -45,8 +47,6 @@ class ReadBuffers:
         """Copy them, of large ones a sample of that many elements.
 
         Args:
-            root: The model.
-            most: How many.
             beside: Modules that the job calls beside it, such as a loss, by the name before their buffers'.
         """
         self._models, self._most = {"": unwrapped(root)} | dict(beside or {}), most

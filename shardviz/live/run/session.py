@@ -37,11 +37,7 @@ MOST_LOOKED_AT = 4 * MOST
 class Session:
     """The values that a process has seen of its job, and the dumps that were made of it.
 
-    Args:
-        options: What is asked for.
-
     Attributes:
-        options: What is asked for.
         values: The values that modules had before they were sharded.
         sources: What values may be compared with, the newest last.
         unwritten: What `to_empty` allocated.

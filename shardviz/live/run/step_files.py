@@ -16,8 +16,8 @@ from shardviz.dump.arrays import kept_indices, strides_for
 from shardviz.dump.write import write_rank, write_run
 from shardviz.layout.mesh import AXIS_NAME
 from shardviz.live.capture.capture import Capture, run_record
-from shardviz.live.capture.locals import Local, held_back_names, local_tensors, unwrapped
-from shardviz.live.claims import masters, registry
+from shardviz.live.claims import masters
+from shardviz.live.claims.registry import held_back_names, local_tensors, locals_of, unwrapped
 from shardviz.live.claims.wrappers import approximated_by, reduced_in, reducing, rounded_to
 from shardviz.live.compat.modules import clean_name, is_compiled
 from shardviz.live.compat.worlds import default_store, groups_here
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from shardviz.dump.records.step import ClipRecord, GivenRecord
+    from shardviz.live.claims.local import Local
     from shardviz.live.lines.job_lines import JobLines
     from shardviz.live.run.job_trace import JobTrace
     from shardviz.live.run.outside import Averages, Outside
@@ -120,9 +121,6 @@ def write_step(step: Step, folder: Path, command: tuple[str, ...], problem: str 
     """Write this rank's file, and on the first rank of each disk that of the run.
 
     Args:
-        step: What was seen.
-        folder: Where to; it is made.
-        command: The job's, for the record.
         problem: Why the step has no end; empty if it has one.
 
     Returns:
@@ -139,7 +137,8 @@ def write_step(step: Step, folder: Path, command: tuple[str, ...], problem: str 
         ]
     capture.narrowed_to |= reduced_in(step.root) | rounded_to(step.root)
     hook = approximated_by(step.root)
-    for local in (*step.weights, *step.buffers.before, *(() if step.broke_off or hook else _all_gradients(step))):
+    gradients = gradients_of(step) if step.gradients is None else step.gradients
+    for local in (*step.weights, *step.buffers.before, *(() if step.broke_off or hook else gradients)):
         capture.add_values(local, "step")
     quietly(WHAT, _add_states, capture, step)
     add_points(capture, step.trace)
@@ -223,15 +222,10 @@ def _run_id() -> str:
     return run_id
 
 
-def _all_gradients(step: Step) -> Iterable[Local]:
-    return gradients_of(step) if step.gradients is None else step.gradients
-
-
 def gradients_of(step: Step, instead: Collection[str] = ()) -> Iterator[Local]:
     """Yield copies of this rank's part of gradients, of large ones a sample.
 
     Args:
-        step: The step, before its optimizer steps.
         instead: Parameters in whose place something else is stepped: what is in their `.grad` is not what that gets.
     """
     for local in (*local_tensors(unwrapped(step.root)), *step.outside.tensors()):
@@ -246,10 +240,7 @@ def _add_states(capture: Capture, step: Step) -> None:
     model = unwrapped(step.root)
     params = [local for local in local_tensors(model) if local.role == "param"]
     shapes = {local.name: local.values.shape for local in params}
-    by_name = {local.name: local for local in params}
-    weights: dict[torch.Tensor, Local] = {
-        param: by_name[name] for name, param in registry.named_parameters(model) if name in by_name
-    }
+    weights = locals_of(model)
     for optimizer in step.optimizers:
         for state in masters.states(weights, getattr(optimizer, "optim", optimizer).state):
             capture.add_values(replace(state, values=sampled(state.values.detach(), step.most)), "step")

@@ -21,10 +21,10 @@ from shardviz.errors import MeshError, ShardvizError
 from shardviz.live.api import capture_by_reference
 from shardviz.live.capture.agreement import in_a_line, of_all_ranks, together
 from shardviz.live.capture.idle_axes import found_mesh
-from shardviz.live.capture.locals import Local, local_tensors, name_of, unwrapped
 from shardviz.live.capture.lookup.by_reference import ComparedWith, opened
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.pipeline_parts import PipelinePart
+from shardviz.live.claims.registry import local_tensors, name_of, unwrapped
 from shardviz.live.run.hooks.observing import show_traceback
 from shardviz.live.run.meeting import meet_again
 from shardviz.live.run.options import Note
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
     from pathlib import Path
 
+    from shardviz.live.claims.local import Local
     from shardviz.live.run.session import Session
     from shardviz.reference.files import Reference
 
@@ -58,22 +59,15 @@ def take(session: Session, root: nn.Module, folder: Path | None = None, stage: S
     """Capture a model, if every rank comes to it.
 
     Args:
-        session: What is known of the job.
-        root: The model, or this rank's stage of a pipeline.
         folder: Where to; by default where the options say, with a number for each model of the job.
-        stage: The place of the stage, if it is one.
 
     Returns:
         The dump, or what kept the model from being captured: that is not raised in somebody's job.
     """
     name = f"stage {stage.number} of a pipeline" if stage else name_of(root)
-    meeting = meet_again(f"{folder or ''}/{name}", session.options.patience)
-    if not meeting.is_complete:
-        late = (
-            f"{named_ranks(meeting.missing, 4)} did not call it"
-            if meeting.missing
-            else "the ranks did not call it together"
-        )
+    missing = meet_again(f"{folder or ''}/{name}", session.options.patience)
+    if missing is not None:
+        late = f"{named_ranks(missing, 4)} did not call it" if missing else "the ranks did not call it together"
         return Note("not-captured", distributed.get_rank(), f"{name}: {late} within {session.options.patience:g} s")
     return _take(session, root, name, folder or session.options.dump(len(session.dumps)), stage)
 
@@ -186,9 +180,7 @@ def told_apart(pipeline_part: PipelinePart, group: Any, names: Iterable[str]) ->
     """Put a stage's coordinate before names that stages share. Every rank calls this.
 
     Args:
-        pipeline_part: The stage, along one axis.
         group: The process group of the ranks that have the other stages.
-        names: The names of its tensors.
     """
     numbered_here = {name for name in names if any(word.isdigit() for word in name.split("."))}
     ranks = tuple(distributed.get_process_group_ranks(group))

@@ -21,8 +21,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from shardviz.dump.records.step import ClipRecord
-from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.claims import registry
+from shardviz.live.claims.registry import local_tensors, locals_of, unwrapped
 from shardviz.live.compat.meshes import parts_of_norm
 from shardviz.live.compat.modules import is_making_states
 from shardviz.live.compat.tensors import at_end_of_backward, in_backward
@@ -78,7 +78,6 @@ class Follower:
     """Follows one step of a model.
 
     Attributes:
-        options: What is asked for.
         write: Writes what was seen of the step; given also why the step has no end, if it has none. Returns a function
             that adds the weights after the optimizer's step.
         model: The model; by default the first that an optimizer steps whose making is seen.
@@ -183,7 +182,6 @@ class Follower:
 
         Args:
             norm: The norm by which the library clipped gradients; None if it took none.
-            limit: What that may be.
         """
         library_step, self._library_step = self._library_step, None
         if library_step is None or not library_step.optimizers:
@@ -316,8 +314,8 @@ class Follower:
     def _end_with(self, optimizer: Optimizer, library_step: LibraryStep | None = None) -> None:
         """End the step if this optimizer steps the model, and something of the model was called."""
         if self._is_over and self._later is not None:
-            options_now = library_step.options_of if library_step else partial(self._options_of, optimizer)
-            self._later.stepping(optimizer, options_now)
+            seen = library_step.options if library_step else None
+            self._later.stepping(optimizer, lambda root: self._options_of(optimizer, root) if seen is None else seen)
         elif (
             self._step is not None
             and (self._step.trace.order or self._step.is_compiled)
@@ -442,20 +440,12 @@ class LibraryStep:
     unknown: dict[str, str] = field(default_factory=dict)
 
     def add(self, optimizer: Optimizer, step: Step | None) -> None:
-        """Add an inner optimizer's step, before it is made.
-
-        Args:
-            optimizer: The optimizer.
-            step: The step that is followed, if there is one.
-        """
+        """Add an inner optimizer's step, before it is made."""
         self.optimizers.append(optimizer)
         if step is None or not steps(optimizer, step.root):
             return
         model = unwrapped(step.root)
-        locals_ = {local.name: local for local in local_tensors(model)}
-        weights: dict[torch.Tensor, Local] = {
-            param: locals_[name] for name, param in registry.named_parameters(model) if name in locals_
-        }
+        weights = locals_of(model)
         stepped = stepped_by(optimizer)
         if self.stepper is None:
             # The gradients of others may not be there yet, or be those of an earlier micro-batch.
@@ -469,7 +459,3 @@ class LibraryStep:
                 self.gradients[local.name] = replace(local, values=sampled(local.values.detach(), step.most))
         for local in gradients_of(step, names_of_stand_ins(model)):
             self.gradients.setdefault(local.name, local)
-
-    def options_of(self, root: nn.Module) -> Settings:
-        """Return the options that were seen; they are those of the model."""
-        return self.options

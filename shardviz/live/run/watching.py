@@ -81,11 +81,7 @@ def watch(
 
 
 class Watch:
-    """A model that is captured at its first call.
-
-    Attributes:
-        session: What is known of it.
-    """
+    """A model that is captured at its first call."""
 
     def __init__(
         self,

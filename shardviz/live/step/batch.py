@@ -22,7 +22,7 @@ import torch
 from shardviz.dump.records.tensors import Stamp
 from shardviz.errors import ProbeError
 from shardviz.live.capture.agreement import of_all_ranks
-from shardviz.live.capture.locals import Local
+from shardviz.live.claims.local import Local
 from shardviz.live.compat.meshes import local_of
 from shardviz.live.step.running import tensors_in
 from shardviz.relate.tolerance import SINGLE
@@ -52,7 +52,6 @@ class Setting:
     Attributes:
         build: Builds the unsharded model, with the values from which the sharded one starts.
         axes: The axes over which the batch is split, with the dims that they split.
-        batch: The whole batch.
         parts: The number of equal parts of its rows.
         dim: The dim that has the rows.
     """
@@ -159,8 +158,6 @@ def axes_of_one_batch(probe: ModuleType, mesh: Mesh, outputs: Sequence[torch.Ten
     Without BATCH_AXES every rank is given the whole batch. A step of its own may still cut it: outputs then differ.
 
     Args:
-        probe: The probe.
-        mesh: The run's mesh.
         outputs: What the model returned on this rank, run by run.
     """
     if hasattr(probe, "BATCH_AXES"):
@@ -208,8 +205,6 @@ def in_turns(batch: Batch, parts: int, turns: int) -> Batch | None:
     """Reorder a batch's rows: each of its micro-batches then has the same micro-batch of every part.
 
     Args:
-        batch: The batch.
-        parts: The number of equal parts of its rows.
         turns: How many micro-batches the batch is cut into, and each part.
 
     Returns:
@@ -237,9 +232,6 @@ def add_sequence(stamped: Stamped, probe: ModuleType, mesh: DeviceMesh, capture:
 
     Args:
         stamped: The model's stamps; the ids of positions follow them.
-        probe: The probe's module.
-        mesh: The run's mesh, as torch's object.
-        capture: The capture of this rank, to which the positions are added.
 
     Returns:
         The stamps, plus one for every name, as long as the sequence.

@@ -46,12 +46,7 @@ if TYPE_CHECKING:
 
 
 _LIBRARIES = ("c10d", "_c10d_functional", "c10d_functional", "_c10d_functional_autograd")
-_SPELLINGS = {
-    "allgather": "all_gather",
-    "allreduce": "all_reduce",
-    "alltoall": "all_to_all",
-    "recv_any_source": "recv",
-}
+_SPELLINGS = {"allgather": "all_gather", "allreduce": "all_reduce", "alltoall": "all_to_all", "recv_any_source": "recv"}
 _SUMS = ("all_reduce", "reduce_scatter", "reduce")
 _MOVES = ("all_gather", "all_to_all", "gather")
 _MAX_CASTS = 1024
@@ -156,10 +151,10 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
 
     def _note_narrowing(self, func: Any, args: tuple[Any, ...], returned: Any) -> None:
         """Record the dtype of rounded results, and of narrower inputs beside wider ones."""
-        taken = [tensor for tensor in tensors_in(args) if _is_real(tensor)]
+        taken = [tensor for tensor in tensors_in(args) if tensor.is_floating_point()]
         widest = max((tensor.dtype.itemsize for tensor in taken), default=0)
         in_place = args[:1] if "copy_" in str(func) else ()
-        operands = [tensor for tensor in tensors_in((*in_place, returned)) if _is_real(tensor)]
+        operands = [tensor for tensor in tensors_in((*in_place, returned)) if tensor.is_floating_point()]
         inputs = [tensor for tensor in taken if tensor.ndim]
         self._note_casts(taken, operands)
         self.narrowed_to |= {tensor.dtype for tensor in (*operands, *inputs) if tensor.dtype.itemsize < widest}
@@ -171,7 +166,7 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
         elif (
             op in _MOVES
             and torch.is_grad_enabled()
-            and any(_is_real(tensor) and tensor.numel() > 1 for tensor in tensors)
+            and any(tensor.is_floating_point() and tensor.numel() > 1 for tensor in tensors)
         ):
             self._note_move(op)
 
@@ -191,7 +186,7 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
     def _note(self, op: str, func: Any, args: tuple[Any, ...]) -> None:
         ranks = ranks_of_operator(func, args)
         if op in _SUMS and (self._running.is_bw or self._running.is_outside):
-            self.summed_in |= {tensor.dtype for tensor in tensors_in(args) if _is_real(tensor)}
+            self.summed_in |= {tensor.dtype for tensor in tensors_in(args) if tensor.is_floating_point()}
         if self._running.is_outside and self._is_before_backward:
             self._note_outside(op, ranks, list(tensors_in(args)))
         if op in FROM_ONE_RANK and self._is_before_backward and any(tensor.numel() > 1 for tensor in tensors_in(args)):
@@ -208,8 +203,6 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
         """Return the collectives, with the axes of the run's mesh that each group runs along.
 
         Args:
-            mesh: The run's mesh.
-            rank: This rank.
             with_ranks: Whether to name the ranks of a group that runs along no axis.
         """
         collectives = []
@@ -255,10 +248,6 @@ def _payload(func: Any, args: tuple[Any, ...], num_ranks: int) -> int:
     return largest * num_ranks if gathers_to_result else largest
 
 
-def _is_real(tensor: torch.Tensor) -> bool:
-    return tensor.is_floating_point()
-
-
 @lru_cache(maxsize=256)
 def _axes(mesh: Mesh, rank: int, ranks: tuple[int, ...]) -> tuple[str, ...]:
     """Return the fewest axes along which a group of this rank runs."""
@@ -282,8 +271,6 @@ class Call:
     """One call of a collective.
 
     Attributes:
-        op: The collective.
-        ranks: The ranks of its group.
         line: The innermost line of the user's code.
         is_forward: Whether it ran in a forward pass.
         given: The memory and the number of elements of what it was given, or of what that is a copy of.

@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from shardviz.dump.arrays import sketch
-from shardviz.dump.records.base import SCHEMA
-from shardviz.dump.records.files import RunRecord
 from shardviz.dump.records.trace import Place, PointRecord, SketchRecord, StepAnswer
 from shardviz.dump.write import (
     MOVED_FOLDER,
@@ -29,13 +27,13 @@ from shardviz.dump.write import (
     write_run,
 )
 from shardviz.live.capture.agreement import attempted, of_all_ranks
-from shardviz.live.capture.capture import Capture
-from shardviz.live.capture.locals import Local, local_tensors
+from shardviz.live.capture.capture import Capture, run_record
 from shardviz.live.capture.stamp import dtype_name
+from shardviz.live.claims.local import Local
+from shardviz.live.claims.registry import local_tensors
 from shardviz.live.run.step_files import groups_of
 from shardviz.live.step.module_recorder import add_points
 from shardviz.live.step.step import gradients
-from shardviz.versions import package_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -61,8 +59,6 @@ def judging(
     """Write this rank's values of the sharded step, and yield its judge. Every rank calls this.
 
     Args:
-        on: The probe on this rank.
-        step: The sharded step.
         before: This rank's tensors before the step, if the values are kept.
         after: Returns the same after it, with their gradients.
     """
@@ -86,8 +82,6 @@ class Judge:
     """Judges a sharded step beside the unsharded model's.
 
     Attributes:
-        on: The probe on this rank.
-        step: The sharded step.
         judge: On rank 0, what judged it last; None on all others.
         num_asked: How often it was asked.
     """
@@ -132,7 +126,7 @@ class Judge:
         step_capture.narrowed_to |= reference.narrowed_to
         weights = _weights(reference.before, list(local_tensors(reference.model))) if keeps else ()
         _write(folder, step_capture, reference.step.observation.trace, weights)
-        write_run(folder, _run(job))
+        write_run(folder, run_record(1, None, run_id=run_id))
         write_rank(folder, job.record(), job.dense)
         if reference.moved is not None:
             _write(folder / MOVED_FOLDER, Capture(0, 1, run_id=run_id), reference.moved.step.observation.trace)
@@ -206,10 +200,7 @@ def values_at(trace: Trace, place: Place, count: int, dim: int = 0) -> torch.Ten
     """Return a trace's values at a place, micro-batches joined; None if some are missing.
 
     Args:
-        trace: The trace.
-        place: The place.
         count: How often its module is called in one forward of the whole batch.
-        dim: The dim.
     """
     calls = trace.calls[place.module][place.call :: count]
     sides = [call.inputs if place.what.endswith("input") else call.outputs for call in calls]
@@ -225,7 +216,6 @@ def weight_sketches(reference: UnshardedStep, drawn: Collection[str]) -> Iterato
     """Yield the unsharded model's weights in few numbers.
 
     Args:
-        reference: The unsharded model's step.
         drawn: The weights that were drawn after sharding.
     """
     for local in reference.before:
@@ -246,12 +236,8 @@ def _write(folder: Path, step_capture: Capture, trace: Trace, weights: Sequence[
     traced = folder / TRACE_FOLDER
     traced.mkdir(parents=True, exist_ok=True)
     if step_capture.rank == 0:
-        write_run(traced, _run(step_capture))
+        write_run(traced, run_record(step_capture.num_ranks, None, run_id=step_capture.run_id))
     write_rank(traced, step_capture.record(), step_capture.dense)
-
-
-def _run(seen: Capture) -> RunRecord:
-    return RunRecord(SCHEMA, package_version("shardviz"), package_version("torch"), seen.num_ranks, run_id=seen.run_id)
 
 
 def _bring_together(folder: Path, rank: int, num_ranks: int) -> None:

@@ -19,10 +19,11 @@ import torch
 from msgspec import structs
 
 from shardviz.dump.records.trace import KeptRecord, of_point
-from shardviz.live.capture.locals import Local, of_tensor
 from shardviz.live.claims import registry
+from shardviz.live.claims.local import Local
+from shardviz.live.claims.registry import of_tensor
 from shardviz.live.compat.modules import clean_name, is_compiled
-from shardviz.live.compat.tensors import has_storage, in_backward, is_captured, tensor_behind
+from shardviz.live.compat.tensors import bytes_of, has_storage, in_backward, is_captured, tensor_behind
 from shardviz.live.step.return_values import Returned, is_array
 from shardviz.live.step.running import tensors_in
 from shardviz.live.trace_modules import ALL, NONE, Followed
@@ -59,7 +60,6 @@ class Seen:
     Attributes:
         values: This rank's part, copied; None if too much was kept before it.
         needs_grad: Whether a gradient can flow back to it.
-        number: Counts the tensors of a trace.
         gradient: This rank's part of its gradient; None if none came back.
         shape: The shape of this rank's part, even if only a sample of it is kept.
         local: The same values with the placements that the tensor claims.
@@ -86,8 +86,6 @@ class Call:
     """One call of a module in forward, with what went in and out of it.
 
     Attributes:
-        inputs: What it was given.
-        outputs: What it returned.
         is_tensor: Whether it returned one tensor, and not several.
         arguments: The numbers, masks and whole numbers that it was given, by the names that its forward has for them.
         is_without_graph: Whether gradients were switched off, as in the first run of a checkpointed module.
@@ -262,7 +260,7 @@ class Trace:
             return None
         values = of_tensor("", "activation", tensor).values
         is_there = has_storage(values) and values.untyped_storage().size() > 0 and tuple(values.shape) == seen.shape
-        return (_bytes(self.copied(values)) != _bytes(seen.values)).any() if is_there else None
+        return (bytes_of(self.copied(values)) != bytes_of(seen.values)).any() if is_there else None
 
     def _look_again(self, seen: Seen, source: Source) -> None:
         """Note whether a tensor was written into since it was seen."""
@@ -325,11 +323,6 @@ class Trace:
         return [self.copied(of_tensor("", "activation", tensor).values) for tensor in tensors]
 
 
-def _bytes(values: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of a tensor, which are equal even where it has NaN."""
-    return values.contiguous().reshape(-1).view(torch.uint8)
-
-
 def _complete(sides: list[Seen], again: Sequence[Seen]) -> None:
     """Put the tensors of a second run in the place of those of the first that had no graph."""
     for at, (first, second) in enumerate(zip(sides, again, strict=False)):
@@ -376,7 +369,6 @@ def add_points(capture: Capture, trace: Trace) -> None:
 
     Args:
         capture: Where to; a tensor that goes through several modules is written once.
-        trace: This rank's.
     """
     names: dict[int, str] = {}
     sides: tuple[tuple[What, What], ...] = (("input", "gradient of input"), ("output", "gradient of output"))

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardviz.dump.records.step import MaskRecord, StageRecord
 from shardviz.live.capture.describe import digest
-from shardviz.live.capture.locals import Local, of_tensor, unwrapped
+from shardviz.live.claims.registry import of_tensor, unwrapped
 from shardviz.live.compat.ddp import running_ddp
 from shardviz.live.compat.fsdp import flat_params
 from shardviz.live.compat.meshes import quiet_redistribution
@@ -29,13 +29,14 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from shardviz.live.claims.local import Local
+
 
 @dataclass
 class Observed:
     """The record of a step.
 
     Attributes:
-        comms: The collectives.
         outputs: The model's own outputs, run by run; in a pipeline, those of its last stage on this rank.
         returned: All that these runs returned, whether one tensor or more.
         schedule: The runs of a pipeline's stages, in order.
@@ -55,18 +56,12 @@ class Observed:
 
 @contextmanager
 def observed(
-    model: nn.Module,
-    stages: Mapping[int, nn.Module] | None = None,
-    followed: Followed = NONE,
-    *,
-    values: bool = True,
+    model: nn.Module, stages: Mapping[int, nn.Module] | None = None, followed: Followed = NONE, *, values: bool = True
 ) -> Iterator[Observed]:
     """Record everything that the model runs inside this context.
 
     Args:
         model: The model; the hooks on its modules are removed at the end.
-        stages: This rank's stages of a pipeline, by number.
-        followed: The modules whose inputs, outputs and gradients are kept.
         values: Whether outputs and gradients are kept; if nothing has values, only collectives and stages are.
     """
     inner = unwrapped(model)
@@ -124,10 +119,6 @@ def adam_states(model: nn.Module, params: Sequence[Local]) -> list[Local]:
 
     Adam works element by element, so shards are stepped as plain tensors; a first step through DTensors takes a hundred
     times as long. Every rank calls this: a gradient whose placements are not its parameter's is first redistributed.
-
-    Args:
-        model: The model, after backward.
-        params: Its parameters as captured.
     """
     moved, again = dict(_moved_gradients(model)), tied_again(unwrapped(model))
     states: list[Local] = []
@@ -164,7 +155,6 @@ def optimizer_states(optimizer: torch.optim.Optimizer, model: nn.Module, params:
 
     Args:
         optimizer: The optimizer after its step; if it is itself sharded, this rank's part counts.
-        model: The model that it steps.
         params: The model's parameters as captured, which give the place of a flat parameter's stretch.
     """
     inner = getattr(optimizer, "optim", optimizer)
@@ -213,9 +203,6 @@ class Masks(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Collects the masks that are drawn inside this context, in order, as dropout does.
 
     Only plain tensors are looked at: DTensors have a random state of their own.
-
-    Attributes:
-        masks: The masks.
     """
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from shardviz.live.capture.locals import Local
+from shardviz.live.claims.local import Local
 from shardviz.live.step.return_values import joined, named_calls, numbers_of
 from shardviz.relate.tolerance import ELEMENT, EXACT, ROUNDINGS_OF_ONE
 
@@ -36,7 +36,6 @@ class Wanted:
     """What the unsharded model returns under one name.
 
     Attributes:
-        whole: The values for the whole batch.
         parts: The same for each part of the batch that it ran on; one for a whole batch.
     """
 
@@ -55,7 +54,6 @@ class Offer:
     """What a rank tells the others of one of its tensors.
 
     Attributes:
-        shape: Its shape.
         fits: The placements that give the rank these values.
         parts: The values of every micro-batch, if they may be a number for the rank's rows.
         is_labeled: Whether it is a DTensor, whose placements say how ranks share it.
@@ -75,7 +73,6 @@ class Outputs:
 
     Attributes:
         held: This rank's values, with their layouts.
-        expected: The unsharded model's.
         not_checked: Why others are not compared, by name.
     """
 
@@ -126,10 +123,7 @@ def reduction_of(
     """Return the reduction over the batch's axes that gives every rank the unsharded model's value.
 
     Args:
-        reference: The unsharded model's.
         of_ranks: What every rank has that returns an output.
-        mesh: The run's mesh.
-        batch_axes: The axes that split the batch.
         precision: The relative precision of the narrowest numbers in the step.
     """
     is_shared_out = bool(batch_axes) or any(len(offer.parts) > 1 for offer in of_ranks.values())
@@ -166,8 +160,6 @@ def output_dims(shape: Shape, whole: Shape | None, batch: Shape, counts: Mapping
     or, as a mean over a sequence does, has lost the dim.
 
     Args:
-        shape: The output's shape on this rank.
-        whole: The unsharded model's, if it has one.
         batch: The shape of this rank's part of the batch, which tells dims apart that have as many parts.
         counts: The number of parts of each dim of the batch.
     """

@@ -18,8 +18,8 @@ from torch.distributed.tensor import DTensor
 from shardviz.layout.layout import placements_of
 from shardviz.layout.placements import Partial, Replicate
 from shardviz.live.capture.agreement import of_all_ranks
-from shardviz.live.capture.locals import Local
 from shardviz.live.capture.meshes import plain_mesh
+from shardviz.live.claims.local import Local
 from shardviz.live.compat.worlds import one_process
 from shardviz.live.step.batch import own_batch
 from shardviz.live.step.observe import observed
@@ -93,10 +93,6 @@ class Comparison:
     """The outputs of one step and of the unsharded model's.
 
     Attributes:
-        on: The probe on this rank.
-        step: The sharded step.
-        reference: The unsharded model's.
-        setting: What both ran on.
         precision: The relative precision of the narrowest numbers in either step on any rank; 0 in float64.
     """
 
@@ -229,12 +225,7 @@ class Comparison:
         return any(axis not in mesh_axes for axis in self.batch_axes)
 
     def _place(
-        self,
-        outputs: Outputs,
-        name: str,
-        wanted: Wanted,
-        of_ranks: Mapping[int, Offer],
-        values: Sequence[torch.Tensor],
+        self, outputs: Outputs, name: str, wanted: Wanted, of_ranks: Mapping[int, Offer], values: Sequence[torch.Tensor]
     ) -> str:
         """Add a tensor with its layout, the same on every rank; return why not if nothing shows one."""
         offers, mesh, shape = list(of_ranks.values()), self.on.job.mesh, tuple(wanted.whole.shape)

@@ -12,7 +12,7 @@ from msgspec import structs
 from shardviz.dump.records.step import WHOLE_LOSS, RaisedRecord
 from shardviz.errors import ProbeError
 from shardviz.live.capture.agreement import agreed_errors, attempted, in_a_line
-from shardviz.live.capture.locals import held_back_names, local_tensors, of_tensor, unwrapped
+from shardviz.live.claims.registry import held_back_names, local_tensors, of_tensor, unwrapped
 from shardviz.live.claims.wrappers import reducing
 from shardviz.live.compat.fsdp import wide_reductions
 from shardviz.live.compat.modules import computed_buffers
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from shardviz.live.capture.agreement import Raised
-    from shardviz.live.capture.locals import Local
+    from shardviz.live.claims.local import Local
     from shardviz.live.lines.step_recorder import StepRecorder
     from shardviz.live.probe import ProbeOnRank
     from shardviz.live.step.batch import Batch
@@ -98,11 +98,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class ProbeStep:
-    """One step of a probe on one rank.
-
-    Attributes:
-        on: The probe.
-    """
+    """One step of a probe on one rank."""
 
     on: ProbeOnRank
 
@@ -163,7 +159,7 @@ class ProbeStep:
             self._note(*reference.notes)
             if reference.is_called_otherwise:
                 return None
-            moved = reference.once_more(step, self.on.probe, setting.build, setting.batch)
+            moved = reference.once_more(step, self.on.probe, setting)
             reference = replace(reference, moved=moved).clipped(step, self.on.probe, setting.batch)
             answer = judge.answer(reference)
             judge.add_answer(answer, reference)
@@ -271,9 +267,7 @@ class ProbeStep:
         """Step the unsharded model; return why not if it raises on any rank."""
         failure, reference = None, None
         try:
-            reference = reference_of(
-                self.on.probe, setting.build, setting.batch, setting.parts, setting.dim, self.on.job.followed
-            )
+            reference = reference_of(self.on.probe, setting, self.on.job.followed)
         except ProbeError:
             raise
         except Exception as error:
@@ -304,9 +298,9 @@ class ProbeStep:
             line = f"BATCH_AXES = {tuple(axes)} splits its rows"
             self._note(f"reductions over {over}: every rank saw the same batch; in the probe, {line}")
         unsharded = copied_gradients(list(local_tensors(reference.model)))
-        of_parts = gradients_of_micro_batches(probe, setting.build, setting.batch, setting.parts, step, reference)
+        of_parts = gradients_of_micro_batches(probe, setting, step, reference)
         if capture.rank == 0:
-            of_parts += gradients_of_loss_terms(probe, setting.build, setting.batch, reference)
+            of_parts += gradients_of_loss_terms(probe, setting, reference)
         updated = updated_reference(self.on, reference)
         of_step = self._add_step(model, step, reference.step, setting.axes, updated)
         held = add_outputs(self.on, step, reference, setting)

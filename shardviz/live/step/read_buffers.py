@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from shardviz.live.capture.locals import unwrapped
+from shardviz.live.claims.registry import unwrapped
 from shardviz.live.compat.modules import clean_name
 from shardviz.live.step.running import tensors_in
 from shardviz.live.step.step import loss_of
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from shardviz.live.capture.locals import Local
+    from shardviz.live.claims.local import Local
     from shardviz.live.step.batch import Batch
 
 SEED = 2
@@ -33,10 +33,7 @@ def read_buffers(probe: ModuleType, model: nn.Module, before: Sequence[Local], b
     makes each rank's model another one.
 
     Args:
-        probe: The probe, for its loss.
         model: The model after its step.
-        before: Its tensors before the step.
-        batch: The whole batch.
     """
     old = {local.name: local.values for local in before if local.role == "buffer"}
     buffers = {clean_name(name): buffer for name, buffer in unwrapped(model).named_buffers()}

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 
-from shardviz.live.capture.locals import of_tensor
+from shardviz.live.claims.registry import of_tensor
 from shardviz.live.compat.tensors import is_transformed
 
 if TYPE_CHECKING:
@@ -75,8 +75,6 @@ def _leaves(value: Any, path: str, inside: tuple[int, ...], budget: list[int]) -
     """Yield tensors, numbers as tensors, and what cannot be looked into, each with its path.
 
     Args:
-        value: What to look through.
-        path: Its path.
         inside: The ids of the containers and objects that it is in; one that is in itself is left out.
         budget: One number: how many more containers and objects are looked through.
     """

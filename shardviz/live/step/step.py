@@ -34,8 +34,9 @@ from shardviz.dump.records.step import CallRecord
 from shardviz.errors import ProbeError
 from shardviz.layout.placements import Partial, Placement, Replicate, Shard
 from shardviz.live.capture.agreement import of_all_ranks
-from shardviz.live.capture.locals import Local, of_tensor, unwrapped
 from shardviz.live.capture.meshes import plain_mesh
+from shardviz.live.claims.local import Local
+from shardviz.live.claims.registry import of_tensor, unwrapped
 from shardviz.live.compat.fsdp import dividing_float64_once
 from shardviz.live.compat.meshes import norms_reduced_first
 from shardviz.live.compat.modules import clean_name
@@ -68,7 +69,6 @@ class StepResult:
     """The result of one step.
 
     Attributes:
-        loss: The loss, as the step returned it.
         output: The model's output in its last forward; None if it is not a tensor.
         logged: The values that `log` returned.
         observation: The record of the step while it ran.
@@ -124,14 +124,8 @@ def sharded_step(
     """Step the sharded model on this rank's part of the batch.
 
     Args:
-        probe: The probe, for its loss or its step.
-        model: The sharded model.
         batch: This rank's part of the batch.
-        mesh: The mesh, for the probe's step.
-        stages: This rank's stages of a pipeline, by number.
         has_output: Whether the model's output is this rank's: in a pipeline the last stage has it.
-        seed: What this rank is seeded with before the step.
-        followed: The modules whose inputs, outputs and gradients are kept.
     """
     torch.manual_seed(seed)
     observing, clipping = observed(model, stages, followed), noted_clips(model, probe)
@@ -226,19 +220,14 @@ def loss_of(probe: ModuleType, model: nn.Module, batch: Batch) -> torch.Tensor:
     output = model(**batch[0]) if len(batch) == 1 and isinstance(batch[0], Mapping) else model(*batch)
     if not torch.is_tensor(output):
         raise ProbeError(
-            f"the model's output is a {type(output).__name__}, which has no mean square",
-            "define loss(model, batch)",
+            f"the model's output is a {type(output).__name__}, which has no mean square", "define loss(model, batch)"
         )
     square: torch.Tensor = output.square().mean()
     return square
 
 
 def _loss(loss: Any, function: str) -> torch.Tensor:
-    """Return what a probe's `loss` or `step` returned.
-
-    Raises:
-        ProbeError: It is not a tensor of one number.
-    """
+    """Return what a probe's `loss` or `step` returned."""
     if not torch.is_tensor(loss):
         loss_text = "None" if loss is None else type(loss).__name__
     elif loss.numel() != 1:
@@ -255,8 +244,6 @@ def results(step: StepResult, mesh: Mesh, axes: Mapping[str, int], whole: torch.
     numbers that every rank would print: equal everywhere, and about the whole batch.
 
     Args:
-        step: The result of the step.
-        mesh: The run's mesh.
         axes: The axes over which the batch is split, with the dims that they split.
         whole: The unsharded model's output, which shows where the batch's dims are.
     """
@@ -272,20 +259,13 @@ def results(step: StepResult, mesh: Mesh, axes: Mapping[str, int], whole: torch.
 
 
 def due_placements(
-    shape: tuple[int, ...],
-    whole: tuple[int, ...] | None,
-    sizes: tuple[int, ...],
-    axes: Mapping[str, int],
-    mesh: Mesh,
+    shape: tuple[int, ...], whole: tuple[int, ...] | None, sizes: tuple[int, ...], axes: Mapping[str, int], mesh: Mesh
 ) -> dict[str, Placement]:
     """Return the placements that an output should have along the batch's axes.
 
     Args:
-        shape: Its shape on this rank.
         whole: The unsharded model's, if it has one.
         sizes: The shape of this rank's part of the batch.
-        axes: The axes over which the batch is split, with the dims that they split.
-        mesh: The run's mesh.
     """
     dims = output_dims(shape, whole, sizes, num_parts(axes, mesh))
     placements = {dim: Replicate() if at is None else Shard(at) for dim, at in dims.items()}
@@ -326,14 +306,7 @@ FUNCTIONS = ("clip_grad_norm_", "clip_grad_value_")
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """A call that clips gradients.
-
-    Attributes:
-        function: Its name in torch.nn.utils.
-        names: The parameters, by name.
-        args: What it was given besides them.
-        kwargs: The same, by keyword.
-    """
+    """A call that clips gradients."""
 
     function: str
     names: tuple[str, ...]
@@ -355,8 +328,6 @@ class Clips:
     the gradients are compared as they are, and clipping that is recognized there is not checked.
 
     Attributes:
-        model: The model.
-        calls: The calls, in order.
         is_last: Whether nothing wrote to what was clipped before it was clipped again.
     """
 

@@ -153,12 +153,7 @@ def _add(states: Kept, kind: str, name: str, value: object) -> None:
 
 
 def differing(sharded: Kept, unsharded: Kept) -> Iterator[tuple[str, str]]:
-    """Yield what both optimizers keep with different values, each with the reason why it is not checked.
-
-    Args:
-        sharded: What the sharded model's optimizer keeps on this rank.
-        unsharded: What the unsharded model's optimizer keeps.
-    """
+    """Yield what both optimizers keep with different values, each with the reason why it is not checked."""
     for kind, of_params in sharded.items():
         reference = unsharded.get(kind)
         odd = [name for name, value in of_params.items() if reference and not _is_kept(name, value, reference)]

@@ -12,7 +12,7 @@ from shardviz.dump.records.step import RaisedRecord
 from shardviz.errors import ProbeError
 from shardviz.groups import in_groups
 from shardviz.live.capture.agreement import attempted, of_all_ranks
-from shardviz.live.capture.locals import local_tensors, unwrapped
+from shardviz.live.claims.registry import local_tensors, unwrapped
 from shardviz.live.compat.fsdp import flat_params, writes_to_gathered
 from shardviz.live.compat.modules import clean_name, unit_of
 from shardviz.live.compat.worlds import mesh_of_one_rank, one_process
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from shardviz.live.capture.locals import Local
+    from shardviz.live.claims.local import Local
     from shardviz.live.probe import ProbeOnRank
     from shardviz.live.step.observe import Observed
     from shardviz.live.step.step import StepResult
@@ -39,21 +39,6 @@ ONE_OPTIMIZER = "return one torch.optim.Optimizer, or an object whose `optim` is
 """What a probe's `optimizer()` has to return."""
 
 UNSTEPPED = "return it without a step; what follows a step goes into the step() of a class of your own"
-
-
-@dataclass(frozen=True)
-class Update:
-    """The result of an optimizer's step.
-
-    Attributes:
-        tensors: Its state, and all parameters, after its step.
-        not_checked: The parts of the result that cannot be checked, with the reason.
-        not_stepped: Parameters that it does not step: in none of its groups, or with a learning rate of zero.
-    """
-
-    tensors: list[Local]
-    not_checked: tuple[str, ...] = ()
-    not_stepped: tuple[str, ...] = ()
 
 
 def updated(probe: ModuleType, model: nn.Module, mesh: DeviceMesh, observation: Observed) -> torch.optim.Optimizer:
@@ -85,33 +70,22 @@ def copied_gradients(locals_: Sequence[Local]) -> list[Local]:
 
 def update_of(
     optimizer: torch.optim.Optimizer, model: nn.Module, before: Sequence[Local], after: Sequence[Local]
-) -> Update:
-    """Return the result of an optimizer's step.
+) -> tuple[list[Local], str, list[str]]:
+    """Return the state and all parameters after an optimizer's step, what cannot be checked, and what is not stepped.
 
-    Args:
-        optimizer: The optimizer after its step.
-        model: The model that it steps.
-        before: The model's tensors before the step.
-        after: The same after it.
+    That is parameters in none of its groups, or with a learning rate of zero.
     """
-    rates = _rates(optimizer)
-    by_name = dict(_rates_by_name(model, rates))
-    notes: tuple[str, ...] = ()
-    if not by_name:
-        notes = (
-            f"the optimizer's state: the optimizer steps {len(rates)} tensors, none of them a parameter of the model",
-        )
-    elif not any(by_name.values()):
-        notes = ("the weights after the optimizer's step: its learning rate is 0",)
-    weights = [one for one in after if one.role == "param"]
-    idle = tuple(one.name for one in weights if by_name and not by_name.get(one.name))
-    return Update([*optimizer_states(optimizer, model, before), *weights], notes, idle)
-
-
-def _rates(optimizer: torch.optim.Optimizer) -> dict[int, float]:
-    """Return the learning rates of the tensors that an optimizer steps, by identity; 1 for a tensor without one."""
     groups = getattr(optimizer, "param_groups", ())
-    return {id(param): float(group.get("lr", 1.0)) for group in groups for param in group["params"]}
+    rates = {id(param): float(group.get("lr", 1.0)) for group in groups for param in group["params"]}
+    by_name = dict(_rates_by_name(model, rates))
+    note = ""
+    if not by_name:
+        note = f"the optimizer's state: the optimizer steps {len(rates)} tensors, none of them a parameter of the model"
+    elif not any(by_name.values()):
+        note = "the weights after the optimizer's step: its learning rate is 0"
+    weights = [one for one in after if one.role == "param"]
+    idle = [one.name for one in weights if by_name and not by_name.get(one.name)]
+    return [*optimizer_states(optimizer, model, before), *weights], note, idle
 
 
 def _rates_by_name(model: nn.Module, rates: dict[int, float]) -> Iterator[tuple[str, float]]:
@@ -132,10 +106,6 @@ def distinct_gradients(before: Sequence[Local], after: Sequence[Local]) -> list[
 
     An optimizer may clip gradients, but it must clip all parts of one gradient by the same factor. Every rank calls
     this.
-
-    Args:
-        before: This rank's tensors before the optimizer stepped.
-        after: The same after it.
     """
     grads_after = {one.name: one for one in after}
     factors_here = {
@@ -219,13 +189,6 @@ def updated_shards(
 ) -> tuple[list[Local], list[Local]]:
     """Let the optimizer step. A probe without an optimizer gets Adam, and only Adam's state is kept.
 
-    Args:
-        on: The probe.
-        model: The sharded model.
-        before: Its tensors before the step.
-        step: The step.
-        unsharded: The unsharded model after its optimizer's step.
-
     Returns:
         The tensors with the gradients to check; and the optimizer's state with the updated weights.
     """
@@ -244,12 +207,12 @@ def updated_shards(
             on.capture.not_checked.append(("", f"the optimizer: {failed.text}"))
         return before, []
     after = list(local_tensors(unwrapped(model), on.job.mesh))
-    update = update_of(optimizer, unwrapped(model), before, after)
-    on.capture.not_checked += [("", why) for why in update.not_checked]
+    tensors, note, idle = update_of(optimizer, unwrapped(model), before, after)
+    on.capture.not_checked += [("", note)] if note else []
     if unsharded.kept is not None:
         others = list(differing(kept_by(optimizer, unwrapped(model)), unsharded.kept))
         on.capture.not_checked += [("", why) for _, why in others]
         on.capture.other_settings += [kind for kind, _ in others]
         on.capture.other_options += other_options(options_of(optimizer, unwrapped(model)), unsharded.options)
-    on.capture.not_stepped += update.not_stepped
-    return distinct_gradients(before, after), update.tensors
+    on.capture.not_stepped += idle
+    return distinct_gradients(before, after), tensors

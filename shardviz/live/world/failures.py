@@ -338,12 +338,7 @@ def _place(member: Member, stack: stacks.Stack, axes: str) -> str:
     return (f"{place} {axes}" if axes and place.startswith("waiting") else place) + caller
 
 
-def _summary(
-    late: Sequence[Member],
-    places: dict[Place, list[int]],
-    seconds: float,
-    coords: Sequence[str],
-) -> str:
+def _summary(late: Sequence[Member], places: dict[Place, list[int]], seconds: float, coords: Sequence[str]) -> str:
     who = name_rank(late[0].rank, coords) if len(late) == 1 else named_ranks([member.rank for member in late])
     where = "; ".join(
         place if len(places) == 1 else f"{named_ranks(ranks)} {place}" for (place, _), ranks in places.items()

@@ -74,10 +74,7 @@ def make_world(rank: int, num_ranks: int, backend: str | None, *, num_local: int
     """Check the backend, and take this rank's GPU if it needs one; let a CPU stand in for one.
 
     Args:
-        rank: The global rank.
-        num_ranks: The number of ranks.
         backend: The backend asked for; None is gloo, with or without GPUs.
-        num_local: The number of ranks on this machine.
         local_rank: This rank's place among them, and the number of its GPU.
 
     Raises:

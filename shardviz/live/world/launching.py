@@ -161,14 +161,11 @@ class Watch:
 
     def _deadline(self) -> float:
         if self._failed_at is not None:
-            return self._failed_at + (GRACE if self._cause_is_known() else ECHO_GRACE)
+            bad = [member.outcome for member in self._members if isinstance(member.outcome, Failed | Died)]
+            return self._failed_at + (ECHO_GRACE if all(map(failures.is_echo, bad)) else GRACE)
         if all(member.ready for member in self._members):
             return self._heard_at + self._job.timeout
         return self._heard_at + self._job.timeout + START_LIMIT
-
-    def _cause_is_known(self) -> bool:
-        bad = [member.outcome for member in self._members if isinstance(member.outcome, Failed | Died)]
-        return not all(failures.is_echo(outcome) for outcome in bad)
 
     def _listen(self, seconds: float) -> None:
         running = self._running()

@@ -21,7 +21,6 @@ class World:
 
     Attributes:
         rank: The global rank, from 0.
-        num_ranks: The number of ranks in the world.
         backend: The process group's backend: "gloo", "nccl" or "mpi".
         device_type: Where tensors of this backend live: "cpu" or "cuda".
     """
@@ -39,7 +38,6 @@ class Job:
     Attributes:
         task: "package.module:function".
         args: The pickled arguments that follow the `World`.
-        num_ranks: The number of ranks.
         backend: The backend asked for, None to choose by the machine's GPUs.
         timeout: Seconds that the launcher waits for the task.
         folder: A private folder: the store that ranks meet in, their output, their stacks.

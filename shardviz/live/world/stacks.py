@@ -27,10 +27,7 @@ if TYPE_CHECKING:
 
 PATIENCE = 1.5
 """Seconds that a rank has to write its stacks."""
-_RUNNERS = (
-    str(Path(__file__).parent / "rank.py"),
-    str(Path(__file__).parents[2] / "testing" / "plugin" / "ranks.py"),
-)
+_RUNNERS = (str(Path(__file__).parent / "rank.py"), str(Path(__file__).parents[2] / "testing" / "plugin" / "ranks.py"))
 """Files with a function `call` that calls the user's code."""
 _COLLECTIVES = ("distributed_c10d.py", "_functional_collectives.py")
 _LIBRARY = str(Path(os.__file__).parent) + os.sep
@@ -66,7 +63,6 @@ def ask(folder: Path, pids: dict[int, int]) -> dict[int, dict[int, Stack]]:
     """Ask processes for their stacks.
 
     Args:
-        folder: The folder given to `register`.
         pids: The process to ask, by the rank that it registered with.
 
     Returns:
@@ -164,7 +160,6 @@ def axes_text(group: Collection[int], coords: Sequence[str]) -> str:
     """Name the axes along which a group's ranks differ: "over tp"; empty if unknown.
 
     Args:
-        group: Global ranks.
         coords: A label for every rank, "fsdp=1, tp=0"; without labels nothing can be named.
     """
     if not group or not all(rank < len(coords) for rank in group):

@@ -59,8 +59,6 @@ class Member:
     """A rank as its launcher sees it.
 
     Attributes:
-        rank: Its global rank.
-        process: Its process.
         line: The launcher's end of the line to it.
         thread: The ident of the thread that runs its task, None until it is heard of.
         ready: Whether its process group is up.

@@ -27,8 +27,6 @@ def variables(rank: int, num_ranks: int, num_local: int) -> dict[str, str]:
     """Return the variables that torchrun sets for a rank; a rendezvous that is set stays.
 
     Args:
-        rank: The global rank.
-        num_ranks: The number of ranks.
         num_local: The number of ranks on a machine; the last one may have fewer.
     """
     machine = rank // num_local

@@ -74,7 +74,6 @@ class Exhibit:
     Attributes:
         caption: What the table has, in a few words.
         heads: The titles of its columns, that of the rows' own titles first.
-        rows: Its rows.
         left_out: How many more of what its rows stand for there are.
         sums_up: Whether the last row is what the others are held against, and stays if there is room for few.
         noun: What its rows stand for.

@@ -130,8 +130,6 @@ def table(
     """Write a table.
 
     Args:
-        heads: Markup of the columns' titles.
-        rows: Markup of the cells.
         label: What the table is, for a screen reader.
         left: How many of the first columns are set flush left; the others are flush right.
         total: A last row, which stays there when the others are sorted.
@@ -233,10 +231,6 @@ def leaf(
     """Write a line of a page's tree that opens on what is known of a tensor.
 
     Args:
-        anchor: Where links to it lead.
-        names: The names that share it.
-        summary: The line.
-        inner: What it opens on.
         size: The bytes of all its tensors.
         is_open: Whether it is open at first.
         verdict: What its tensors can be asked for by.

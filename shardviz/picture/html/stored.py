@@ -230,10 +230,7 @@ def _key(outcome: Outcome, job: Job) -> object:
 def _line_beside(anchor: str, names: Fold, first: Outcome, picture: str, job: Job, checkpoint: Checkpoint) -> str:
     verdict = verdict_of(first)
     summary = element(
-        "summary",
-        sign(verdict),
-        name_cell(str(names), names),
-        element("span", words(first.verdict), class_="soft"),
+        "summary", sign(verdict), name_cell(str(names), names), element("span", words(first.verdict), class_="soft")
     )
     facts = [(title, text) for title, text in (("cause", first.cause), ("fix", first.fix)) if text]
     why = element("p", with_code(why_text(first))) if first.why else ""

@@ -236,7 +236,6 @@ class Drawing:
     Attributes:
         drawn: The dims drawn, downwards and to the right; one for a line, none for a single number.
         whole: The dims that are neither drawn nor split.
-        panels: The slices that are drawn.
         num_panels: All slices there are.
     """
 

@@ -142,7 +142,6 @@ def kept_positions(count: int, most: int, wanted: Collection[int] = ()) -> list[
     A single position is never left out: the line that says so would take its place.
 
     Args:
-        count: How many there are.
         most: How many lines they may take.
         wanted: Positions that are shown before others; the first and the last always are.
     """
@@ -195,8 +194,6 @@ def ranks_label(mask: Mask, coloring: Coloring, room: int, *, many: bool = False
     """Name a set of ranks in `room` characters, at least enough for a count.
 
     Args:
-        mask: The ranks.
-        coloring: Where they are; gives their coordinates.
         room: Characters to use at most; the count of ranks is used if nothing else fits.
         many: Whether they hold different parts, and not copies of one.
     """
@@ -238,9 +235,7 @@ def part_labels(part: Mask, whole: Mask, coloring: Coloring, *, many: bool = Fal
     """Return labels of some of a set's ranks, the most telling first: `fsdp=127`.
 
     Args:
-        part: The ranks to name.
         whole: The set that is named beside them.
-        coloring: Where they are.
         many: Whether the ranks of the set hold different parts, and not copies of one.
     """
     numbers, mesh = ranks_text(part), coloring.mesh
@@ -305,7 +300,6 @@ class Heat:
     """One number for each rank.
 
     Attributes:
-        title: What is counted.
         by_rank: The numbers; ranks that are not in it have none.
         in_bytes: Whether they are bytes.
     """

@@ -126,7 +126,6 @@ class StepTree:
     """The calls of a step.
 
     Attributes:
-        roots: Those made in no other, in order.
         finding: What is wrong first, if a finding names a module.
         reference: What its values are compared with.
     """
@@ -189,7 +188,6 @@ def step_tree(dump: Dump, findings: Sequence[Finding], reference: str = UNSHARDE
 
     Args:
         findings: What the check found; the first that names a module says which call is the first wrong one.
-        reference: What the step is compared with.
     """
     finding = next((finding for finding in findings if finding.module), None)
     calls = Calls.of(dump).in_order

@@ -40,7 +40,6 @@ class StoredPart:
     """A contiguous part of a tensor.
 
     Attributes:
-        region: Which part.
         file: The number of its file; None if no file has it.
         start: Its first byte there.
     """
@@ -61,7 +60,6 @@ class CheckpointSubject:
     """A checkpoint's tensor and what a picture says of it.
 
     Attributes:
-        parts: Its chunks, in the checkpoint's order.
         files: The name of each file that has any of it, by number.
         sides: Which file holds what: the bits of `Sides.claimed` are files here.
     """
@@ -164,7 +162,6 @@ class ComparisonSubject:
     """A tensor of a job and of a checkpoint, and what a picture says of them.
 
     Attributes:
-        shape: The shape that both sides are drawn in.
         sides: Who holds what: ranks on the first side, files on the second; None if there is nothing to draw.
         stored: The checkpoint's tensor; None if a map makes it of several, or it has none.
         exhibit: For each rank the part that it claims, what it holds, and the bytes of that part in the checkpoint.

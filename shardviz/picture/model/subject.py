@@ -71,7 +71,6 @@ class Subject:
 
     Attributes:
         name: Its name; empty for a layout alone.
-        dtype: Its dtype; empty if nothing is known.
         claimed: What its placements say; None for a plain tensor.
         held: Where its elements are, if that is known and can be written in the notation.
         sides: Who holds what, for the picture.

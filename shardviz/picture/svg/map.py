@@ -74,9 +74,6 @@ def canvas(label: str, width: int, height: int, *content: str, is_alone: bool = 
 
     Args:
         label: What it shows, for screen readers.
-        width: Its pixels to the right.
-        height: Its pixels downwards.
-        content: What is in it.
         is_alone: Whether it may be a file of its own, and not only a part of a page.
     """
     return element(
@@ -96,11 +93,8 @@ def tile(place: PixelBox, label: str, tooltip: str, *, color: object, ranks: Seq
     """Draw a box.
 
     Args:
-        place: Where it is.
         label: What is written in it, with the sign of what is wrong where it differs.
         tooltip: What is shown when the mouse is over it.
-        color: The name of its color in the style sheet.
-        ranks: The ranks that it is about.
         differs: Whether it is marked as not as claimed.
     """
     box = {"x": place.left + 1, "y": place.top + 1, "width": place.width - 2, "height": place.height - 2, "rx": 2}

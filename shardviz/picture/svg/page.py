@@ -168,7 +168,8 @@ def svg(subject: Subject, *, is_alone: bool = True) -> str:
     mesh = mesh_drawing(subject.mesh, subject.marked, subject.sides.axes)
     body = beside_map(panels(drawing, partial(_panel, subject=subject)), mesh, 2 * GAP)
     exhibits = [exhibit_drawing(one) for one in subject.exhibits]
-    parts = [*(_headlines(subject) if is_alone else []), _heading(subject), *exhibits, body, _notes(drawing, subject)]
+    said = stack(*(paragraph(text, "sv-soft") for text in notes(drawing, subject, Glyphs())))
+    parts = [*(_headlines(subject) if is_alone else []), _heading(subject), *exhibits, body, said]
     name = subject.name or notation.write(subject.claimed, subject.dtype) if subject.claimed else subject.name
     return sheet(parts, name, describe(drawing, subject), is_alone=is_alone)
 
@@ -178,9 +179,7 @@ def sheet(parts: Sequence[SvgFragment], name: str, about: str, *, is_alone: bool
 
     Args:
         parts: From top to bottom.
-        name: What is drawn.
         about: What it shows, for screen readers.
-        is_alone: As in `svg`.
     """
     body = stack(*parts, gap=16, at=(MARGIN, MARGIN))
     width, height = body.width + 2 * MARGIN, body.height + MARGIN
@@ -201,7 +200,6 @@ def mesh_figure(mesh: Mesh, *, style: bool, marked: Collection[int] = (), heat: 
     """Draw a mesh alone as an `svg` element.
 
     Args:
-        style: As in `figure`.
         marked: Ranks that carry the glyph `✗`.
         heat: What ranks are colored by, with a sign for how much; by their place by default.
     """
@@ -359,7 +357,3 @@ def beside_map(picture: SvgFragment, other: SvgFragment, gap: int = GAP) -> SvgF
         at, width = (0, picture.height + GAP), max(picture.width, other.width)
         height = picture.height + GAP + other.height
     return SvgFragment(picture.markup + other.moved(*at), width, height)
-
-
-def _notes(drawing: Drawing, subject: Subject) -> SvgFragment:
-    return stack(*(paragraph(text, "sv-soft") for text in notes(drawing, subject, Glyphs())))

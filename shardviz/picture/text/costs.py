@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.dump.costs import (
-    elements_text,
-    groups_text,
-    memory_table,
-    received_by_axes,
-    traffic,
-    why_no_traffic,
-)
+from shardviz.dump.costs import elements_text, groups_text, memory_table, received_by_axes, traffic, why_no_traffic
 from shardviz.layout.notation import write
 from shardviz.layout.routes import cheapest, torch_route, total
 from shardviz.picture.text.terminal import DIM, line, table
@@ -147,10 +140,7 @@ def route_lines(start: Layout, end: Layout, dtype: str, terminal: Terminal) -> l
         return [heading, line(""), line("nothing to do: every rank already has its elements")]
     lines = [heading, line(""), line(f"cheapest: {_cost(best, dtype)}"), *_legs(best, dtype), line("")]
     if taken is None:
-        return [
-            *lines,
-            line("torch routes strided shards by a search of its own, which is not reproduced here"),
-        ]
+        return [*lines, line("torch routes strided shards by a search of its own, which is not reproduced here")]
     if [(leg.collective, leg.axis, leg.layout) for leg in taken] == [(x.collective, x.axis, x.layout) for x in best]:
         return [*lines, line(f"{terminal.glyphs.good} torch's redistribute takes the same route")]
     verdict = (

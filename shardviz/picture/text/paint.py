@@ -232,7 +232,6 @@ class Frame:
 
     Attributes:
         side: Which of the two descriptions is drawn, or where they differ.
-        plane: The dims drawn.
         rows: The ruler downwards.
         cols: The ruler to the right.
         ids: Whether single ids are written instead of ranks.

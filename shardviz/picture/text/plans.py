@@ -30,8 +30,6 @@ from shardviz.text import bytes_text, counted, cut_at_comma, printable
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    import numpy as np
-    from numpy.typing import NDArray
     from rich.text import Text
 
     from shardviz.dump.plan import PlannedRanks
@@ -46,11 +44,7 @@ MOST = 8
 LITTLE = 0.01
 """A part of a difference that is too small to be named."""
 
-WORDS = {
-    "buckets": "buckets of gradients",
-    "activations": "activations",
-    "gathered": "what FSDP gathers and sends",
-}
+WORDS = {"buckets": "buckets of gradients", "activations": "activations", "gathered": "what FSDP gathers and sends"}
 
 
 def plan_lines(probe: str, ranks: PlannedRanks, width: int) -> Iterator[Text]:
@@ -109,7 +103,8 @@ def _by_role(amounts: PlanBytes, ranks: dict[str, int]) -> list[Text]:
     for role in (role for role in ROLES if amounts.by_role[role].any()):
         sizes = amounts.by_role[role]
         name = role if role != "optimizer" else _optimizer(amounts)
-        rows.append([name, *(bytes_text(int(sizes[rank])) for rank in ranks.values()), _of_all(role, sizes)])
+        of_all = "-" if role in OF_A_STEP else bytes_text(int(sizes.sum()))
+        rows.append([name, *(bytes_text(int(sizes[rank])) for rank in ranks.values()), of_all])
     has_step = all(part.part.peak is not None for part in amounts.ranks.parts)
     sums = {"together" if has_step else "together, no step": amounts.together}
     if amounts.offloaded.any():
@@ -122,10 +117,6 @@ def _by_role(amounts: PlanBytes, ranks: dict[str, int]) -> list[Text]:
 def _optimizer(amounts: PlanBytes) -> str:
     of = printable(amounts.ranks.plan.optimizer)
     return f"state of {of}" if of else "optimizer"
-
-
-def _of_all(role: str, sizes: NDArray[np.int64]) -> str:
-    return "-" if role in OF_A_STEP else bytes_text(int(sizes.sum()))
 
 
 def _moment(part: PlanPart, together: int, width: int) -> Iterator[Text]:
@@ -303,7 +294,6 @@ def choice_lines(rows: Sequence[Row], memory: int, width: int) -> Iterator[Text]
     """Yield the meshes that fit, as `fitting` sorts them, and then which do not and why.
 
     Args:
-        rows: The meshes that were planned.
         memory: Bytes that a rank has; 0 if it is not given.
     """
     rows = sorted(rows, key=lambda row: row.place)

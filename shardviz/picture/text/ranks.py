@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardviz.dump.validate import leaves
 from shardviz.layout.mesh import ranks_by
@@ -101,7 +101,6 @@ class RankRow:
     """A line of the list of ranks.
 
     Attributes:
-        ranks: The ranks, in words.
         claims: The part that they claim; empty if unknown.
         holds: The part that they hold; empty if unknown.
         is_named: Whether a finding names them.
@@ -142,7 +141,8 @@ def _rank_table(rows: list[RankRow], terminal: Terminal, subject: Subject) -> li
         heads, kept = ("ranks", " and ".join(subject.sides.titles), ""), [0, 1]
     heading, *texts = align([[row[column] for column in kept] for row in (heads, *cells)], len(kept))
     lines = [line((f"   {heading}", DIM))]
-    owners, in_place = _owners(subject), " and ".join(words for _, words in subject.sides.blamed)
+    owners = ranks_by((rank, text) for rank, text in subject.claims.items() if text not in (NOTHING, PLAIN))
+    in_place = " and ".join(words for _, words in subject.sides.blamed)
     for row, text in zip(rows, texts, strict=True):
         if row.is_same and not row.is_named:
             lines.append(line(f"   {text}"))
@@ -152,11 +152,6 @@ def _rank_table(rows: list[RankRow], terminal: Terminal, subject: Subject) -> li
         owner = f"  {in_place}" if row.is_same and in_place else owner
         lines.append(line((f"{terminal.glyphs.wrong:<3}{text}", BAD), owner))
     return lines
-
-
-def _owners(subject: Subject) -> dict[str, list[int]]:
-    """Group the ranks by the part that they should hold; ranks without one are left out."""
-    return ranks_by((rank, text) for rank, text in subject.claims.items() if text not in (NOTHING, PLAIN))
 
 
 MOST_NUMBERS = 64
@@ -179,7 +174,6 @@ class _Block:
     """The numbers of some ranks.
 
     Attributes:
-        ranks: The ranks that have them.
         rows: The numbers, in rows of the last dim.
         is_named: Whether a finding names these ranks.
         wrong: Row and column of the numbers that ranks with the same part have otherwise, if no finding names these.
@@ -285,13 +279,10 @@ def _column(block: _Block, column: int) -> tuple[str, ...]:
 
 def _rows(shard: Shard, digits: int) -> Rows:
     """Return a shard's numbers as rows of its last dim."""
-    flat = [_value_text(value, digits) for value in leaves(shard.body.values)]
+    values = leaves(shard.body.values)
+    flat = [f"{value:.{digits}g}" if isinstance(value, float) else str(value) for value in values]
     columns = shard.body.local_shape[-1] if shard.body.local_shape else 1
     return tuple(tuple(flat[at : at + columns]) for at in range(0, len(flat), max(columns, 1)))
-
-
-def _value_text(value: Any, digits: int) -> str:
-    return f"{value:.{digits}g}" if isinstance(value, float) else str(value)
 
 
 def _lines(block: _Block, name: str, width: int, columns: Sequence[int], glyphs: Glyphs) -> list[Text]:

@@ -182,11 +182,7 @@ def assert_layout(
 
 
 def assert_replicated(
-    subject: Subject | AnyDump,
-    axis: str,
-    *,
-    of: Collection[Role] = ("param", "buffer"),
-    mesh: DeviceMesh | None = None,
+    subject: Subject | AnyDump, axis: str, *, of: Collection[Role] = ("param", "buffer"), mesh: DeviceMesh | None = None
 ) -> None:
     """Assert that ranks that differ only along an axis hold bitwise equal values.
 

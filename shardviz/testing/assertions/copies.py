@@ -20,13 +20,13 @@ from shardviz.explain.placement.values import BrokenTie, RankDependentSeed
 from shardviz.explain.step.sums import GradientNotReduced
 from shardviz.explain.testing.assertions import CopiesDrifted, CopiesNotClaimed, OddGradients
 from shardviz.layout.notation import write
-from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.capture.meshes import plain_mesh
+from shardviz.live.claims.registry import local_tensors, unwrapped
 from shardviz.live.claims.wrappers import reducing
 from shardviz.live.step.step import gradients
 from shardviz.relate.values import farthest
 from shardviz.testing.assertions.message import ShardAssertionError
-from shardviz.testing.assertions.subjects import device_mesh_of, gather
+from shardviz.testing.assertions.subjects import device_mesh_of, gather_values
 from shardviz.text import counted, named_ranks
 
 if TYPE_CHECKING:
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from shardviz.check.step.comparison import Compared
     from shardviz.dump.dump import Tensor
     from shardviz.layout.mesh import Mesh
-    from shardviz.live.capture.capture import Capture
 
 
 NEAR = 0.5
@@ -179,9 +178,7 @@ def check_reduced(model: nn.Module, axis: str | None, mesh: DeviceMesh | None) -
     """Return all ranks' gradients, and findings for copies that differ. Every rank calls this.
 
     Args:
-        model: A module, after its backward.
         axis: The mesh axis along which to compare; None for all of them.
-        mesh: The mesh of the job.
 
     Raises:
         MeshError: The mesh has no such axis.
@@ -192,12 +189,7 @@ def check_reduced(model: nn.Module, axis: str | None, mesh: DeviceMesh | None) -
     gradient_locals = gradients(
         list(local_tensors(unwrapped(model), plain_mesh(device_mesh) if device_mesh is not None else None))
     )
-
-    def add_digests(seen: Capture) -> None:
-        for local in gradient_locals:
-            seen.add_values(local, "initial")
-
-    digests = gather(add_digests, device_mesh)
+    digests = gather_values(gradient_locals, device_mesh, "initial")  # of large ones, digests only
     if axis is not None:
         digests.files.mesh.axis_index(axis)
     if not digests.tensors:
@@ -209,13 +201,7 @@ def check_reduced(model: nn.Module, axis: str | None, mesh: DeviceMesh | None) -
     suspects = {tensor.names[at] for tensor in digests.tensors for at in _differing_names(tensor)}
     if not suspects:
         return digests, []
-
-    def add_dense(capture: Capture) -> None:
-        for local in gradient_locals:
-            if local.name in suspects:
-                capture.add_values(local, "step")
-
-    values = gather(add_dense, device_mesh)
+    values = gather_values([local for local in gradient_locals if local.name in suspects], device_mesh)
     wrapped = {name for record in reducing(model) for name in record.names}
     return values, [finding for tensor in values.tensors for finding in _findings(values, tensor, axis, wrapped)]
 

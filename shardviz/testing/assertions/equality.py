@@ -45,7 +45,7 @@ from shardviz.relate.sides import Rounding
 from shardviz.relate.tolerance import ASSERT_CLOSE, ROUNDINGS_OF_ROLE, SAFETY
 from shardviz.relate.values import finite_magnitude, is_alike, magnitude
 from shardviz.testing.assertions.message import ShardAssertionError, raise_for
-from shardviz.testing.assertions.subjects import check_values, device_mesh_of, gather, locals_of
+from shardviz.testing.assertions.subjects import check_values, device_mesh_of, gather_values, locals_of
 from shardviz.testing.assertions.weights import related_weight, with_optimizer, with_ties
 from shardviz.text import counted, folded_names, natural_key, printable
 
@@ -60,8 +60,7 @@ if TYPE_CHECKING:
     from shardviz.dump.records.base import Role
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
-    from shardviz.live.capture.capture import Capture
-    from shardviz.live.capture.locals import Local
+    from shardviz.live.claims.local import Local
     from shardviz.testing.assertions.subjects import Subject
 
     Key = tuple[Role, str]
@@ -76,7 +75,6 @@ class ExpectedTensor:
     """One tensor of the reference, with its tolerance.
 
     Attributes:
-        values: The whole tensor.
         rtol: How far an element may be off, as a part of its own size.
         atol: How far it may be off in any case.
     """
@@ -162,14 +160,8 @@ def assert_same(
     if not suspects:
         _refuse_lacking(lacking)
         return
-
-    def add(capture: Capture) -> None:
-        for key, local in tensors.items():
-            if key in suspects:
-                capture.add_values(local, "step")
-
     _check_references(suspects, expected)
-    dump = gather(add, device_mesh)
+    dump = gather_values([local for key, local in tensors.items() if key in suspects], device_mesh)
     findings = [found for tensor in dump.tensors for found in _compare(dump, tensor, expected)]
     findings = _beside_equal(
         findings, [expected[key].values for key in tensors if key[0] == "param" and key not in suspects]
@@ -207,12 +199,7 @@ def _wanted(
     whole = {key: _numbers(local.values) for key, local in reference_locals.items() if local.claim is None}
     sharded = {key: local for key, local in reference_locals.items() if local.claim is not None}
     if sharded:
-
-        def add(seen: Capture) -> None:
-            for local in sharded.values():
-                seen.add_values(local, "step")
-
-        dump = gather(add, mesh)
+        dump = gather_values(sharded.values(), mesh)
         for tensor in dump.tensors:
             for name in tensor.names:
                 whole[tensor.role, name] = whole_values(dump, tensor, name).reshape(tensor.shape)
@@ -332,11 +319,7 @@ def explain_difference(
     """Return findings with a difference's known cause, or else its worst element.
 
     Args:
-        dump: The dump that the tensor is of.
-        tensor: The tensor, or its fold.
-        comparison: The same, compared with its reference.
         far: The ranks whose values are too far from it, and which of them.
-        tolerance: The tolerance, as text.
         references: The reference's tensors of the same role, by name.
     """
     if placed := place_findings(dump, tensor, comparison):

@@ -45,9 +45,7 @@ def raise_for(dump: Dump | None, findings: Sequence[Finding], laid_out: LaidOut 
     """Raise if there are findings; in a user's own job, in one line on all ranks except rank 0.
 
     Args:
-        dump: The dump that findings refer to, for the pictures.
         findings: Worst first.
-        laid_out: The dump's tensors, as a check laid them out.
 
     Raises:
         ShardAssertionError: There are findings.

@@ -51,7 +51,6 @@ def check_rules(dump: Dump, layouts: Mapping[str, str | None]) -> list[Finding]:
     """Return a finding for each tensor whose layout is not the intended one.
 
     Args:
-        dump: The tensors of all ranks.
         layouts: Layouts in the notation by pattern over names; None for any.
 
     Raises:

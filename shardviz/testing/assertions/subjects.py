@@ -28,10 +28,10 @@ from shardviz.layout.mesh import Mesh
 from shardviz.live.api import add_model
 from shardviz.live.capture.agreement import of_all_ranks, refuse_without_group
 from shardviz.live.capture.capture import Capture, run_record
-from shardviz.live.capture.locals import local_tensors, of_tensor, unwrapped
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.pipeline_parts import agree
 from shardviz.live.capture.stamp import Stamped, under_names
+from shardviz.live.claims.registry import local_tensors, of_tensor, unwrapped
 from shardviz.live.compat.meshes import root_mesh
 from shardviz.live.step.step import gradients
 from shardviz.live.step.steppers import parameters_of
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch.distributed.device_mesh import DeviceMesh
 
-    from shardviz.dump.records.base import Role
-    from shardviz.live.capture.locals import Local
+    from shardviz.dump.records.base import Moment, Role
+    from shardviz.live.claims.local import Local
 
 Subject = nn.Module | torch.Tensor | Optimizer | Mapping[str, torch.Tensor]
 UNNAMED = "tensor"
@@ -59,7 +59,6 @@ def locals_of(subject: Subject, mesh: DeviceMesh | None, of: Collection[Role] = 
 
     Args:
         subject: A module's parameters and buffers and their gradients, an optimizer's state, or tensors.
-        mesh: The mesh of the job, if there is one.
         of: The roles of the tensors to return for a module.
 
     Raises:
@@ -152,10 +151,7 @@ def gather_ids(model: nn.Module, mesh: DeviceMesh | None, stamps: Stamped, stage
     """Return the ids that all ranks hold of a stamped model. Every rank of the job calls this.
 
     Args:
-        model: The model, or this rank's stage of it.
         mesh: The mesh of the job; by default all ranks in a row.
-        stamps: The result of stamping the model before it was sharded.
-        stage_axes: The mesh axes along which ranks have different layers.
 
     Raises:
         MeshError: The mesh has no such axis.
@@ -169,6 +165,16 @@ def gather_ids(model: nn.Module, mesh: DeviceMesh | None, stamps: Stamped, stage
     return gather(lambda seen: add_model(seen, inner, mesh, stamps, pipeline_part), mesh, Stamped(pipeline_part.stamps))
 
 
+def gather_values(locals_: Iterable[Local], mesh: DeviceMesh | None, moment: Moment = "step") -> Dump:
+    """Return the values that all ranks hold of tensors; at the step, whole. Every rank calls this."""
+
+    def add(capture: Capture) -> None:
+        for local in locals_:
+            capture.add_values(local, moment)
+
+    return gather(add, mesh)
+
+
 def gather(
     add: Callable[[Capture], object], mesh: DeviceMesh | None, stamps: Stamped | None = None, reference: str = ""
 ) -> Dump:
@@ -177,7 +183,6 @@ def gather(
     Args:
         add: Captures this rank's tensors.
         mesh: The mesh of the job; by default all ranks in a row.
-        stamps: The result of stamping the model before it was sharded.
         reference: What values were compared with, in words, if that is what ids stand for.
 
     Raises:

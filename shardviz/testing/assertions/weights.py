@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from shardviz.check.step.comparison import Compared
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
-    from shardviz.live.capture.locals import Local
+    from shardviz.live.claims.local import Local
 
     Values = NDArray[np.float64]
 
@@ -55,7 +55,6 @@ def related_weight(comparison: Compared, references: Mapping[str, Values]) -> Fi
     """Return the finding for a weight whose values are the reference's, related to them in a way that has a name.
 
     Args:
-        comparison: The weight, compared with its own reference.
         references: The reference's tensors of the same role, by name.
     """
     whole = _whole(comparison)
@@ -103,10 +102,6 @@ def with_ties(findings: Sequence[Finding], weights: Sequence[Local]) -> list[Fin
     """Explain weights that are wrong on all ranks if they are one tensor, and all others are right.
 
     Every rank calls this.
-
-    Args:
-        findings: What differs.
-        weights: This rank's part of the model's parameters and buffers.
     """
     wrong = {finding.tensor for finding in findings}
     is_explained = all(isinstance(finding.explanation, EXPLAINED) for finding in findings)
@@ -134,10 +129,6 @@ def with_optimizer(findings: Sequence[Finding], weights: Sequence[Local]) -> lis
     """Explain weights that are wrong on all ranks if an optimizer steps different tensors.
 
     Every rank calls this.
-
-    Args:
-        findings: What differs.
-        weights: This rank's part of the model's parameters.
     """
     if not any(isinstance(finding.explanation, AllRanksDiffer) for finding in findings) or not _are_left_behind(
         weights

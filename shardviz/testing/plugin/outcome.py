@@ -185,7 +185,6 @@ def find_root(failure: ShardvizError, ends: list[Outcome]) -> Outcome | None:
     Failures come before skips, causes before echoes of another rank's failure, then the earliest comes first.
 
     Args:
-        failure: What launching raised.
         ends: How the test ended on the ranks that could say.
     """
     if isinstance(failure, RankFailedError) and failure.rank not in {end.rank for end in ends}:

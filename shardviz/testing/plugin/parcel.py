@@ -37,7 +37,6 @@ class Source:
 
     Attributes:
         name: Its name in `sys.modules`.
-        path: Its file.
         mode: `--import-mode`.
         root: pytest's root folder.
         namespace_packages: Whether folders without `__init__.py` may be packages.
@@ -132,11 +131,9 @@ class Parcel:
     """One test on its way to the ranks.
 
     Attributes:
-        source: The test module.
         owner: The qualified name of the test's class; empty for a function.
         function: The test's name in its class or module.
         instance: The pickled instance of the class, as setup methods left it.
-        arguments: The test's arguments.
         module_bindings: What was bound in the test module since it was collected, pickled.
         class_bindings: The same of the test's class.
         seed: The seed of torch, numpy and random on every rank.
@@ -167,7 +164,6 @@ def pack_arguments(item: pytest.Function, mesh: Mesh) -> Arguments:
     """Pickle the arguments of a test.
 
     Args:
-        item: A test whose fixtures are set up.
         mesh: The value that the fixture `mesh` gave: arguments that are it become the device mesh.
 
     Raises:

@@ -47,7 +47,8 @@ def run_test(world: World, sent: Parcel) -> list[Warned]:
         module = parcel.load(sent.source)
         parcel.explain_assertions(sent.source, sent.style.verbosity)
         parcel.bind(sent, module)
-        function = _function(sent, module)
+        owner = pickle.loads(sent.instance) if sent.instance else parcel.owner_of(sent, module)
+        function = getattr(owner, sent.function)
         values = parcel.unpack_arguments(sent, module)
         values.update(dict.fromkeys(sent.arguments.meshes, device_mesh(sent.mesh, world.device_type)))
         seed(sent.seed)
@@ -81,13 +82,6 @@ def device_mesh(mesh: Mesh, device_type: str) -> DeviceMesh:
     current_mesh.set(torch_mesh)
     is_reported_once.set(True)
     return torch_mesh
-
-
-def _function(sent: Parcel, module: Any) -> Callable[..., Any]:
-    owner = parcel.owner_of(sent, module)
-    target = pickle.loads(sent.instance) if sent.instance else owner
-    function: Callable[..., Any] = getattr(target, sent.function)
-    return function
 
 
 @contextmanager

@@ -16,11 +16,11 @@ import torch
 
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.describe import digest
-from shardviz.live.capture.locals import local_tensors, of_tensor, unwrapped
 from shardviz.live.capture.lookup.by_reference import claimed_region, stored_slice
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.stamp import bits_of_tensor, dtype_name, from_bits, named_tensors, tied_names
 from shardviz.live.claims.hooks import Made
+from shardviz.live.claims.registry import local_tensors, of_tensor, unwrapped
 from shardviz.live.compat.modules import clean_name, computed_buffers
 from shardviz.stamping.fill import Fill, can_fill
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from shardviz.dump.records.base import Role
     from shardviz.layout.mesh import Mesh
     from shardviz.layout.region import Region
-    from shardviz.live.capture.locals import Local
+    from shardviz.live.claims.local import Local
     from shardviz.reference.files import Entry
 
 NOT_SAVED = ("params", "param_names")
@@ -102,7 +102,6 @@ def contents_of(model: nn.Module, optimizer: Any, mesh: DeviceMesh | None) -> Ra
     Args:
         model: The model, or this rank's stage of it; tensors that no checkpoint has are left out.
         optimizer: Anything with `param_groups` and `state`, or None.
-        mesh: The mesh of the job, if there is one.
     """
     inner = unwrapped(model)
     frozen = frozenset(clean_name(name) for name, one in inner.named_parameters() if not one.requires_grad)
@@ -173,7 +172,6 @@ class FilledTensor:
     """A tensor that was filled with values to send.
 
     Attributes:
-        dtype: Its dtype, by torch's name.
         key: The tensor whose values it has: its own name, or the first of those that share its storage.
         ranks: The ranks that have it.
         each: Whether each rank has one of its own under this name, which no placements describe.

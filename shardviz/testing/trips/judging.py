@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding, Kind
     from shardviz.layout.region import Region
-    from shardviz.live.capture.locals import Local
+    from shardviz.live.claims.local import Local
     from shardviz.reference.files import Entry
     from shardviz.testing.trips.pieces import PaddedPart
 
@@ -86,7 +86,6 @@ class TargetTensor:
     """The values that a tensor should have after a trip.
 
     Attributes:
-        entry: What was sent.
         old: Returns what this rank had before; None if that is not known.
         dtype: The dtype that it must have; empty if it may have another, as an engine may.
         also: What it may have as well: that of a tensor which it shares its storage with here and did not there.
@@ -313,7 +312,6 @@ def findings_of(received: TransferOutcome, placed: Sequence[Finding]) -> Iterato
     """Yield findings of received tensors.
 
     Args:
-        received: What became of every tensor.
         placed: Where the elements are that the unplaced tensors have.
     """
     padded = [name for name in received.parts if received.is_padded(name)]
@@ -359,10 +357,7 @@ def _finding(
     kind: Kind | None = None,
 ) -> Finding:
     """Return a finding with each rank's rows, and the kind that its cause has in a trip."""
-    details = (
-        f"{WRONG}{listed((part.text for part in parts), MOST)}",
-        *([received.trips] if received.trips else []),
-    )
+    details = (f"{WRONG}{listed((part.text for part in parts), MOST)}", *([received.trips] if received.trips else []))
     return cause.finding(name, tuple(part.rank for part in parts), text, kind=kind, details=details)
 
 

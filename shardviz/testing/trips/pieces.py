@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from shardviz.checkpoint.maps.mapped_tensors import Node
     from shardviz.layout.region import Region
-    from shardviz.live.capture.locals import Local
+    from shardviz.live.claims.local import Local
     from shardviz.reference.files import Entry
     from shardviz.testing.trips.contents import RankContents
 
@@ -98,8 +98,6 @@ def made_of(names: Collection[str], entries: Mapping[str, Entry], rules: Iterabl
     """Return the recipe of each target tensor; without a rule, the source's of the same name.
 
     Args:
-        names: The target's names.
-        entries: The source's tensors by name.
         rules: The map, with the target's names on either side.
 
     Raises:

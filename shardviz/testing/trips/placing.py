@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
     from shardviz.explain.finding import Finding
     from shardviz.layout.mesh import Mesh
-    from shardviz.live.capture.capture import Capture
-    from shardviz.live.capture.locals import Local
+    from shardviz.live.claims.local import Local
     from shardviz.testing.trips.judging import TargetTensor
 
 PLACED = "what was sent"
@@ -41,10 +40,7 @@ def places(
     """Return findings that locate the wrong elements of some tensors. Every rank calls this.
 
     Args:
-        locals_: What this rank has.
         targets: What it should have; the others' elements are looked for in these too.
-        names: The tensors to look at.
-        reference: What was sent, in words.
     """
     reference_entries = _reference_of(
         {name: target for name, target in targets.items() if target.entry.dtype != "bool"}
@@ -56,11 +52,8 @@ def places(
         for name in names
         if (local := locals_.get(name)) is not None and name in reference_entries.stamps  # of flags nothing can be said
     ]
-
-    def add(seen: Capture) -> None:
-        add_by_reference(seen, tensors, reference_entries)
-
-    dump = gather(add, mesh, Stamped(tuple(reference_entries.stamps.values())), reference)
+    stamps = Stamped(tuple(reference_entries.stamps.values()))
+    dump = gather(lambda seen: add_by_reference(seen, tensors, reference_entries), mesh, stamps, reference)
     report = report_on(dump)
     each = [placed for finding in report.findings for placed in finding.each]
     findings = [finding for finding in each if finding.tensor in names and finding.kind not in ("incomplete", "untied")]

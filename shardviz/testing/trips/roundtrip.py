@@ -99,7 +99,6 @@ class SavedState:
         facts: What was saved besides tensors.
         refused: Tensors that could not be filled, and why.
         mesh: The mesh, in words.
-        findings: What is wrong on disk.
         on_disk: How many tensors were compared there.
         notes: What was not looked at there.
     """
@@ -120,7 +119,6 @@ class Trip:
     Attributes:
         save: Saves.
         load: Loads.
-        model: The model, or its builder.
         optimizer: The optimizer, its builder, or None.
         of: What to compare.
         names: The checkpoint's names, by pattern over the model's.

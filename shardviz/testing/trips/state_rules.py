@@ -77,10 +77,6 @@ def check_states(
     """Yield what a load did not bring, or broke. Every rank of the world calls this.
 
     Args:
-        saved: What was saved.
-        before: What this rank had before the load.
-        after: What it has now.
-        of: What to compare.
         trips: Where it was saved and loaded, in words.
     """
     wrong = _lost_state(before, after) | _strangers(before, after)
@@ -200,7 +196,6 @@ def check_disk(
 
     Args:
         sent: What was saved, by name; optimizer state as `up.weight exp_avg`.
-        stored: What is on disk.
         trips: On which mesh it was saved, in words.
 
     Returns:

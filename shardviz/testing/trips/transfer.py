@@ -23,9 +23,9 @@ from shardviz.checkpoint.records import MemoryTensor
 from shardviz.errors import ShardvizError
 from shardviz.explain.testing.transfers import FusedCutOtherwise
 from shardviz.live.capture.agreement import of_all_ranks, refuse_without_group, together
-from shardviz.live.capture.locals import of_tensor
 from shardviz.live.capture.lookup.by_reference import claimed_slice
 from shardviz.live.capture.stamp import bits_of_tensor, dtype_name
+from shardviz.live.claims.registry import of_tensor
 from shardviz.testing.assertions.message import ShardAssertionError
 from shardviz.testing.assertions.subjects import device_mesh_of
 from shardviz.testing.trips.contents import (
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from shardviz.checkpoint.maps.mapped_tensors import Node
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
-    from shardviz.live.capture.locals import Local
+    from shardviz.live.claims.local import Local
     from shardviz.reference.files import Entry
     from shardviz.testing.trips.judging import PartOutcome
     from shardviz.testing.trips.pieces import AnyMap, TargetPiece
@@ -149,7 +149,6 @@ class Transfer:
     Attributes:
         source: Where weights come from.
         target: Where they go.
-        mesh: The target's mesh.
         rules: What its tensors are made of.
         layouts: How its plain tensors are laid out.
     """
@@ -293,8 +292,6 @@ def fused_findings(
     """Return findings of whole fused tensors, and their parts' names. Every rank calls this.
 
     Args:
-        cut: How the target is cut.
-        target_locals: What this rank has of it.
         parts: What became of each piece on every rank.
     """
     wrong = {name for name, ranks in parts.items() if any(one.fate in ("other", "swapped") for one in ranks)}

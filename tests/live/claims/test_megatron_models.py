@@ -10,7 +10,7 @@ from shardviz.check.run import check_dump
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.layout.notation import write
-from shardviz.live.capture.locals import local_tensors
+from shardviz.live.claims.registry import local_tensors
 from shardviz.testing import spmd
 from tests.lanes import nightly
 

@@ -48,7 +48,7 @@ from shardviz.relate.values import blocks, is_alike, part_of
 from shardviz.text import counted, listed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -348,7 +348,8 @@ def scaled_in_blocks(outcome: Outcome, before: Tensor, after: Tensor, name: str)
             sides = [Side(side.T if dim else side, of.dtype) for side, of in zip(bits, (before, after), strict=True)]
             is_other = (sides[0].bits != sides[1].bits).any(axis=1) | (before.dtype != after.dtype)
             sample = [side.numbers(np.flatnonzero(is_other)[:SAMPLE_ROWS]) for side in sides]
-            widths, size = _widths(before.shape[1 - dim]), max(float(np.abs(side).max()) for side in sample)
+            length, size = before.shape[1 - dim], max(float(np.abs(side).max()) for side in sample)
+            widths = [length // count for count in range(1, length // NARROWEST + 1) if length % count == 0]
             fitting = (width for width in widths if numbers_in(sample, width, tolerance) is not None)
             for width in islice(fitting, MOST_TRIED):
                 numbers = _numbers_of_all(numbers_in, sides, width, tolerance)
@@ -414,11 +415,6 @@ def _moved(outcome: Outcome, name: str, parts: Blocks) -> Outcome:
     span = f"{parts.numbers.min():.4g} to {parts.numbers.max():.4g}"
     cause = OffsetsOfBlocks(parts.line, parts.others, is_part=parts.is_part)
     return outcome.became("other", f"{parts.name} of {name} is the first's plus a number of its own, {span}", cause)
-
-
-def _widths(size: int) -> Iterator[int]:
-    """Yield the widths of blocks that divide a dim, the widest first."""
-    yield from (size // count for count in range(1, size // NARROWEST + 1) if size % count == 0)
 
 
 def _numbers_of_all(numbers_in: NumbersIn, sides: Sequence[Side], width: int, tolerance: float) -> Array | None:

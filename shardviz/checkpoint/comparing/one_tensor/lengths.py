@@ -94,7 +94,8 @@ def explain_repeats(
     for block in [size for size in range(len(short), 0, -1) if len(short) % size == 0]:
         once = short.reshape(-1, 1, block, *short.shape[1:])
         if (long.reshape(-1, times, block, *short.shape[1:]) == once).all():
-            why = f"{names[is_longer]} has {_times_text(block, dim, times)}"
+            every = "every index" if block == 1 else f"every {block:,} indices"
+            why = f"{names[is_longer]} has {every} of dim {dim} {times} times, one after the other"
             return outcome.became("other", why, RepeatedHeads(times))
     return None
 
@@ -169,11 +170,6 @@ def _num_shards(places: NDArray[np.int64], whole: int) -> int:
     """Return how many shards of its length a whole has if a side is one of these; else 0."""
     is_shard = len(places) < whole and whole % len(places) == 0 and places[0] % len(places) == 0
     return whole // len(places) if is_shard and np.array_equal(places, places[0] + np.arange(len(places))) else 0
-
-
-def _times_text(block: int, dim: int, times: int) -> str:
-    every = "every index" if block == 1 else f"every {block:,} indices"
-    return f"{every} of dim {dim} {times} times, one after the other"
 
 
 def with_parts(outcomes: Outcomes) -> Outcomes:

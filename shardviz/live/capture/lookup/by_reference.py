@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from shardviz.dump.records.base import Role
     from shardviz.layout.mesh import Mesh
     from shardviz.live.capture.capture import Capture
-    from shardviz.live.capture.locals import Local
+    from shardviz.live.claims.local import Local
 
 Sift: TypeAlias = "Callable[[Mapping[str, NDArray[np.int64] | None]], Mapping[str, str]]"
 """Given this rank's tensors by name, without empty shards, each with its ids or None if all is as claimed, says
@@ -101,8 +101,6 @@ class Wanted:
     """A tensor of the model that is looked up.
 
     Attributes:
-        role: Its role.
-        shape: Its global shape.
         tied: The other names that share its storage.
     """
 
@@ -131,7 +129,6 @@ def wanted_of(locals_: Iterable[Local], tied: Iterable[tuple[str, ...]]) -> dict
     """Return what is to be looked up, of all ranks together. Every rank calls this.
 
     Args:
-        locals_: This rank's tensors.
         tied: The groups of names that share storage on this rank.
     """
     groups = {name: group for group in tied for name in group}
@@ -152,8 +149,6 @@ def known_in(
     """Look up a model's tensors in a reference; a missing one is looked up by its tied names.
 
     Args:
-        reference: What values are compared with.
-        lookups: The model's tensors by name.
         names: A map, if the reference has other names, or tensors that the model's are made of: `name: expression`.
         strangers: Whether it may have none of them.
 
@@ -255,7 +250,6 @@ def as_copies(locals_: Sequence[Local], mesh: Mesh, stage_axes: Sequence[str]) -
 
     Args:
         locals_: What this rank holds, each of the shape that it has in the reference.
-        mesh: The job's mesh.
         stage_axes: The axes along which ranks have different layers.
     """
     copies = mesh, (Replicate(),) * mesh.ndim
@@ -267,9 +261,6 @@ def add_by_reference(capture: Capture, locals_: Sequence[Local], sources: Known,
     """Write down where the elements of this rank's tensors belong. Every rank calls this.
 
     Args:
-        capture: What this rank has to say.
-        locals_: What it holds.
-        sources: What the reference knows of them.
         sift: Says which tensors it does not cover after all.
     """
     capture.not_checked += sources.not_checked

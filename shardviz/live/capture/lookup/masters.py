@@ -25,6 +25,7 @@ from shardviz.live.claims import registry
 from shardviz.live.claims.deepspeed import MASTER, Fragment
 from shardviz.live.claims.hooks import Made
 from shardviz.live.claims.local import FlatParam, Local
+from shardviz.live.compat.tensors import bytes_of
 from shardviz.reference.lookup import MIN_WINDOW, UNPLACED, WINDOW, LineTable, locate, only_place
 from shardviz.relate.values import is_alike
 
@@ -52,7 +53,6 @@ class Claim:
 
     Attributes:
         ranks: The ranks that the parameter is divided among.
-        shape: The parameter's shape.
         start: The first element that it has.
         size: How many it has.
         offset: The parameter's first element in the buffers laid end to end; None if it has no fragment.
@@ -110,14 +110,7 @@ def _has_any(flat: NDArray[Any], samples: list[NDArray[Any]]) -> bool:
 
 
 def add_masters(capture: Capture, engine: nn.Module, mesh: Mesh, pipeline_part: PipelinePart) -> None:
-    """Record this rank's master copies and moments; nothing if no rank has any.
-
-    Args:
-        capture: What this rank has to say.
-        engine: The model as the job calls it.
-        mesh: The run's mesh.
-        pipeline_part: This rank's part of the model.
-    """
+    """Record this rank's master copies and moments; nothing if no rank has any."""
     masters = {pipeline_part.prefix + master.name: master for master in registry.fragments(engine)}
     of_all = of_all_ranks({name: _claim_of(master) for name, master in masters.items()})
     names = list(dict.fromkeys(name for of_rank in of_all for name in of_rank))
@@ -142,9 +135,8 @@ def add_masters(capture: Capture, engine: nn.Module, mesh: Mesh, pipeline_part: 
 
 def _claim_of(master: Fragment) -> Claim:
     weight = master.weight[master.start : master.start + master.size] if master.is_whole else master.weight
-    differs = weight.shape != master.values.shape or not torch.equal(
-        _bits(master.values.to(weight.dtype)), _bits(weight)
-    )
+    has_shape = weight.shape == master.values.shape
+    differs = not (has_shape and torch.equal(bytes_of(master.values.to(weight.dtype)), bytes_of(weight)))
     place = master.start, master.size, master.offset, master.part
     return Claim(master.ranks, master.shape, *place, differs, tuple(master.states), _buffer(master))
 
@@ -164,10 +156,6 @@ def _add_buffers(capture: Capture, masters: Iterable[Fragment], of_all: list[dic
                 flat = FlatParam.in_buffers("", whole, master.ranks, state, size)
                 local = Local(f"optimizer.buffer{number}.{kind}", "optim", whole, state, of_flat_param(flat, mesh))
                 capture.add_values(local, "initial")
-
-
-def _bits(values: torch.Tensor) -> torch.Tensor:
-    return values.contiguous().view(torch.uint8) if values.numel() else values.view(-1).to(torch.uint8)
 
 
 def _stamps(capture: Capture, of_all: list[dict[str, Claim]], names: Iterable[str]) -> dict[str, Stamp]:

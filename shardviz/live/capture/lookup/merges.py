@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from shardviz.dump.records.base import Role
     from shardviz.layout.region import Region
-    from shardviz.live.capture.locals import Local
+    from shardviz.live.claims.local import Local
     from shardviz.reference.files import Entry, Reference
 
 BLOCKS = 8
@@ -110,14 +110,7 @@ class Recipe:
 def with_merged(
     sources_known: Known, reference: Reference, lookups: Mapping[str, Wanted], locals_: Sequence[Local]
 ) -> Known:
-    """Add tensors that a loader merged from a stamped reference's. Every rank calls this.
-
-    Args:
-        sources_known: What it knows by name.
-        reference: The stamped copy.
-        lookups: The model's tensors, of all ranks.
-        locals_: This rank's, with what they claim.
-    """
+    """Add tensors that a loader merged from a stamped reference's. Every rank calls this."""
     used = {id(entry) for entry in sources_known.entries.values()}
     used |= {
         id(part)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.layout.region import Region
-    from shardviz.live.capture.locals import Local
+    from shardviz.live.claims.local import Local
     from shardviz.live.run.references.choosing import Candidate, Chosen
     from shardviz.reference.files import Entry
 
@@ -91,7 +91,6 @@ class Rounded:
     """A tensor of a file as it is in a narrower element type.
 
     Attributes:
-        entry: The tensor.
         dtype: The narrower type.
     """
 
@@ -118,7 +117,6 @@ def rounded_files(of_all: Mapping[str, list[Candidate]], locals_: Iterable[Local
 
     Args:
         of_all: What any rank knows of each tensor that no rank holds as it is, the same on all ranks.
-        locals_: The tensors of this rank.
     """
     roundings: dict[str, tuple[int, str]] = {}
     for local in locals_:
@@ -146,7 +144,6 @@ def all_rounded(
     """Return all candidates, rounded to the dtype in which some rank holds a file's tensors.
 
     Args:
-        of_all: What any rank knows of each tensor.
         unknown: The tensors that no rank holds as a file has them.
         rounded: Those of them that some rank holds rounded.
     """
@@ -196,9 +193,6 @@ def sifting(
 
     Args:
         kept_values: What is known of the model's tensors from before they were sharded.
-        chosen: What they are compared with.
-        locals_: Those of this rank.
-        moments: Its optimizer's states that are compared, too.
     """
     snapshots = chosen.snapshots
     samples = {name: kept.sample for name, kept in kept_values.items() if name in chosen.before}

@@ -36,7 +36,7 @@ from shardviz.relate.values import is_alike
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from shardviz.live.capture.locals import Local
+    from shardviz.live.claims.local import Local
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,6 @@ class Candidate:
     """Values that a tensor may have.
 
     Attributes:
-        entry: Where they are.
         path: What they are of, for messages.
         is_snapshot: Whether the job may rightly have changed them since.
         is_guess: Whether it is not known that the tensor has them.
@@ -63,7 +62,6 @@ class Chosen:
     """What a model's values are compared with.
 
     Attributes:
-        reference: Their places, by the model's names.
         snapshots: Names of tensors that the job may rightly have changed since, each with where its values are.
         before: The names of those whose values are from before sharding.
         elsewhere: The names of those of which this rank does not reach the first rank's values, but another's.
@@ -90,11 +88,7 @@ def chosen(
     """Choose what each tensor of a model is compared with. Every rank calls this.
 
     Args:
-        session: The folder that this rank writes to.
         sources: What values may be compared with, the newest last.
-        model: The model, without wrappers.
-        locals_: Its tensors on this rank.
-        kept_values: What is known of them from before they were sharded.
         skipped: Those that a load on this rank missed, though it was given their values under another prefix.
     """
     own_candidates = candidates(session, sources, model, [local.name for local in locals_])
@@ -181,7 +175,6 @@ def fitting(
 
     Args:
         of_all: What any rank knows of each tensor, the same on all ranks.
-        locals_: The tensors of this rank.
         skipped: Those that a load on this rank missed, though it was given their values under another prefix.
         discarded: What was read from each file into tensors that are gone, the same on all ranks.
     """
@@ -267,8 +260,6 @@ def discarded_on_all_ranks(
     rank calls this.
 
     Args:
-        sources: What values may be compared with.
-        locals_: The model's tensors on this rank.
         of_all: What any rank knows of each of them, the same on all ranks.
     """
     mine: dict[Path, set[str]] = {}

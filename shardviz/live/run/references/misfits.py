@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.live.capture.locals import Local
+    from shardviz.live.claims.local import Local
     from shardviz.live.run.references.choosing import Candidate
 
 MOST_NAMES = 4
@@ -105,7 +105,6 @@ def misfits(
         of_all: What any rank knows of each tensor, the same on all ranks.
         held: The tensors that some rank holds as a file has them, which are none of these.
         used: The files that some tensor is held of.
-        locals_: The tensors of this rank.
     """
     of_files: dict[Path, dict[str, Entry]] = {path: {} for path in used}
     for name, some in of_all.items():
@@ -162,8 +161,6 @@ def lost(
     """Return tensors read into copies that are gone, if the model has nothing of the file.
 
     Args:
-        misfits: The tensors that are not held as a file has them.
-        of_all: What any rank knows of each tensor of the model.
         used: How many tensors are held of each file.
         discarded: What was read from each file into tensors that are gone, by the model's names.
     """
@@ -192,8 +189,6 @@ def notes_on(
     A file of which nothing is held counts if it has half of the model's tensors by name.
 
     Args:
-        misfits: The tensors.
-        of_all: What any rank knows of each tensor of the model.
         used: How many tensors are held of each file.
     """
     notes: dict[str, str] = {}
@@ -251,9 +246,7 @@ def notes_on_mixtures(
     One that was loaded over the other, be it a part of the model, leaves no tensor that it has as the other has it.
 
     Args:
-        of_all: What any rank knows of each tensor of the model.
         fits: The files whose values each tensor holds, by their places among its candidates.
-        used: The files that tensors are held of.
     """
     instead: dict[tuple[Path, Path], list[str]] = defaultdict(list)
     for name, places in fits.items():

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from shardviz.live.capture.locals import Local
+    from shardviz.live.claims.local import Local
     from shardviz.reference.files import Entry, Reference
 
 MOST_RANKS = 4
@@ -57,12 +57,6 @@ def with_moments(
     """Return what to compare with, moments included, and this rank's compared moments.
 
     Every rank calls this.
-
-    Args:
-        chosen: What the model's tensors are compared with.
-        sources: What values may be compared with.
-        model: The model, without wrappers.
-        locals_: Its tensors on this rank.
     """
     own_moments = _moments(model, locals_)
     if not any(of_all_ranks(bool(own_moments.locals))):

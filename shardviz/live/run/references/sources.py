@@ -7,7 +7,7 @@ import weakref
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,14 +17,14 @@ from torch.distributed.tensor import DTensor
 from shardviz.checkpoint.formats.headers import index_in
 from shardviz.checkpoint.optimizer import moment_of
 from shardviz.errors import ShardvizError
-from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.capture.stamp import bits_of_tensor, dtype_name, named_tensors
 from shardviz.live.claims.hooks import read_by
+from shardviz.live.claims.registry import local_tensors, unwrapped
 from shardviz.live.compat.meshes import local_of
 from shardviz.live.compat.modules import clean_name
 from shardviz.live.compat.worlds import default_store
 from shardviz.live.run.hooks.observing import report
-from shardviz.live.run.references.values import contains, is_first_here, is_plain, may_write, rank_here, write
+from shardviz.live.run.references.values import Values, contains, is_first_here, is_plain, may_write, rank_here, write
 from shardviz.live.world.group import kept_random_states
 from shardviz.reference.files import Entry, Reference, open_reference
 from shardviz.reference.names import matched, wrapped_alone
@@ -37,31 +37,11 @@ if TYPE_CHECKING:
     from shardviz.live.run.options import Options
 
 
-class Source(Protocol):
-    """Values that a model's may be compared with."""
-
-    @property
-    def path(self) -> Path:
-        """Where they are, for messages."""
-
-    @property
-    def is_snapshot(self) -> bool:
-        """Whether the job may rightly have changed them since."""
-
-    @property
-    def is_guess(self) -> bool:
-        """Whether it is not known that the model has them."""
-
-    def entries(self, root: nn.Module, names: Collection[str]) -> Mapping[str, Entry]:
-        """Return where the values of a model's tensors are, by their names in it."""
-
-
 @dataclass(frozen=True)
 class Loaded:
     """A checkpoint that a module has loaded.
 
     Attributes:
-        path: Where it is, for messages.
         reference: Its tensors, by the module's names.
         module: The module that loaded it; None if only the tensors are known.
         pointers: The memory of the tensors that were loaded into, if the module is not known.
@@ -231,6 +211,13 @@ class Opened:
         return None
 
 
+Source = Values | Loaded | Opened
+"""Values that a model's may be compared with.
+
+Of snapshots the job may rightly have changed them since; of guesses it is not known that the model has them.
+"""
+
+
 def _wrapped_names(root: nn.Module, names: Iterable[str], reference: Reference, used: set[str]) -> dict[str, str]:
     """Return a checkpoint's names for weights whose modules were wrapped since, such as by LoRA."""
     shapes = {clean_name(name): tuple(tensor.shape) for _, name, tensor in named_tensors(root)}
@@ -271,7 +258,6 @@ def looks_stamped(content: object, reference: str) -> bool:
     """Whether a pickle has weights of a stamped copy, which has no mark there.
 
     Args:
-        content: What was unpickled.
         reference: The copy. A pickle's tensor counts if it has the values of one of its shape, in whichever dtype.
     """
     nested = content.state_dict() if isinstance(content, nn.Module) else content

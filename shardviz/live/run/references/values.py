@@ -268,7 +268,6 @@ class Memory:
     """A parameter's memory on this rank, and what tells whether anything wrote to it.
 
     Attributes:
-        pointer: Its address.
         versions: torch's counters of writes, of the parameter and of this rank's part.
         sample: A checksum of its first values.
         is_alike: Whether these are anyway, by their bits.
@@ -335,8 +334,6 @@ def may_write(session: Path | str, size: int, what: str) -> bool:
     One rank on each disk does; all of them in a pipeline, whose layers differ, and of a small model.
 
     Args:
-        session: The folder.
-        size: The bytes of the values.
         what: What they are, for a report that there is no room.
     """
     is_of_all = size <= SMALL or "torch.distributed.pipelining" in sys.modules
@@ -344,12 +341,7 @@ def may_write(session: Path | str, size: int, what: str) -> bool:
 
 
 def is_first_here(folder: Path | str, what: str = "session") -> bool:
-    """Whether this is rank 0, or the first rank of a machine without rank 0's folder.
-
-    Args:
-        folder: This rank's, which is there.
-        what: What it is for.
-    """
+    """Whether this is rank 0, or the first rank of a machine without rank 0's folder."""
     if rank_here() == 0:
         if distributed.is_initialized():
             default_store().set(f"shardviz/{what}", str(folder))

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from shardviz.dump.records.step import of_loss_term, of_micro_batch
 from shardviz.live.capture.agreement import of_all_ranks
-from shardviz.live.capture.locals import local_tensors, of_tensor
+from shardviz.live.claims.registry import local_tensors, of_tensor
 from shardviz.live.compat.worlds import one_process
 from shardviz.live.step.batch import in_turns, part_of
 from shardviz.live.step.return_values import are_parts_of
@@ -25,12 +25,10 @@ from shardviz.live.step.running import tensors_in
 from shardviz.live.step.step import gradients, loss_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from types import ModuleType
 
-    from torch import nn
-
-    from shardviz.live.capture.locals import Local
+    from shardviz.live.claims.local import Local
     from shardviz.live.step.batch import Batch, Setting
     from shardviz.live.step.step import StepResult
     from shardviz.live.step.unsharded.step import UnshardedStep
@@ -63,28 +61,18 @@ def micro_batches(step: StepResult, reference: UnshardedStep, setting: Setting) 
 
 
 def gradients_of_micro_batches(
-    probe: ModuleType,
-    build: Callable[[], nn.Module],
-    batch: Batch,
-    parts: int,
-    step: StepResult,
-    reference: UnshardedStep,
+    probe: ModuleType, setting: Setting, step: StepResult, reference: UnshardedStep
 ) -> list[Local]:
     """Return the unsharded model's gradient of each micro-batch. Every rank calls this.
 
     Args:
-        probe: The probe, for its loss.
-        build: Builds the model, with the same values every time.
-        batch: The whole batch.
-        parts: The number of equal parts that the ranks share.
         step: The sharded step, whose runs of the model are its micro-batches.
-        reference: The unsharded model after its step.
 
     Returns:
         The gradients; none if the step ran the model once, over parts of unequal size, or with a loss of its own.
     """
     count = max(of_all_ranks(sum(output.ndim > 0 for output in step.observation.outputs)))
-    rows = {len(tensor) for tensor in tensors_in(batch) if tensor.ndim}
+    parts, rows = setting.parts, {len(tensor) for tensor in tensors_in(setting.batch) if tensor.ndim}
     size = sum(parameter.numel() for parameter in reference.model.parameters()) * count
     if (
         reference.has_own_loss
@@ -96,10 +84,10 @@ def gradients_of_micro_batches(
     grads = []
     for number in range(count):
         with one_process():
-            model = reference.mode(build())
+            model = reference.mode(setting.build())
             for rank in range(parts):
                 torch.manual_seed(2)
-                local_batch = part_of(part_of(batch, rank, parts), number, count)
+                local_batch = part_of(part_of(setting.batch, rank, parts), number, count)
                 torch.autograd.backward(loss_of(probe, model, local_batch) / parts)
         grads += [
             replace(gradient, name=of_micro_batch(gradient.name, number), role="activation")
@@ -131,17 +119,15 @@ class _Scalars(TorchFunctionMode):
 
 
 @one_process()
-def gradients_of_loss_terms(
-    probe: ModuleType, build: Callable[[], nn.Module], batch: Batch, reference: UnshardedStep
-) -> list[Local]:
+def gradients_of_loss_terms(probe: ModuleType, setting: Setting, reference: UnshardedStep) -> list[Local]:
     """Return the gradient and value of each loss term of the unsharded model, if several."""
     size = sum(parameter.numel() for parameter in reference.model.parameters())
     if not hasattr(probe, "loss") or reference.has_own_loss or reference.parts > 1 or size * 2 > MAX_ELEMENTS:
         return []
-    model = reference.mode(build())
+    model = reference.mode(setting.build())
     torch.manual_seed(2)
     with _Scalars() as scalars:
-        loss = loss_of(probe, model, batch)
+        loss = loss_of(probe, model, setting.batch)
     terms = tuple(dict.fromkeys(_terms(loss.grad_fn)))
     if not 1 < len(terms) <= MAX_TERMS or size * len(terms) > MAX_ELEMENTS:
         return []

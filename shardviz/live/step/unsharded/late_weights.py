@@ -15,7 +15,7 @@ import torch
 
 from shardviz.layout.layout import FlatView, Layout
 from shardviz.live.capture.agreement import of_all_ranks
-from shardviz.live.capture.locals import local_tensors, unwrapped
+from shardviz.live.claims.registry import local_tensors, unwrapped
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from shardviz.layout.mesh import Mesh
-    from shardviz.live.capture.locals import Local
+    from shardviz.live.claims.local import Local
 
 SAME_DIRECTION = 0.95
 """Weights whose cosine with the built ones is above this were scaled or rounded, not drawn."""
@@ -36,14 +36,7 @@ Part = tuple[torch.Tensor, torch.Tensor]
 
 
 def drawn_after_sharding(model: nn.Module, built: nn.Module, mesh: Mesh, rank: int) -> dict[str, torch.Tensor]:
-    """Return parameters with new values since the build, whole, by name. Every rank calls this.
-
-    Args:
-        model: The sharded model.
-        built: The model as it was built.
-        mesh: The run's mesh.
-        rank: This rank.
-    """
+    """Return parameters with new values since the build, whole, by name. Every rank calls this."""
     wholes = {local.name: local for local in local_tensors(built) if local.role == "param"}
     locals_ = [
         local for local in local_tensors(unwrapped(model), mesh) if local.name in wholes and local.role == "param"

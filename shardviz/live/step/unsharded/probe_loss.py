@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from shardviz.dump.records.trace import StepAnswer
-    from shardviz.live.step.batch import Batch
+    from shardviz.live.step.batch import Batch, Setting
     from shardviz.live.step.step import StepResult
     from shardviz.live.step.unsharded.step import UnshardedStep
 
@@ -52,9 +52,6 @@ def with_own_loss(
     """Return the reference with notes if the step has its own loss. Every rank calls this.
 
     Args:
-        probe: The probe.
-        step: The sharded step.
-        reference: The unsharded model's.
         judge: Says what the sharded step has of a reference's values.
     """
     if not hasattr(probe, "step") or hasattr(probe, "loss") or not _has_different_loss(step, reference):
@@ -100,21 +97,16 @@ def _squares(step: StepResult, dtype: torch.dtype | None = None) -> list[float]:
     return [float(whole_of(output.square().mean())) for output in outputs]
 
 
-def is_weighted_mean(
-    probe: ModuleType, build: Callable[[], nn.Module], batch: Batch, parts: int, dim: int, precision: float
-) -> bool:
+def is_weighted_mean(probe: ModuleType, setting: Setting, precision: float) -> bool:
     """Return whether weights with sum 1 turn the parts' losses and gradients into the batch's.
 
     Args:
-        probe: The probe, for its loss.
-        build: Builds the model, with the same values every time.
-        batch: The whole batch.
-        parts: The number of its parts.
-        dim: The dim of the batch that has the rows.
         precision: The relative precision of the narrowest dtype in the step.
     """
-    whole = _loss_and_gradients(probe, build(), batch)
-    columns = [_loss_and_gradients(probe, build(), part_of(batch, number, parts, dim)) for number in range(parts)]
+    parts = setting.parts
+    whole = _loss_and_gradients(probe, setting.build(), setting.batch)
+    batches = (part_of(setting.batch, number, parts, setting.dim) for number in range(parts))
+    columns = [_loss_and_gradients(probe, setting.build(), batch) for batch in batches]
     ones = whole.norm().expand(parts + 1)
     stacked = torch.cat((torch.stack([*columns, whole], 1), ones[None]))
     matrix, target = stacked[:, :-1], stacked[:, -1:]
@@ -137,7 +129,6 @@ def why_apart(model: nn.Module, independent: bool | None) -> str:
     """Say why the mean over parts of the batch is not the loss of the whole batch.
 
     Args:
-        model: The model.
         independent: Whether the outputs of the parts are the whole batch's; None if that is not known.
     """
     norms = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)

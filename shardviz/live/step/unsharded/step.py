@@ -24,7 +24,8 @@ import torch
 from shardviz.dump.records.step import NoiseRecord, of_replay
 from shardviz.dump.records.trace import COMPARED_OVER_PARTS
 from shardviz.live.capture.agreement import of_all_ranks
-from shardviz.live.capture.locals import Local, local_tensors
+from shardviz.live.claims.local import Local
+from shardviz.live.claims.registry import local_tensors
 from shardviz.live.compat.meshes import whole_of
 from shardviz.live.compat.modules import clean_name
 from shardviz.live.compat.worlds import one_process
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from shardviz.dump.records.base import Role
     from shardviz.dump.records.trace import StepAnswer
     from shardviz.live.capture.capture import Capture
-    from shardviz.live.step.batch import Batch
+    from shardviz.live.step.batch import Batch, Setting
 
 
 DRAWS = "the step in training: it draws random numbers, as dropout does, and a sharded model draws different ones"
@@ -63,7 +64,6 @@ class UnshardedStep:
     Attributes:
         model: The model, with its gradients.
         before: Its tensors before the step.
-        step: The result of the step.
         training: Whether it was stepped in training mode; otherwise in `eval()`.
         draws: Whether it drew random numbers in the end, so that no other step can be compared with it.
         notes: Notes on how it was stepped.
@@ -125,9 +125,7 @@ class UnshardedStep:
         output = self.step.observation.outputs[-1]
         return replace(self, turns=1, step=replace(self.step, output=output, runs=self.turns))
 
-    def once_more(
-        self, step: StepResult, probe: ModuleType, build: Callable[[], nn.Module], batch: Batch
-    ) -> UnshardedStep | None:
+    def once_more(self, step: StepResult, probe: ModuleType, setting: Setting) -> UnshardedStep | None:
         """Step the model once more with everything moved by the step's rounding.
 
         None for a step in float64 whose results are far larger than what rounding does to them.
@@ -136,8 +134,8 @@ class UnshardedStep:
         precision = max(of_all_ranks(max(precision_of(step.observation.comms.narrowed_to), self.precision, in_double)))
         if not precision:
             return None
-        apart = tuple(each(part, lambda tensor: moved_tensor(tensor, precision)) for part in batch)
-        model = self.mode(moved(build, precision)())
+        apart = tuple(each(part, lambda tensor: moved_tensor(tensor, precision)) for part in setting.batch)
+        model = self.mode(moved(setting.build(), precision))
         return stepped(probe, model, apart, self.parts, self.dim, self.step.observation.trace.followed)
 
     def clipped(self, step: StepResult, probe: ModuleType, batch: Batch) -> UnshardedStep:
@@ -159,8 +157,6 @@ class UnshardedStep:
         do for as long, the whole batch's if modules exchange numbers over the ranks that share it out.
 
         Args:
-            step: The sharded step.
-            judge: Says what it has of a reference's values.
             groups: The ranks that share the batch out, along each of its axes.
         """
         of_all = of_all_ranks((self.whole is not None, float(whole_of(step.loss))))
@@ -186,34 +182,18 @@ class UnshardedStep:
 
 
 @one_process()
-def reference_of(
-    probe: ModuleType,
-    build: Callable[[], nn.Module],
-    batch: Batch,
-    parts: int,
-    dim: int = 0,
-    followed: Followed = NONE,
-) -> UnshardedStep:
-    """Step the unsharded model.
-
-    Args:
-        probe: The probe, for its loss.
-        build: Builds the model, with the same values every time.
-        batch: The whole batch.
-        parts: The number of equal parts that the ranks share.
-        dim: The dim of the batch that has the rows.
-        followed: The modules whose inputs, outputs and gradients are kept.
-    """
-    reference = stepped(probe, build(), batch, followed=followed)
+def reference_of(probe: ModuleType, setting: Setting, followed: Followed = NONE) -> UnshardedStep:
+    """Step the unsharded model."""
+    reference = stepped(probe, setting.build(), setting.batch, followed=followed)
     if reference.draws:
         reference = replace(
-            stepped(probe, build().eval(), batch, followed=followed),
+            stepped(probe, setting.build().eval(), setting.batch, followed=followed),
             training=False,
             notes=(f"{DRAWS}; compared in eval()",),
         )
     if reference.draws:
         return replace(reference, notes=(DRAWS_IN_EVAL,))
-    return reference if parts == 1 else _in_parts(probe, build, batch, parts, reference, dim)
+    return reference if setting.parts == 1 else _in_parts(probe, setting, reference)
 
 
 @one_process()
@@ -268,32 +248,31 @@ def _buffers_of(model: nn.Module) -> Callable[[], None]:
     return restore
 
 
-def _in_parts(
-    probe: ModuleType, build: Callable[[], nn.Module], batch: Batch, parts: int, whole: UnshardedStep, dim: int
-) -> UnshardedStep:
+def _in_parts(probe: ModuleType, setting: Setting, whole: UnshardedStep) -> UnshardedStep:
     """Return the reference over the ranks' parts if it differs from the whole batch's.
 
     A probe's own step may count rows as it likes: it is compared over the parts only if rows are not independent. If a
     rank's rows are too few for the model, as for a `topk` over rows, only the whole batch's can be meant.
     """
     try:
-        losses, outputs = _run_in_parts(probe, whole.mode(build()), batch, parts, dim)
+        losses, outputs = _run_in_parts(probe, whole.mode(setting.build()), setting)
     except Exception:  # what the model's own code raises
         return whole
-    mean, loss, near = sum(losses) / parts, float(whole.step.loss), whole.precision
+    mean, loss, near = sum(losses) / setting.parts, float(whole.step.loss), whole.precision
     independent = _are_alike(outputs, whole.step.output, near)
     if _equal(mean, loss, near) or (hasattr(probe, "step") and independent is not False):
         return whole
-    reference = stepped(probe, whole.mode(build()), batch, parts, dim, whole.step.observation.trace.followed)
+    model, followed = whole.mode(setting.build()), whole.step.observation.trace.followed
+    reference = stepped(probe, model, setting.batch, setting.parts, setting.dim, followed)
     reference = replace(reference, training=whole.training, notes=whole.notes, whole=whole)
     if (
         independent
         and min(losses) <= loss <= max(losses)
-        and is_weighted_mean(probe, lambda: whole.mode(build()), batch, parts, dim, near)
+        and is_weighted_mean(probe, replace(setting, build=lambda: whole.mode(setting.build())), near)
     ):
         return replace(reference, is_mean_of_means=True)
     note = (
-        f"{COMPARED_OVER_PARTS}: its loss is {loss:.6g}, but the mean over the ranks' {parts} parts is "
+        f"{COMPARED_OVER_PARTS}: its loss is {loss:.6g}, but the mean over the ranks' {setting.parts} parts is "
         f"{mean:.6g} ({why_apart(reference.model, independent)}); compared over the parts"
     )
     if any(True for _ in reference.model.buffers()):
@@ -301,17 +280,16 @@ def _in_parts(
     return replace(reference, notes=(*whole.notes, note))
 
 
-def _run_in_parts(
-    probe: ModuleType, model: nn.Module, batch: Batch, parts: int, dim: int
-) -> tuple[list[float], torch.Tensor | None]:
+def _run_in_parts(probe: ModuleType, model: nn.Module, setting: Setting) -> tuple[list[float], torch.Tensor | None]:
     """Return the parts' losses, and the outputs of all parts, joined if there are any."""
     restore, losses, outputs = _buffers_of(model), [], []
-    for number in range(parts):
+    for number in range(setting.parts):
         restore()
         with observed(model) as observation:
-            losses.append(float(loss_of(probe, model, part_of(batch, number, parts, dim))))
+            losses.append(float(loss_of(probe, model, part_of(setting.batch, number, setting.parts, setting.dim))))
         outputs += [output for output in observation.outputs if output.ndim][-1:]
-    joined = torch.cat(outputs, dim if outputs[0].ndim > dim else 0) if len(outputs) == parts else None
+    is_all = len(outputs) == setting.parts
+    joined = torch.cat(outputs, setting.dim if outputs[0].ndim > setting.dim else 0) if is_all else None
     return losses, joined
 
 
@@ -351,18 +329,13 @@ def precision_of(dtypes: Iterable[torch.dtype]) -> float:
 SEED = 3
 
 
-def moved(build: Callable[[], nn.Module], precision: float) -> Callable[[], nn.Module]:
-    """Return a function that builds a model with weights moved by a random relative error."""
-
-    def built() -> nn.Module:
-        model = build()
-        generator = torch.Generator().manual_seed(SEED)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.copy_(moved_tensor(parameter, precision, generator))
-        return model
-
-    return built
+def moved(model: nn.Module, precision: float) -> nn.Module:
+    """Move a model's weights by a random relative error, and return it."""
+    generator = torch.Generator().manual_seed(SEED)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(moved_tensor(parameter, precision, generator))
+    return model
 
 
 def moved_tensor(tensor: torch.Tensor, precision: float, generator: torch.Generator | None = None) -> torch.Tensor:
@@ -410,24 +383,14 @@ def add_replayed(capture: Capture, judge: StepJudge, reference: UnshardedStep) -
 
     Modules without modules in them that are called once are run again, if that makes the unsharded step's own
     gradients.
-
-    Args:
-        capture: Rank 0's.
-        judge: What judged the step.
-        reference: The unsharded model's.
     """
-    leaves = dict(_leaves(reference.model))
+    modules = ((name, module) for name, module in reference.model.named_modules() if name)
+    leaves = {clean_name(name): one for name, one in modules if not [*one.children()] and [*one.parameters()]}
     weights = {local.name: local for local in reference.before if local.role == "param"}
     for name, sharded, unsharded in judge.sides(list(leaves)):
         for weight, gradient in _of_module(name, leaves[name], weights, sharded, unsharded):
             local = Local(of_replay(weight), "activation", tuple(gradient.shape), gradient.float())
             capture.add_values(local, "reference")
-
-
-def _leaves(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    for name, module in model.named_modules():
-        if name and not any(True for _ in module.children()) and any(True for _ in module.parameters()):
-            yield clean_name(name), module
 
 
 def _of_module(
