@@ -340,14 +340,11 @@ def _step_of(
     buffers = unless_wrong(lambda: buffers_of(reference, job, are_updates_right=not updates.results))
     unless_wrong(lambda: between_steps(reference, job, weights))
     later = LaterResult() if findings else later_steps_of(reference, job)
-    drawn = redrawn_buffers(reference, job) if later.agrees and not findings else []
-    of_outputs, num_with_outputs = later_outputs_of(reference, job) if later.agrees and not drawn else (None, 0)
-    of_outputs = with_copies_apart(of_outputs, reference, job) if of_outputs is not None else None
+    of_outputs, num_with_outputs, drawn = _later_outputs(reference, job) if later.agrees else (None, 0, [])
     not_compared = [result for result in results if isinstance(result, NotChecked)]
     not_compared += [NotChecked("", why, "step") for why in later.gaps]
     not_compared += [NotChecked(name, WITHOUT_GRADIENT, "step") for name in sampled]
-    not_compared += [NotChecked(name, DRAWN, "step") for name in drawn]
-    not_compared += [*_without_numbers(judging, reference), *_apart(judging, reference)]
+    not_compared += [*drawn, *_without_numbers(judging, reference), *_apart(judging, reference)]
     not_compared += [*left_out, *(_without_lines(reference, weights.order) if findings else ())]
     states = {place: set(judgment.state.values()) for place, judgment in judging.judgments.items()}
     right = [place for place, of_ranks in states.items() if not of_ranks & BAD]
@@ -373,6 +370,14 @@ def _step_of(
         unjudged_buffers=buffers.others,
     )
     return Attempt(difference, bool(findings) and not findings[0].generic, not not_compared)
+
+
+def _later_outputs(reference: WholeJob, job: WholeJob) -> tuple[Departure | None, int, list[NotChecked]]:
+    """Return what later steps' outputs differ in, how many agree, and what ranks draw that they depend on."""
+    if drawn := redrawn_buffers(reference, job):
+        return None, 0, [NotChecked(name, DRAWN, "step") for name in drawn]
+    departure, num_agreeing = later_outputs_of(reference, job)
+    return departure and with_copies_apart(departure, reference, job), num_agreeing, []
 
 
 def _explained(
