@@ -234,16 +234,21 @@ def _run_again(calls: Calls) -> Divergence | None:
 
 
 def _cut(calls: Calls) -> Divergence | None:
-    """Return where backward first can't go on; the first in forward order of places that it doesn't get to."""
-    first = None
+    """Return where the graph is cut: the first place in forward order, or of several cuts that of the last one.
+
+    Between two cuts a gradient arrives, such as a residual's. Without one, what comes later was cut at the first.
+    """
+    place, arrives = None, False
     for call in calls.in_order:
         if call.state(INPUT) == "cut" and not _is_expected(calls, call, INPUT):
-            outer = next((one for one in calls.around(call) if one.state(INPUT) != "cut"), call)
-            place = Divergence("backward", "cut", outer, before=call.module)
-            first = place if first is None or call.is_good(OUTPUT) else first
+            if place is None or (arrives and call.module and call.is_good(OUTPUT)):
+                outer = next((one for one in calls.around(call) if one.state(INPUT) != "cut"), call)
+                place, arrives = Divergence("backward", "cut", outer, before=call.module), False
         elif call.state(OUTPUT) == "cut" and not _is_expected(calls, call, OUTPUT):
-            first = first or Divergence("backward", "cut", call)
-    return first
+            place = place or Divergence("backward", "cut", call)
+        elif place is not None:
+            arrives |= call.state(OUTPUT) not in (None, "cut", "none")
+    return place
 
 
 def _is_expected(calls: Calls, call: Call, what: What) -> bool:
