@@ -236,12 +236,14 @@ def _run_again(calls: Calls) -> Divergence | None:
 def _cut(calls: Calls) -> Divergence | None:
     """Return where the graph is cut: the first place in forward order, or of several cuts that of the last one.
 
-    Between two cuts a gradient arrives, such as a residual's. Without one, what comes later was cut at the first.
+    Between two cuts a gradient arrives, such as a residual's. Without one, what comes later was cut at the first, and
+    so was what a module is given that calls the first.
     """
     place, arrives = None, False
     for call in calls.in_order:
         if call.state(INPUT) == "cut" and not _is_expected(calls, call, INPUT):
-            if place is None or (arrives and call.module and call.is_good(OUTPUT)):
+            is_around = place is not None and (not call.module or is_within(place.before, call.module))
+            if place is None or (arrives and not is_around and call.is_good(OUTPUT)):
                 outer = next((one for one in calls.around(call) if one.state(INPUT) != "cut"), call)
                 place, arrives = Divergence("backward", "cut", outer, before=call.module), False
         elif call.state(OUTPUT) == "cut" and not _is_expected(calls, call, OUTPUT):
