@@ -86,6 +86,7 @@ class UngatheredInput(Cause):
     Attributes:
         exchange: The collective by which ranks exchange numbers in the module; empty if they don't.
         place: The lines that run once for each rank whose part is joined, as `model.py:48`; empty if that isn't known.
+        may_exchange: Whether no collectives of the step were recorded, so that ranks may exchange parts in the module.
     """
 
     module: str
@@ -93,12 +94,15 @@ class UngatheredInput(Cause):
     dim: int
     exchange: str = ""
     place: str = ""
+    may_exchange: bool = False
     why = (
         "{exchange:?{module:called} gets other ranks' numbers along {axis} by {exchange}, and still returns a wrong "
         "result for its own part of dim {dim}. Most likely it combines the parts in a wrong order or scale, counts "
         "positions from the rank's own first one, or needs something that it doesn't exchange|{module:called} "
-        "computes with each rank's own part of dim {dim} along {axis}, but needs the other parts too: keys and "
-        "values, statistics, a halo, or positions in the whole}"
+        "{may_exchange:?is given each rank's own part of dim {dim} along {axis}, and its result is wrong. It needs the "
+        "other parts and doesn't get them, joins them in another order than the ranks', or counts positions from its "
+        "own first one|computes with each rank's own part of dim {dim} along {axis}, but needs the other parts too: "
+        "keys and values, statistics, a halo, or positions in the whole}}"
     )
     how = (
         "in {module:called}, {exchange:?compare what {exchange} brings with what the unsharded model reads "

@@ -346,7 +346,8 @@ def cause_at(evidence: Evidence, first: Divergence) -> Cause:
             nearest = nearest_comparison(compared_at(evidence, first))
             joined = check_joined(nearest, name, axis) if nearest is not None else None
             if joined is not None or nearest is None or exchange or is_own_part_possible(nearest, axis):
-                return joined or UngatheredInput(name, axis, dim, exchange)
+                is_unseen = not any(record.collectives for record in evidence.dump.files.ranks.values())
+                return joined or UngatheredInput(name, axis, dim, exchange, may_exchange=is_unseen)
         inner = [one for one in evidence.calls.within(first.call) if one.module == first.after]
         pending = inner[-1].point("output", "pending") if inner and first.way == "between" else None
         is_given_wrong = first.way == "between" and first.before == first.module
