@@ -85,8 +85,8 @@ class OtherLaterOutputs(Cause):
     is_traced: bool = False
     why = (
         (
-            "{is_traced:?|Step {before} moves weights differently: by gradients that are not zeroed or reduced in "
-            "every step, or by the optimizer}"
+            "{is_traced:?|Step {before} moves weights differently: by its loss, by gradients that are not zeroed or "
+            "reduced in every step, or by the optimizer}"
         ),
         "Something besides the optimizer changed a weight or a buffer before step {step}",
         "The model depends on a number that differs between the jobs, such as a count of steps",
