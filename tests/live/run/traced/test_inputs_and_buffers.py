@@ -46,6 +46,35 @@ for x in torch.randn(3, 8, 6, generator=generator):
     optimizer.step()
     optimizer.zero_grad()
 """
+NOISED = """
+from torch.nn.parallel import DistributedDataParallel
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.time, self.down = nn.Linear(6, 12), nn.Linear(1, 12), nn.Linear(12, 6)
+
+    def forward(self, x, t):
+        return self.down((self.up(x) + self.time(t[:, None])).tanh())
+
+
+model = Model()
+called = DistributedDataParallel(model) if WORLD > 1 else model
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+generator = torch.Generator().manual_seed(1)
+for images in torch.randn(3, 8, 6, generator=torch.Generator().manual_seed(2)):
+    own, t, noise = DRAWS
+    (called((1 - t[:, None]) * own + t[:, None] * noise, t) - noise).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+OWN = "images.chunk(WORLD)[RANK]"
+ALIKE = f"{OWN}, torch.rand(8 // WORLD, generator=generator), torch.randn(8 // WORLD, 6, generator=generator)"
+PARTS = (
+    f"{OWN}, torch.rand(8, generator=generator).chunk(WORLD)[RANK], "
+    "torch.randn(8, 6, generator=generator).chunk(WORLD)[RANK]"
+)
 FLATTENED = """
 from torch.nn.parallel import DistributedDataParallel
 
@@ -181,6 +210,13 @@ def test_timesteps_that_mixed_precision_rounds_are_named(tmp_path, cast, given, 
 def test_timesteps_that_are_given_as_integers_are_not_rounded(tmp_path):
     step = compared(tmp_path, TIMESTEPS, {"CAST": "True", "GIVEN": "torch.int64"})
     assert step["departures"] == [], step
+
+
+@nightly
+@pytest.mark.parametrize(("draws", "cause"), [(ALIKE, "drawn-alike"), (PARTS, "")])
+def test_timesteps_that_all_ranks_draw_alike_are_named(tmp_path, draws, cause):
+    step = compared(tmp_path, NOISED, {"DRAWS": draws})
+    assert [departure["cause_id"] for departure in step["departures"]] == [cause] * bool(cause), step
 
 
 @nightly
