@@ -14,8 +14,8 @@ import numpy as np
 
 from shardviz.layout.layout import num_splits
 from shardviz.layout.placements import Partial, Replicate
-from shardviz.relate.tolerance import COARSE, FEW, PROPORTIONAL, SINGLE
-from shardviz.relate.values import SAMPLES, error_of, sampled
+from shardviz.relate.tolerance import COARSE, FEW, LEFT, PROPORTIONAL, SINGLE
+from shardviz.relate.values import SAMPLES, error_of, magnitude, sampled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -134,11 +134,13 @@ def whole_multiple(excess: Values, term: Values, near: float) -> int:
     Args:
         excess: The values less what is wanted.
         term: The term, of the same shape.
-        near: How far rounding may take an element, absolute.
+        near: How far rounding may take an element, absolute. Where that is much, any term is near by chance: the right
+            one leaves little of the excess.
     """
     factor = factor_of(excess, term) or 0.0
     times = round(factor)
-    return times if times and bool(np.all(np.abs(excess - times * term) <= near * max(1, abs(times)))) else 0
+    allowed = min(near * max(1, abs(times)), LEFT * magnitude(excess))
+    return times if times and bool(np.all(np.abs(excess - times * term) <= allowed)) else 0
 
 
 def may_be(actual: Values, expected: Values) -> bool:

@@ -24,6 +24,7 @@ from shardviz.relate.tolerance import (
     EXPLAINED,
     EXPLAINED_BY_LINE,
     LEAST_STATISTIC,
+    LEFT,
     SMALLEST_FACTOR,
     least_factor,
     near_ratio,
@@ -87,7 +88,10 @@ def _ratio(sides: Sides, rank: int, got: Values) -> Fraction | None:
     expected = sides.wanted_of(rank)
     factor = factor_of(got, expected)
     ratio = ratio_near(factor, sides.mesh.size, near_ratio(sides.rounding.epsilon)) if factor is not None else None
-    return ratio if ratio is not None and sides.near(got, expected * float(ratio), scale=float(ratio)) else None
+    if ratio is None or not sides.near(got, expected * float(ratio), scale=float(ratio)):
+        return None
+    left, off = magnitude(got - float(ratio) * expected), magnitude(got - expected)
+    return ratio if ratio == 1 or left <= LEFT * off else None
 
 
 def factors_of_ranks(sides: Sides) -> dict[int, float]:
@@ -97,7 +101,7 @@ def factors_of_ranks(sides: Sides) -> dict[int, float]:
     must leave little of the differences, and of what is there.
     """
     factors: dict[int, float] = {}
-    off = residual = there = 0.0
+    off = residual = there = most_off = most_left = 0.0
     for rank, got in sides.reduced.items():
         expected = sides.wanted_of(rank)
         if np.count_nonzero(expected) < 2:
@@ -106,16 +110,21 @@ def factors_of_ranks(sides: Sides) -> dict[int, float]:
         if not factor or abs(factor) < SMALLEST_FACTOR or not sides.near(got, expected * factor, scale=abs(factor)):
             return {}
         factors[rank] = factor
+        most_off = max(most_off, magnitude(got - expected))
+        most_left = max(most_left, magnitude(got - factor * expected))
         off += float(np.sum(np.square(got - expected)))
         residual += float(np.sum(np.square(got - factor * expected)))
         there += float(np.sum(np.square(got)))
-    is_enough = len(factors) > 1 and residual <= EXPLAINED * min(off, there)
+    is_enough = len(factors) > 1 and residual <= EXPLAINED * min(off, there) and most_left <= LEFT * most_off
     least = least_factor(sides.rounding.epsilon)
     return factors if is_enough and max(abs(factor - 1) for factor in factors.values()) >= least else {}
 
 
 def factor_of_all(results: Collection[Sides], ranks: Collection[int] | None = None) -> float | None:
-    """Return the factor between all values of some results and the expected; or None."""
+    """Return the factor between all values of some results and the expected; or None.
+
+    Where rounding allows much, some factor always fits: that of values that are off leaves little of the differences.
+    """
     pairs = [
         (side, held, side.wanted_of(rank))
         for side in results
@@ -127,7 +136,8 @@ def factor_of_all(results: Collection[Sides], ranks: Collection[int] | None = No
         result.near(held, factor * expected, scale=abs(factor)) for result, held, expected in pairs
     ):
         return None
-    return factor
+    off, left = (max(magnitude(held - times * wanted) for _, held, wanted in pairs) for times in (1.0, factor))
+    return factor if left <= LEFT * off or left <= EXACT * max(magnitude(wanted) for _, _, wanted in pairs) else None
 
 
 def factors_of_slices(sides: Sides, rank: int, dims: tuple[int, ...]) -> Values | None:
@@ -213,7 +223,7 @@ def mixed_over(sides: Sides) -> tuple[str, Literal["mean", "sum"]] | None:
         if not groups or not alike or not sides.is_split(axis):
             continue
         for kind, mixed in _mixtures(sides, axis, expected, groups):
-            if set(mixed) == set(sides.reduced) and all(_is_nearer(sides, rank, mixed[rank]) for rank in mixed):
+            if set(mixed) == set(sides.reduced) and all(is_nearer(sides, rank, mixed[rank]) for rank in mixed):
                 return axis, kind
     return None
 
@@ -235,10 +245,12 @@ def _mixtures(
     yield "mean", {rank: once[rank] / len(group) for group in groups for rank in group}
 
 
-def _is_nearer(sides: Sides, rank: int, mixed: Values) -> bool:
-    """Whether a rank has this, and is not merely as near to it as to what is wanted."""
-    apart, off = (magnitude(sides.reduced[rank] - due) for due in (mixed, sides.wanted_of(rank)))
-    return sides.near(sides.reduced[rank], mixed) and (rank not in sides.wrong or apart <= off / 4)
+def is_nearer(sides: Sides, rank: int, other: Values, scale: float = 1.0) -> bool:
+    """Whether a rank has this, of a scale, and is not merely as near to it as to what is wanted."""
+    held = sides.reduced[rank]
+    if held.shape != other.shape or not sides.near(held, other, scale=scale):
+        return False
+    return rank not in sides.wrong or magnitude(held - other) <= LEFT * magnitude(held - sides.wanted_of(rank))
 
 
 def vector_added(sides: Sides, vectors: Values) -> tuple[int, int] | None:

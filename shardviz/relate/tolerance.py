@@ -160,6 +160,9 @@ LEAST_PART = 0.02
 EXPLAINED = 0.25
 """Numbers of each rank explain differences if they leave no more than this part of their squares."""
 
+LEFT = 0.25
+"""The same, relative to the largest difference, for one term or another part that values are near to."""
+
 EXPLAINED_BY_LINE = 0.1
 """The same for a factor and an offset, relative to the largest difference; and for a factor of rounded values."""
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from tests.bugs.case import Bug
+from tests.bugs.places import experts
+from tests.bugs.places.fault import spoiled
 
 FILLED_LATER = """
 BATCH_AXES = ()
@@ -345,6 +347,16 @@ CASES = (
         (("made[order.argsort()]", "made[order.roll(1)]"),),
         ("wrong-value",),
         ("made[order.roll(1)]", "doesn't restore the order"),
+        with_lines=True,
+    ),
+    Bug(
+        "rows put back by the order itself, around experts that FSDP2 gathers",
+        experts.EXPERTS.mesh,
+        experts.EXPERTS.text,
+        spoiled("moe.put_back = lambda tokens, order: tokens[order]"),
+        ("misordered", "wrong-value"),
+        ("takes rows by the same index that sorts them", "argsort"),
+        ("makes room",),
         with_lines=True,
     ),
     Bug(

@@ -46,16 +46,37 @@ def step(model, rows, mesh):
 
 @recorded
 def test_outputs_of_models_that_ran_more_often_unsharded_are_not_laid_side_by_side(tmp_path):
-    halves = """
+    twice = """
 def loss(model, rows):
-    parts = rows.chunk(2, dim=0) if len(rows) == 12 else [rows]
-    return torch.stack([model(part).square().mean() for part in parts]).mean()
+    views = [rows, rows] if len(rows) == 12 else [rows]
+    return torch.stack([model(view).square().mean() for view in views]).mean()
 """
-    report = checked(halves, "dp=2", tmp_path)
+    report = checked(twice, "dp=2", tmp_path)
     assert report.findings == ()
     assert [entry.why for entry in report.not_checked] == [
         "the output: the model ran 1 times per step, but the unsharded model ran 2 times"
     ]
+
+
+def test_outputs_of_a_model_that_ran_on_halves_unsharded_are_joined_and_compared(tmp_path):
+    halves = """
+class Flipping(nn.Linear):
+    is_split = False
+    def forward(self, rows):
+        output = super().forward(rows)
+        return output.flip(0) if self.is_split and {flips} else output
+def build(): return Flipping(6, 6)
+def parallelize(model, mesh):
+    fully_shard(model, mesh=mesh)
+    model.is_split = mesh.get_rank() == 1
+def loss(model, rows):
+    parts = rows.chunk(2, dim=0) if len(rows) == 12 else [rows]
+    return torch.stack([model(part).square().mean() for part in parts]).mean()
+"""
+    report = checked(halves.format(flips=False), "dp=2", tmp_path / "right")
+    assert (report.findings, report.not_checked) == ((), ())
+    report = checked(halves.format(flips=True), "dp=2", tmp_path / "wrong")
+    assert [(one.kind, one.tensor, one.ranks) for one in report.findings] == [("misordered", "output", (1,))]
 
 
 def test_a_batch_may_be_a_dict_and_an_output_too(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from shardviz.relate.measures import (
     factors_of_ranks,
     factors_of_slices,
     has_wanted_numbers,
+    is_nearer,
     is_of_other_parts,
     is_right_with,
     is_shared_with,
@@ -127,6 +129,27 @@ def test_a_vector_is_found_among_others_if_every_row_has_it(seed: int, times: in
     assert vector_added(each(right, lambda _, values: values + times * vectors[3]), vectors) == (3, times)
     first_row_alone = each(right, lambda _, values: np.concatenate([values[:1] + vectors[3], values[1:]]))
     assert vector_added(first_row_alone, vectors) is None
+
+
+@cases(20)
+@given(SEEDS)
+def test_what_is_merely_near_where_rounding_allows_much_is_no_vector_no_factor_and_no_other_part(seed: int) -> None:
+    draw = np.random.default_rng(seed + 4)
+    right, vectors = replace(sides(seed), noise=0.2), draw.choice([-1.0, 1.0], size=(1, 6))
+    assert 0.7 < right.tolerance < 1
+    signs = draw.choice([-1.0, 1.0], size=(4, 6))
+    for error, is_told in ((0.7, False), (0.1, True)):
+        added = replace(right, values={rank: held + vectors[0] + error * signs for rank, held in right.values.items()})
+        assert vector_added(added, vectors) == ((0, 1) if is_told else None)
+    for error, is_told in ((0.6, False), (0.02, True)):
+        scaled = replace(right, values={rank: 1.2 * held + error * signs for rank, held in right.values.items()})
+        assert (factor_of_all([scaled]) is not None) is is_told
+    others = {rank: right.wanted_of(rank ^ 1) for rank in range(4)}
+    moved = replace(right, values={rank: due + 0.1 * signs for rank, due in others.items()})
+    between = replace(right, values={rank: (due + right.wanted_of(rank)) / 2 for rank, due in others.items()})
+    assert 0 in moved.wrong
+    assert is_nearer(moved, 0, others[0])
+    assert not between.wrong or not is_nearer(between, between.wrong[0], others[between.wrong[0]])
 
 
 @cases(20)

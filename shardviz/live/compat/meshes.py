@@ -73,11 +73,12 @@ def torch_placement(placement: placements.Placement) -> Any:
 def root_mesh(mesh: DeviceMesh) -> DeviceMesh:
     """Return the mesh that a sub-mesh was sliced or flattened from, or the mesh itself if that says as much.
 
-    A mesh of all ranks that was unflattened from a root of fewer axes has the names that the job uses (torchtitan's
-    `fsdp` of a root `world`).
+    A mesh of all ranks that was unflattened from a root of fewer axes, or of one, has the names that the job uses
+    (torchtitan's `fsdp` of a root `world`). Otherwise weights on the whole mesh would have other names for its axes
+    than those on a part of it (accelerate's `dp_shard`, flattened to `dp_shard_cp` before FSDP2 joins it with `tp`).
     """
     root = _root_mesh(mesh)
-    return root if (root.size(), root.ndim) > (mesh.size(), mesh.ndim) else mesh
+    return root if (root.size(), root.ndim, root.ndim > 1) > (mesh.size(), mesh.ndim, False) else mesh
 
 
 def _root_mesh(mesh: DeviceMesh) -> DeviceMesh:

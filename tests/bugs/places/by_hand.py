@@ -182,7 +182,7 @@ FAULTS = (
             "layer.attn.v.register_forward_hook(lambda module, inputs, output: Other.apply(output, layer.attn.group))"
         ),
         ("layers.1.attn.v",),
-        ("tp", "head"),
+        ("tp", "head|each other's parts"),
     ),
     Fault(
         "sharing by the size of the world in place of tp",

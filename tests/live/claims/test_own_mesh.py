@@ -6,6 +6,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 import shardviz
 from shardviz.check.run import check_dump
@@ -49,3 +50,17 @@ def test_a_mesh_that_a_job_unflattens_from_all_ranks_keeps_the_jobs_name(mesh, s
     (weight,) = dump_of(read_files(shard_dump)).at("stamped")
     assert write(weight.claimed) == "[24/fsdp, 6]"
     assert weight.claimed.mesh.axes == read_files(shard_dump).mesh.axes == ("fsdp",)
+
+
+@spmd(mesh={"dp_shard": 2, "tp": 2})
+def test_an_axis_that_is_flattened_to_another_name_has_one_name_in_all_weights(mesh, shard_dump):
+    """accelerate flattens `dp_shard` to `dp_shard_cp`, and FSDP2 joins that with the axis of tensor parallelism."""
+    flattened = mesh["dp_shard"]._flatten("dp_shard_cp")
+    model = nn.Sequential(nn.Linear(6, 24, bias=False), nn.Linear(24, 8, bias=False))
+    stamps = shardviz.stamp(model)
+    parallelize_module(model, mesh["tp"], {"0": ColwiseParallel()})
+    fully_shard(model, mesh=flattened)
+    shardviz.capture(model, shard_dump, stamps=stamps)
+    claimed = {tensor.name: write(tensor.claimed) for tensor in dump_of(read_files(shard_dump)).at("stamped")}
+    assert claimed == {"0.weight": "[24/tp/dp_shard, 6]", "1.weight": "[8/dp_shard, 24]"}
+    assert check_dump(shard_dump).findings == ()

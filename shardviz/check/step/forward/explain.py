@@ -41,6 +41,7 @@ from shardviz.explain.templates import times_text
 from shardviz.layout.layout import Layout, padded_shapes, shared_placements
 from shardviz.layout.notation import write
 from shardviz.layout.placements import Replicate, Shard
+from shardviz.relate.measures import is_nearer
 from shardviz.relate.orders import matches
 from shardviz.relate.values import part_of, slices_of
 
@@ -71,7 +72,8 @@ def check_sum_beside_a_vector(evidence: Evidence, comparison: Compared) -> Reaso
                     sentence = f"without {name}, the {what} of the ranks' outputs over {axis} is the unsharded model's"
                     return Reason(UnreducedBesideVector(name, axis, op), sentence, held=own_part(what, (axis,)))
         for ratio in _ratios(comparison):
-            if all(comparison.near(terms[rank], expected[rank] * float(ratio), float(ratio)) for rank in expected):
+            due = {rank: expected[rank] * float(ratio) + added[rank] for rank in expected}
+            if all(is_nearer(comparison, rank, due[rank], float(ratio)) for rank in due):
                 cause = AveragedForward if ratio < 1 else RepeatedForwardSum
                 sentence = f"without {name}, it is {times_text(ratio)} the unsharded model's without {name}"
                 return Reason(cause("", size_in_words(comparison.mesh, ratio), name), sentence)

@@ -42,7 +42,8 @@ from shardviz.explain.step.losses import (
 )
 from shardviz.explain.templates import number
 from shardviz.relate.measures import Reduction, axis_sets, reduction_of
-from shardviz.relate.tolerance import SINGLE, TELLING
+from shardviz.relate.tolerance import MOST_NOISE, SINGLE, TELLING
+from shardviz.relate.values import magnitude
 from shardviz.text import listed, named_ranks
 
 if TYPE_CHECKING:
@@ -336,8 +337,17 @@ STATISTICS = (
 
 
 def check_statistic(evidence: Evidence, comparison: Compared) -> Finding | None:
-    """Return the finding if a logged number should be a statistic of an output, and is made of that of the parts."""
-    outputs = [result for result in evidence.results if result.role == "output" and result.wanted.size > 1]
+    """Return the finding if a logged number should be a statistic of an output, and is made of that of the parts.
+
+    An output that rounding may take anywhere may be wrong, and then the number that is made of it is.
+    """
+    outputs = [
+        result
+        for result in evidence.results
+        if result.role == "output"
+        and result.wanted.size > 1
+        and result.tolerance <= MOST_NOISE * magnitude(result.wanted)
+    ]
     for output, statistic in product(outputs if not comparison.wanted.ndim else (), STATISTICS):
         with np.errstate(all="ignore"):
             inner = {rank: np.array(statistic.inner(values)) for rank, values in output.reduced.items()}

@@ -69,6 +69,7 @@ from shardviz.relate.measures import (
     factor_of_all,
     factors_of_slices,
     has_wanted_numbers,
+    is_nearer,
     is_normalized,
     is_of_other_parts,
     is_right_with,
@@ -262,15 +263,15 @@ def check_related(comparison: Compared) -> Finding | None:
     links = the_only({comparison.changes_of(rank) for rank in comparison.wrong})
     link = the_only(links or ())
     cause = _cause(comparison, link) if link is not None else None
-    if link is None or cause is None:
-        return None
-    return comparison.finding(cause, f"the {comparison.what} is {_text(comparison, link)}")
+    return comparison.finding(cause, f"the {comparison.what} is {_text(comparison, link)}") if link and cause else None
 
 
 def _cause(comparison: Compared, link: Relation) -> Cause | None:
     of_all = set(comparison.wrong) == set(comparison.reduced)
     if isinstance(link, Offset):
-        return exponentials_of(comparison, link.number) or AddedNumber(link.number, comparison.wrong, of_all)
+        due = {rank: comparison.wanted_of(rank) + link.number for rank in comparison.wrong}
+        number_added = exponentials_of(comparison, link.number) or AddedNumber(link.number, comparison.wrong, of_all)
+        return number_added if all(is_nearer(comparison, rank, due[rank]) for rank in due) else None
     if isinstance(link, Filled) and not link.value and comparison.role == "output":
         return OnlyZerosThere(comparison.wrong, of_all)
     if isinstance(link, Rounded) and factor_of_all([comparison], comparison.wrong) is None:
@@ -340,7 +341,7 @@ def check_order(comparison: Compared) -> Finding | None:
         if all(any(at != index for at, index in slices.items()) for slices in moved.values()):
             return (
                 _repeated(comparison, dim, moved)
-                or _of_another_rank(comparison)
+                or _of_another_rank(comparison, dim, moved)
                 or _in_another_order(comparison, dim, moved[comparison.wrong[0]])
             )
     return _of_another_rank(comparison)
@@ -358,27 +359,27 @@ def check_zero_slices(comparison: Compared) -> Finding | None:
     return comparison.finding(cause, sentence, module=comparison.name.rpartition(".")[0])
 
 
-def _of_another_rank(comparison: Compared) -> Finding | None:
-    """Return the finding if wrong ranks have parts that are due on others along one axis."""
+def _of_another_rank(comparison: Compared, dim: int = 0, moved: Mapping[int, Slices] | None = None) -> Finding | None:
+    """Return the finding if wrong ranks, with moved slices of a dim, have parts that are due on others of an axis."""
     for axis in comparison.mesh.axes:
-        sources = {rank: _holder(comparison, axis, rank) for rank in comparison.wrong}
-        others = {rank: other for rank, other in sources.items() if other is not None}
-        if others and len(others) == len(sources):
-            rank, source = next(iter(others.items()))
-            held_text = f"the part that rank {source} along {axis} has in the unsharded model"
-            cause = PartOfAnotherRank(axis, is_first=len(set(others.values())) == 1)
-            return comparison.finding(cause, f"the {comparison.what} of rank {rank} is {held_text}")
+        sources = [_holder(comparison, axis, rank, dim, (moved or {}).get(rank, {})) for rank in comparison.wrong]
+        if sources and None not in sources:
+            held_text = f"the part that rank {sources[0]} along {axis} has in the unsharded model"
+            cause = PartOfAnotherRank(axis, is_first=len(set(sources)) == 1)
+            return comparison.finding(cause, f"the {comparison.what} of rank {comparison.wrong[0]} is {held_text}")
     return None
 
 
-def _holder(comparison: Compared, axis: str, rank: int) -> int | None:
+def _holder(comparison: Compared, axis: str, rank: int, dim: int, moved: Slices) -> int | None:
     """Return the rank along an axis that should hold the part that a rank holds."""
     region, links = comparison.held_by(rank) or (None, ())
-    if region is None or links or region == comparison.regions[rank]:
-        return None
-    return next(
-        (other for other in comparison.mesh.group_of(rank, axis) if comparison.regions.get(other) == region), None
-    )
+    for other in comparison.mesh.group_of(rank, axis):
+        due = comparison.regions.get(other)
+        if isinstance(due, Region) and due != comparison.regions[rank] and (moved or not links):
+            is_held = indices(due.dims[dim]).tolist() == [*moved.values()] if links else due == region
+            if is_held and is_nearer(comparison, rank, comparison.wanted_of(other)):
+                return other
+    return None
 
 
 def _repeated(comparison: Compared, dim: int, moved: Mapping[int, Slices]) -> Finding | None:
