@@ -54,8 +54,20 @@ MAX_TENSORS = 8
 Source = tuple["ref[torch.Tensor]", int]
 """What leads to a tensor while it is there, and the version that was seen."""
 
-Given = tuple[Any, Any, Any]
-"""A module with the arguments that it is given by position and by name."""
+
+@dataclass(frozen=True, slots=True)
+class Rerun:
+    """What a module is given as backward runs it again; it keeps no tensor, as the run may end early.
+
+    Attributes:
+        inputs: What leads to its tensors of floating point.
+        hooked: What is kept of them.
+        arguments: Its numbers, masks and whole numbers.
+    """
+
+    inputs: list[ref[torch.Tensor]]
+    hooked: list[Seen]
+    arguments: dict[str, torch.Tensor]
 
 
 @dataclass
@@ -139,7 +151,7 @@ class Trace:
     _known: dict[int, tuple[Any, int, Seen]] = field(default_factory=dict)
     _arguments: dict[str, list[dict[str, torch.Tensor]]] = field(default_factory=lambda: defaultdict(list))
     _copies: dict[int, tuple[Any, int, torch.Tensor]] = field(default_factory=dict)
-    _again: dict[str, list[tuple[Given, list[Seen]]]] = field(default_factory=lambda: defaultdict(list))
+    _again: dict[str, list[Rerun]] = field(default_factory=lambda: defaultdict(list))
 
     @property
     def is_full(self) -> bool:
@@ -171,8 +183,7 @@ class Trace:
     def _begin(self, name: str) -> Callable[..., None]:
         def begin(module: Any, inputs: Any, named: Any) -> None:
             if in_backward():
-                hooked = [self._hooked(tensor) for tensor in _floating((inputs, named))]
-                self._again[name].append(((module, inputs, named), hooked))
+                self._again[name].append(self._run_again(name, module, inputs, named))
             elif not self.is_paused():
                 self._open[name].append(self._seen((inputs, named)))
                 self._arguments[name].append(dict(self._given(module, inputs, named)))
@@ -298,18 +309,23 @@ class Trace:
         self._hook(tensor, tensor_seen)
         return tensor_seen
 
+    def _run_again(self, name: str, module: nn.Module, inputs: Any, named: Any) -> Rerun:
+        tensors = list(_floating((inputs, named)))
+        is_asked = any(call.is_without_graph for call in self.calls.get(name, []))
+        arguments = dict(self._given(module, inputs, named)) if is_asked else {}
+        return Rerun([ref(tensor) for tensor in tensors], [self._hooked(tensor) for tensor in tensors], arguments)
+
     def _recomputed(self, name: str, output: Any) -> None:
         """Follow gradients of a call that activation checkpointing runs again."""
         if not self._again[name]:
             return
-        given, inputs = self._again[name].pop()
-        outputs = list(_floating(output))
-        call = self._first_run(name, given, outputs)
+        rerun, outputs = self._again[name].pop(), list(_floating(output))
+        call = self._first_run(name, rerun, outputs)
         if call is not None:
-            _complete(call.inputs, inputs)
+            _complete(call.inputs, rerun.hooked)
             _complete(call.outputs, [self._hooked(tensor) for tensor in outputs])
 
-    def _first_run(self, name: str, given: Given, outputs: Sequence[torch.Tensor]) -> Call | None:
+    def _first_run(self, name: str, rerun: Rerun, outputs: Sequence[torch.Tensor]) -> Call | None:
         """Return the call that is run again: the last without gradients that returned the same numbers.
 
         If none did, the last that was run on tensors of these shapes is run again otherwise. If any of those had a
@@ -321,21 +337,22 @@ class Trace:
         again = next((call for call in without if _are_equal(call.outputs, values)), None)
         if again is not None:
             return again
-        inputs = list(_floating(given[1:]))
-        otherwise = next((call for call in without if _are_alike(call.inputs, inputs)), None)
-        if otherwise is None or any(not call.is_without_graph and _are_alike(call.inputs, inputs) for call in calls):
+        alike = [call for call in calls if _are_alike(call.inputs, rerun.hooked)]
+        otherwise = next((call for call in without if _are_alike(call.inputs, rerun.hooked)), None)
+        if otherwise is None or not all(call.is_without_graph for call in alike):
             return None
         if not _are_close(otherwise.outputs, values):
-            otherwise.again = self._differing(otherwise, given, inputs)
+            otherwise.again = self._differing(otherwise, rerun)
         return otherwise
 
-    def _differing(self, call: Call, given: Given, inputs: Sequence[torch.Tensor]) -> Again:
+    def _differing(self, call: Call, rerun: Rerun) -> Again:
         """Return the side on which a call differs as it is run again; empty if its inputs are not known."""
-        arguments = dict(self._given(*given))
-        both = [(values, arguments[path]) for path, values in call.arguments.items() if path in arguments]
-        if not all(starmap(torch.equal, both)) or not _are_close(call.inputs, self._copies_of(inputs)):
-            return "inputs"
-        return "outputs" if inputs or arguments else ""
+        inputs = [tensor for source in rerun.inputs if (tensor := tensor_behind(source)) is not None]
+        if len(inputs) < len(rerun.inputs) or not (inputs or rerun.arguments):
+            return ""
+        both = [(call.arguments[path], values) for path, values in rerun.arguments.items() if path in call.arguments]
+        is_same = all(starmap(torch.equal, both)) and _are_close(call.inputs, self._copies_of(inputs))
+        return "outputs" if is_same else "inputs"
 
     def _copies_of(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return [self.copied(of_tensor("", "activation", tensor).values) for tensor in tensors]
@@ -370,10 +387,11 @@ def _is_close(first: torch.Tensor, second: torch.Tensor) -> bool:
     return torch.allclose(second, first, rtol=0.0, atol=near * largest, equal_nan=True)
 
 
-def _are_alike(side: Sequence[Seen], tensors: Sequence[torch.Tensor]) -> bool:
+def _are_alike(side: Sequence[Seen], hooked: Sequence[Seen]) -> bool:
     """Whether a call was given tensors of these shapes, and all of them were kept."""
-    shapes = [tuple(of_tensor("", "activation", tensor).values.shape) for tensor in tensors]
-    return [seen.shape for seen in side] == shapes and all(seen.values is not None for seen in side)
+    return [seen.shape for seen in side] == [seen.shape for seen in hooked] and all(
+        seen.values is not None for seen in side
+    )
 
 
 def _modules_of(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
