@@ -322,6 +322,62 @@ def loss(model, batch):
     return model(*batch)
 """
 
+COUNTED = """
+from torch.utils.checkpoint import checkpoint
+
+
+class Scaled(nn.Module):
+    counts = False
+
+    def __init__(self):
+        super().__init__()
+        self.runs = 0
+
+    def forward(self, x):
+        self.runs += self.counts
+        return x * (1 + 0.5 * max(self.runs - 1, 0))
+
+
+class Block(nn.Module):
+    group = None
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.scaled, self.down = nn.Linear(6, 8), Scaled(), nn.Linear(8, 6, bias=False)
+
+    def forward(self, x):
+        if self.group is None:
+            return x + self.down(torch.tanh(self.scaled(self.up(x))))
+        return x + Sum.apply(self.down(torch.tanh(self.scaled(self.up(Copy.apply(x, self.group))))), self.group)
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.blocks, self.last = nn.Linear(3, 6), nn.ModuleList([Block(), Block()]), nn.Linear(6, 2)
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=True)
+        return self.last(x)
+
+
+def build():
+    return Model()
+
+
+def parallelize(model, mesh):
+    for block in model.blocks:
+        block.group = mesh.get_group("tp")
+        block.up.weight, block.up.bias = own(block.up.weight, mesh), own(block.up.bias, mesh)
+        block.down.weight = own(block.down.weight, mesh, 1)
+
+
+def batch():
+    return torch.randn(4, 3)
+"""
+
 OTHER_RANK = (
     "self.out = own(old.down.weight, mesh, 1)",
     "self.out = nn.Parameter(old.down.weight.detach().chunk(2, 1)[1 - mesh.get_local_rank()].clone())",
@@ -405,6 +461,19 @@ CASES = (
         ("wrong-value",),
         ("block is the first wrong module", "nothing sums a gradient"),
         ("again", "copies differ"),
+    ),
+    Bug(
+        "a checkpointed module counts its runs",
+        "tp=2",
+        COUNTED,
+        (('block.group = mesh.get_group("tp")', 'block.group, block.scaled.counts = mesh.get_group("tp"), True'),),
+        ("wrong-value",),
+        (
+            "backward runs blocks.0.scaled again",
+            "returns something else than in forward",
+            "changes between the two runs",
+        ),
+        ("without a backward",),
     ),
     Healthy("a replaced module whose ranks are in another order", "tp=2", IN_OTHER_ORDER),
 )
