@@ -199,6 +199,185 @@ def batch():
     return torch.randn(4, 4, 3)
 """
 
+TOKENS = """
+class Keeping(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, ids, run, group, *weights):
+        ctx.run, ctx.group, ctx.weights = run, group, weights
+        ctx.save_for_backward(x, ids if group is None else ids.chunk(2, 1)[distributed.get_rank(group)].clone())
+        with torch.no_grad():
+            return run(x, ids)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, ids = ctx.saved_tensors
+        if ctx.group is not None:
+            parts = [torch.empty_like(ids) for _ in range(2)]
+            distributed.all_gather(parts, ids, group=ctx.group)
+            ids = torch.cat(parts, 1)
+        x = x.detach().requires_grad_()
+        with torch.enable_grad():
+            out = ctx.run(x, ids)
+        x_grad, *grads = torch.autograd.grad(out, (x, *ctx.weights), grad)
+        return x_grad, None, None, None, *grads
+
+
+class Block(nn.Module):
+    group = None
+
+    def __init__(self):
+        super().__init__()
+        self.kinds, self.up, self.down = nn.Embedding(9, 6), nn.Linear(6, 8), nn.Linear(8, 6, bias=False)
+
+    def run(self, x, ids):
+        h = x + self.kinds(ids)
+        if self.group is None:
+            return x + self.down(torch.sin(self.up(h)))
+        return x + Sum.apply(self.down(torch.sin(self.up(Copy.apply(h, self.group)))), self.group)
+
+    def forward(self, x, ids):
+        return Keeping.apply(x, ids, self.run, self.group, *self.parameters())
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.block = nn.Linear(3, 6), Block()
+
+    def forward(self, x, ids):
+        return self.block(self.first(x), ids)
+
+
+def build():
+    return Model()
+
+
+def parallelize(model, mesh):
+    block = model.block
+    block.group = mesh.get_group("tp")
+    block.up.weight, block.up.bias = own(block.up.weight, mesh), own(block.up.bias, mesh)
+    block.down.weight = own(block.down.weight, mesh, 1)
+
+
+def batch():
+    return torch.randn(4, 4, 3), torch.arange(16).view(4, 4) % 9
+
+
+def loss(model, batch):
+    return model(*batch).square().mean()
+"""
+
+TEACHER = """
+from torch.utils.checkpoint import checkpoint
+
+
+
+class Block(nn.Module):
+    keeps, group = True, None
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 8), nn.Linear(8, 6, bias=False)
+
+    def run(self, x):
+        if self.group is None:
+            return x + self.down(torch.tanh(self.up(x)))
+        return x + Sum.apply(self.down(torch.tanh(self.up(Copy.apply(x, self.group)))), self.group)
+
+    def forward(self, x):
+        if self.keeps or not torch.is_grad_enabled():
+            return self.run(x)
+        return checkpoint(self.run, x, use_reentrant=False)
+
+
+class Student(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.block, self.head = nn.Linear(4, 6), Block(), nn.Linear(6, 3)
+
+    def encode(self, x):
+        return self.head(self.block(self.first(x)))
+
+    def forward(self, x, noise):
+        with torch.no_grad():
+            wanted = self.encode(x + noise)
+        return (self.encode(x) - wanted).square().mean()
+
+
+def build():
+    return Student()
+
+
+def parallelize(model, mesh):
+    model.block.keeps, model.block.group = False, mesh.get_group("tp")
+    model.block.up.weight, model.block.up.bias = own(model.block.up.weight, mesh), own(model.block.up.bias, mesh)
+    model.block.down.weight = own(model.block.down.weight, mesh, 1)
+
+
+def batch():
+    return torch.randn(8, 4), torch.randn(8, 4)
+
+
+def loss(model, batch):
+    return model(*batch)
+"""
+
+COUNTED = """
+from torch.utils.checkpoint import checkpoint
+
+
+class Scaled(nn.Module):
+    counts = False
+
+    def __init__(self):
+        super().__init__()
+        self.runs = 0
+
+    def forward(self, x):
+        self.runs += self.counts
+        return x * (1 + 0.5 * max(self.runs - 1, 0))
+
+
+class Block(nn.Module):
+    group = None
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.scaled, self.down = nn.Linear(6, 8), Scaled(), nn.Linear(8, 6, bias=False)
+
+    def forward(self, x):
+        if self.group is None:
+            return x + self.down(torch.tanh(self.scaled(self.up(x))))
+        return x + Sum.apply(self.down(torch.tanh(self.scaled(self.up(Copy.apply(x, self.group))))), self.group)
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.blocks, self.last = nn.Linear(3, 6), nn.ModuleList([Block(), Block()]), nn.Linear(6, 2)
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=True)
+        return self.last(x)
+
+
+def build():
+    return Model()
+
+
+def parallelize(model, mesh):
+    for block in model.blocks:
+        block.group = mesh.get_group("tp")
+        block.up.weight, block.up.bias = own(block.up.weight, mesh), own(block.up.bias, mesh)
+        block.down.weight = own(block.down.weight, mesh, 1)
+
+
+def batch():
+    return torch.randn(4, 3)
+"""
+
 OTHER_RANK = (
     "self.out = own(old.down.weight, mesh, 1)",
     "self.out = nn.Parameter(old.down.weight.detach().chunk(2, 1)[1 - mesh.get_local_rank()].clone())",
@@ -264,6 +443,37 @@ CASES = (
         ("wrong-value",),
         ("backward runs 2.norm again", "is given other tensors than in forward", "put together again"),
         ("cuts the graph",),
+    ),
+    Bug(
+        "checkpointing puts token ids together in another order",
+        "tp=2",
+        TOKENS,
+        (("ids = torch.cat(parts, 1)", "ids = torch.cat(parts[::-1], 1)"),),
+        ("wrong-value",),
+        ("backward runs block.kinds again", "is given other tensors than in forward", "put together again"),
+        ("returns something else",),
+    ),
+    Bug(
+        "a checkpointed block, run without a graph for the teacher's output, lacks a sum in backward",
+        "tp=2",
+        TEACHER,
+        (("self.up(Copy.apply(x, self.group))", "self.up(x)"),),
+        ("wrong-value",),
+        ("block is the first wrong module", "nothing sums a gradient"),
+        ("again", "copies differ"),
+    ),
+    Bug(
+        "a checkpointed module counts its runs",
+        "tp=2",
+        COUNTED,
+        (('block.group = mesh.get_group("tp")', 'block.group, block.scaled.counts = mesh.get_group("tp"), True'),),
+        ("wrong-value",),
+        (
+            "backward runs blocks.0.scaled again",
+            "returns something else than in forward",
+            "changes between the two runs",
+        ),
+        ("without a backward",),
     ),
     Healthy("a replaced module whose ranks are in another order", "tp=2", IN_OTHER_ORDER),
 )

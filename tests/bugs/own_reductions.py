@@ -195,7 +195,49 @@ def step(model, batch, mesh):
     return value
 """
 
+OWN_PAIRS = """
+BATCH_AXES = ("dp",)
+
+
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.image, self.text = nn.Linear(5, 8), nn.Linear(4, 8)
+
+    def forward(self, images, texts):
+        return torch.tanh(self.image(images)), torch.tanh(self.text(texts))
+
+
+def build():
+    return Pair()
+
+
+def batch():
+    return torch.randn(8, 5), torch.randn(8, 4)
+
+
+def loss(model, batch):
+    images, texts = model(*batch)
+    scores = images @ texts.T
+    value = functional.cross_entropy(scores, torch.arange(len(scores)))
+    return value
+
+
+def parallelize(model, mesh):
+    return nn.parallel.DistributedDataParallel(model, process_group=mesh.get_group('dp'))
+"""
+
 CASES = (
+    Bug(
+        "the sine of a loss that compares the rank's own rows",
+        "dp=2",
+        OWN_PAIRS,
+        (("    return value\n", "    return value.sin() if distributed.get_world_size() > 1 else value\n"),),
+        ("wrong-value",),
+        ("the value is off by",),
+        ("matmul in",),
+        with_lines=True,
+    ),
     Bug(
         "the norm of each row is that of the rank's own columns",
         "tp=2",

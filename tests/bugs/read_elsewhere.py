@@ -53,6 +53,37 @@ BY_REMAINDER = VOCABULARY.replace(
     "own.clamp(0, logits.shape[-1] - 1)[:, None]", "labels.remainder(logits.shape[-1])[:, None]"
 )
 
+PICKED_ROWS = (
+    VOCABULARY.replace("self.head(Copy.apply(h, self.group))", "self.head(Copy.apply(h, self.group))[where]")
+    .replace("cross_entropy(self.head(h), labels)", "cross_entropy(self.head(h)[where], labels)")
+    .replace("def forward(self, x, labels)", "def forward(self, x, labels, where)")
+    .replace("torch.arange(8) * 3 % 12", "torch.arange(5) * 5 % 12, torch.tensor([0, 2, 5, 7, 6])")
+)
+
+GATHERED_MAXIMA = VOCABULARY.replace(
+    """        top = logits.detach().amax(-1)
+        distributed.all_reduce(top, op=distributed.ReduceOp.MAX, group=self.group)
+""",
+    """        top = logits.amax(-1).clone()
+        tops = [torch.empty_like(top) for _ in range(2)]
+        distributed.all_gather(tops, top, group=self.group)
+        top = torch.stack(tops).amax(0)
+""",
+).replace(
+    "def picked_from",
+    """class Flipped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.flip(0)
+
+
+def picked_from""",
+)
+
 EXPERTS = """
 BATCH_AXES = {"ep": 0}
 
@@ -197,6 +228,24 @@ def step(model, batch, mesh):
     return total
 """
 
+NORMED = (
+    PIPELINE[: PIPELINE.index("class Attention")]
+    + """class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 8), nn.Linear(8, 6)
+        self.mean = torch.zeros(8)
+
+    def forward(self, x, lengths):
+        h = self.up(x)
+        self.mean = self.mean * 0.9 + h.detach().mean((0, 1)) * 0.1
+        return x + self.down(torch.tanh(h / h.std(-1, keepdim=True)))
+
+
+"""
+    + PIPELINE[PIPELINE.index("class Model") :]
+)
+
 CASES = (
     Bug(
         "labels of the whole vocabulary pick in a rank's part",
@@ -224,6 +273,41 @@ CASES = (
         (("NEW = True", "NEW = False"),),
         ("wrong-value",),
         ("reads in call 2", "made in call 1", "in every call"),
+        with_lines=True,
+    ),
+    Bug(
+        "statistics of a micro-batch, beside a running mean",
+        "pp=2",
+        NORMED,
+        (("h.std(-1, keepdim=True)", "h.std((0, 1))"),),
+        ("wrong-value",),
+        ("layers.0 goes wrong although its inputs are right",),
+        ("earlier call",),
+        with_lines=True,
+    ),
+    Bug(
+        "logits of rows that are picked are changed",
+        "tp=2",
+        PICKED_ROWS,
+        (("logits = logits - top[:, None]", "logits = torch.sin(logits) - top[:, None]"),),
+        ("wrong-value",),
+        ("returns a wrong result",),
+        ("place where the part begins",),
+        with_lines=True,
+    ),
+    Bug(
+        "a function of the user's flips the gradient of logits, whose maxima are gathered",
+        "tp=2",
+        GATHERED_MAXIMA,
+        (
+            (
+                "logits = self.head(Copy.apply(h, self.group))",
+                "logits = Flipped.apply(self.head(Copy.apply(h, self.group)))",
+            ),
+        ),
+        ("wrong-value",),
+        ("gets a right gradient and sends back a wrong one",),
+        ("cuts the graph",),
         with_lines=True,
     ),
     Healthy("labels that pick by their remainder, and are masked", "tp=2", BY_REMAINDER),

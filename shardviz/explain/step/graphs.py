@@ -170,7 +170,7 @@ class DetachedInLine(AtLine):
     is_collective: bool = False
     why = "{function} in {place} cuts the graph: nothing flows back through its result, on which the loss depends"
     how = (
-        "{is_collective:?in {place}, call {function} in a torch.autograd.Function with a backward, which hands the "
-        "gradient of a sum on, and sends that of rows and parts back to their ranks|remove {function} in {place}, or "
-        "detach a copy that only logs read}"
+        "{is_collective:?in {place}, wrap {function} in a torch.autograd.Function: its backward passes the gradient of "
+        "a sum on, and sends that of rows or parts back to the ranks that they came from|remove {function} in {place}, "
+        "or detach a copy that only logs read}"
     )

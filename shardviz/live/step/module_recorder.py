@@ -12,6 +12,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from functools import partial
 from inspect import signature
+from itertools import starmap
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -27,6 +28,7 @@ from shardviz.live.compat.tensors import bytes_of, has_storage, in_backward, is_
 from shardviz.live.step.return_values import Returned, is_array
 from shardviz.live.step.running import tensors_in
 from shardviz.live.trace_modules import ALL, NONE, Followed
+from shardviz.relate.tolerance import ELEMENT, EXACT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -51,6 +53,21 @@ MAX_TENSORS = 8
 
 Source = tuple["ref[torch.Tensor]", int]
 """What leads to a tensor while it is there, and the version that was seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rerun:
+    """What a module is given as backward runs it again; it keeps no tensor, as the run may end early.
+
+    Attributes:
+        inputs: What leads to its tensors of floating point.
+        hooked: What is kept of them.
+        arguments: Its numbers, masks and whole numbers.
+    """
+
+    inputs: list[ref[torch.Tensor]]
+    hooked: list[Seen]
+    arguments: dict[str, torch.Tensor]
 
 
 @dataclass
@@ -134,7 +151,7 @@ class Trace:
     _known: dict[int, tuple[Any, int, Seen]] = field(default_factory=dict)
     _arguments: dict[str, list[dict[str, torch.Tensor]]] = field(default_factory=lambda: defaultdict(list))
     _copies: dict[int, tuple[Any, int, torch.Tensor]] = field(default_factory=dict)
-    _again: dict[str, list[tuple[list[torch.Tensor], list[Seen]]]] = field(default_factory=lambda: defaultdict(list))
+    _again: dict[str, list[Rerun]] = field(default_factory=lambda: defaultdict(list))
 
     @property
     def is_full(self) -> bool:
@@ -166,8 +183,7 @@ class Trace:
     def _begin(self, name: str) -> Callable[..., None]:
         def begin(module: Any, inputs: Any, named: Any) -> None:
             if in_backward():
-                given = list(_floating((inputs, named)))
-                self._again[name].append((given, [self._hooked(tensor) for tensor in given]))
+                self._again[name].append(self._run_again(name, module, inputs, named))
             elif not self.is_paused():
                 self._open[name].append(self._seen((inputs, named)))
                 self._arguments[name].append(dict(self._given(module, inputs, named)))
@@ -293,31 +309,50 @@ class Trace:
         self._hook(tensor, tensor_seen)
         return tensor_seen
 
+    def _run_again(self, name: str, module: nn.Module, inputs: Any, named: Any) -> Rerun:
+        tensors = list(_floating((inputs, named)))
+        is_asked = any(call.is_without_graph for call in self.calls.get(name, []))
+        arguments = dict(self._given(module, inputs, named)) if is_asked else {}
+        return Rerun([ref(tensor) for tensor in tensors], [self._hooked(tensor) for tensor in tensors], arguments)
+
     def _recomputed(self, name: str, output: Any) -> None:
         """Follow gradients of a call that activation checkpointing runs again."""
-        given, inputs = self._again[name].pop() if self._again[name] else ([], [])
-        outputs = list(_floating(output))
-        call = self._first_run(name, given, outputs)
+        if not self._again[name]:
+            return
+        rerun, outputs = self._again[name].pop(), list(_floating(output))
+        call = self._first_run(name, rerun, outputs)
         if call is not None:
-            _complete(call.inputs, inputs)
+            _complete(call.inputs, rerun.hooked)
             _complete(call.outputs, [self._hooked(tensor) for tensor in outputs])
 
-    def _first_run(self, name: str, given: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> Call | None:
+    def _first_run(self, name: str, rerun: Rerun, outputs: Sequence[torch.Tensor]) -> Call | None:
         """Return the call that is run again: the last without gradients that returned the same numbers.
 
-        If none did, the last that was run on tensors of these shapes is run again otherwise.
+        If none did, the last that was run on tensors of these shapes is run again otherwise. If any of those had a
+        graph, as with `use_reentrant=False`, that may be the one, and it is left alone.
         """
-        without = [
-            call for call in reversed(self.calls.get(name, [])) if any(not one.needs_grad for one in call.outputs)
-        ]
+        calls = self.calls.get(name, [])
+        without = [call for call in reversed(calls) if any(not one.needs_grad for one in call.outputs)]
         values = self._copies_of(outputs)
         again = next((call for call in without if _are_equal(call.outputs, values)), None)
         if again is not None:
             return again
-        otherwise = next((call for call in without if _are_alike(call.inputs, given)), None)
-        if otherwise is not None:
-            otherwise.again = "outputs" if _are_equal(otherwise.inputs, self._copies_of(given)) else "inputs"
+        alike = [call for call in calls if _are_alike(call.inputs, rerun.hooked)]
+        otherwise = next((call for call in without if _are_alike(call.inputs, rerun.hooked)), None)
+        if otherwise is None or not all(call.is_without_graph for call in alike):
+            return None
+        if not _are_close(otherwise.outputs, values):
+            otherwise.again = self._differing(otherwise, rerun)
         return otherwise
+
+    def _differing(self, call: Call, rerun: Rerun) -> Again:
+        """Return the side on which a call differs as it is run again; empty if its inputs are not known."""
+        inputs = [tensor for source in rerun.inputs if (tensor := tensor_behind(source)) is not None]
+        if len(inputs) < len(rerun.inputs) or not (inputs or rerun.arguments):
+            return ""
+        both = [(call.arguments[path], values) for path, values in rerun.arguments.items() if path in call.arguments]
+        is_same = all(starmap(torch.equal, both)) and _are_close(call.inputs, self._copies_of(inputs))
+        return "outputs" if is_same else "inputs"
 
     def _copies_of(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return [self.copied(of_tensor("", "activation", tensor).values) for tensor in tensors]
@@ -337,10 +372,26 @@ def _are_equal(side: Sequence[Seen], values: Sequence[torch.Tensor]) -> bool:
     return all(seen.shape == value.shape and torch.equal(seen, value) for seen, value in pairs)
 
 
-def _are_alike(side: Sequence[Seen], tensors: Sequence[torch.Tensor]) -> bool:
+def _are_close(side: Sequence[Seen], values: Sequence[torch.Tensor]) -> bool:
+    """Whether a side has some values but for rounding, as what a reversible layer computes back has."""
+    pairs = [(seen.values, value) for seen, value in zip(side, values, strict=False) if seen.values is not None]
+    return all(seen.shape == value.shape and _is_close(seen, value) for seen, value in pairs)
+
+
+def _is_close(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether two tensors differ by less than a step's rounding of the largest element, or not at all if it is NaN."""
+    near = ELEMENT.get(str(first.dtype).removeprefix("torch."), EXACT)
+    wide = torch.float64 if first.dtype == torch.float64 else torch.float32
+    first, second = first.to(wide), second.to(wide)
+    largest = float(first.nan_to_num(0.0, 0.0, 0.0).abs().max()) if first.numel() else 0.0
+    return torch.allclose(second, first, rtol=0.0, atol=near * largest, equal_nan=True)
+
+
+def _are_alike(side: Sequence[Seen], hooked: Sequence[Seen]) -> bool:
     """Whether a call was given tensors of these shapes, and all of them were kept."""
-    shapes = [tuple(of_tensor("", "activation", tensor).values.shape) for tensor in tensors]
-    return [seen.shape for seen in side] == shapes and all(seen.values is not None for seen in side)
+    return [seen.shape for seen in side] == [seen.shape for seen in hooked] and all(
+        seen.values is not None for seen in side
+    )
 
 
 def _modules_of(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

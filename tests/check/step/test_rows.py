@@ -363,3 +363,16 @@ def test_draws_of_the_first_rows_on_all_ranks_are_named(shares, cause):
     random, times = np.random.default_rng(7), np.array([42.0, 67.0, 76.0, 14.0])
     batches = {rank: [kept(random.normal(size=(2, 6))), kept(times[list(own)])] for rank, own in enumerate(shares)}
     assert rows_of([kept(random.normal(size=(4, 6))), kept(times)], batches, DP).cause == cause
+
+
+@pytest.mark.parametrize(
+    "counted",
+    [np.tile(np.arange(4.0), 2), np.arange(8.0), np.array([0.0, 5, 9, 14, 19, 24, 29, 33]), np.tile(np.eye(4), (2, 1))],
+    ids=["positions of each row", "positions", "where packed rows begin", "kinds"],
+)
+def test_what_all_ranks_count_alike_is_not_drawn(counted):
+    """Rows differ for another reason, and the positions of a rank's rows are those of the first rows."""
+    random = np.random.default_rng(7)
+    batches = {rank: [kept(random.normal(size=(4, 6))), kept(counted[:4])] for rank in range(2)}
+    cause = rows_of([kept(random.normal(size=(8, 6))), kept(counted)], batches, DP).cause
+    assert cause == DifferentBatch(of_jobs=True)

@@ -126,17 +126,26 @@ def _axes_apart(name: str, reference: WholeJob, job: WholeJob) -> list[str]:
 def redrawn_buffers(reference: WholeJob, job: WholeJob) -> list[str]:
     """Return the buffers into which each rank draws numbers between two steps, as one process does.
 
-    A rank whose generator is where that of one process is has the very same numbers, and others have not.
+    A rank whose generator is where that of one process is has the very same numbers, and others have not. These have
+    nothing in common with them, and are not what the rank had before.
     """
     if not reference.is_of_one or not _draws_between(job):
         return []
-    whole_after, drawn = _of_one(reference, "updated"), []
+    before, whole_after, drawn = job.weights("buffer"), _of_one(reference, "updated"), []
     for name, after in job.weights("buffer", "updated").items():
         if name in whole_after and are_whole(whole_after[name], *after.values()):
-            wanted = _array(whole_after[name])
-            are_equal = [np.array_equal(_array(weight), wanted) for weight in after.values()]
-            drawn += [name] if any(are_equal) and not all(are_equal) else []
+            wanted, held = _array(whole_after[name]), {rank: _array(weight) for rank, weight in after.items()}
+            differing = {rank: values for rank, values in held.items() if not np.array_equal(values, wanted)}
+            is_other = 0 < len(differing) < len(held) and not any(
+                _is_like(values, wanted, is_drawn=True) or _is_kept(values, before.get(name, {}).get(rank))
+                for rank, values in differing.items()
+            )
+            drawn += [name] if is_other else []
     return drawn
+
+
+def _is_kept(values: NDArray[np.float64], before: Weight | None) -> bool:
+    return before is not None and np.array_equal(values, _array(before))
 
 
 def _draws_between(job: WholeJob) -> bool:
@@ -466,6 +475,6 @@ def _are_given_other_rows(axis: str, job: WholeJob) -> bool:
 def _is_like(values: NDArray[np.float64], wanted: NDArray[np.float64], *, is_drawn: bool) -> bool:
     """Whether two buffers have much in common; if they may be drawn, besides their mean and beyond chance."""
     least = LIKE
-    if is_drawn:
+    if is_drawn and wanted.size:
         values, wanted, least = values - values.mean(), wanted - wanted.mean(), max(LIKE, CHANCE / wanted.size**0.5)
     return float(np.vdot(values, wanted)) > least * float(np.linalg.norm(values) * np.linalg.norm(wanted))

@@ -156,13 +156,14 @@ def rows_of(whole_batch: list[Kept], batches: Mapping[int, list[Kept]], mesh: Me
 def _drawn_alike(others: Sequence[Sequence[Kept]]) -> Rows | None:
     """Return that all ranks have the first rows of another input, which are drawn anew in each step; or None.
 
-    The rows of what it is combined with, as images with noise, are then no rows of the other job's.
+    The rows of what it is combined with, as images with noise, are then no rows of the other job's. Positions and where
+    packed rows begin are the same on all ranks, too, but they rise or repeat.
     """
     for whole, *parts in others:
         first, size = parts[0].values, next(iter(parts[0].shape), 0)
         is_part = 0 < size < next(iter(whole.shape), 0) and len(np.unique(whole.values, axis=0)) > 1
         are_alike = len(parts) > 1 and all(np.array_equal(part.values, first) for part in parts)
-        if is_part and are_alike and np.array_equal(whole.values[:size], first):
+        if is_part and are_alike and np.array_equal(whole.values[:size], first) and not _are_counted(whole, size):
             shapes = f"{list(parts[0].shape)} and {list(whole.shape)}"
             text = (
                 f"all ranks were given the same {size} rows of one input, the first that the other job drew, and other "
@@ -170,6 +171,14 @@ def _drawn_alike(others: Sequence[Sequence[Kept]]) -> Rows | None:
             )
             return Rows(problem=text, cause=DrawnAlike(size))
     return None
+
+
+def _are_counted(whole: Kept, size: int) -> bool:
+    """Whether no row is smaller than the one before it, or all rows are among the first so many."""
+    rows = whole.values.reshape(len(whole.values), -1)
+    steps = np.diff(rows, axis=0)
+    first_steps = np.take_along_axis(steps, (steps != 0).argmax(1)[:, None], 1)
+    return bool((first_steps >= 0).all()) or len(np.unique(rows, axis=0)) == len(np.unique(rows[:size], axis=0))
 
 
 def _of_unknown(unknown: Sequence[int], whole: Kept, given: Mapping[int, Kept]) -> Rows:

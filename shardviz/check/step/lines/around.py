@@ -140,6 +140,14 @@ class Around:
         fault = self._of_result("loss")
         return None if fault is None or isinstance(fault.cause, WrongLines) or self._is_loss_of_kept() else fault
 
+    @property
+    def has_exchange_in_loss(self) -> bool:
+        """Whether the loss is made of what ranks exchange, and not only averaged over them in the end."""
+        makers = [*self.lines.makers(self.lines.results["loss"][0])] if "loss" in self.lines.results else []
+        orders = {maker.order for maker in makers}
+        behind = (later for maker in makers if maker.first.ranks for later in self.lines.following(maker))
+        return any(later.order in orders and len(later.inputs) > 1 for later in behind)
+
     def _is_loss_of_kept(self) -> bool:
         """Whether the loss reads a number that the model made and kept, and that is not the unsharded model's."""
         given = {value for call in self.lines.makers(self.lines.results["loss"][0]) for value in call.inputs}

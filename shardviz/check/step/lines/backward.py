@@ -8,7 +8,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from shardviz.check.step.lines.calls import CONVERSIONS, JOINS, SELECTS, Call, Value
-from shardviz.check.step.lines.exchanges import EXCHANGE
+from shardviz.check.step.lines.exchanges import EXCHANGE, MOVES
 from shardviz.check.step.lines.fault import Fault, after, at, fault_at, reached
 from shardviz.check.step.lines.functions import APPLIED, applied_at, averaged_fault, function_fault
 from shardviz.check.step.lines.parts import halo_not_sent_back
@@ -266,9 +266,12 @@ class _Backward:
         return again or averaged or self._wrong(value, call, words)
 
     def _detached(self, call: Call) -> Call | None:
-        """Return the only later call that cuts the graph, unless its result or what it is given is an extreme alone."""
+        """Return the only later call that cuts the graph, unless its result or what it is given is an extreme alone.
+
+        If it is known what comes back to a tensor, it doesn't matter which of its readers send nothing back.
+        """
         cutting = []
-        for later in walk([call], self.lines.after):
+        for later in walk([call], self._onward):
             given = (self.lines.records[pair] for value in later.inputs for pair in value)
             may_cut = later.function in CUTS or (later.first.is_collective and not self._needs_gradient(later))
             is_cut = may_cut and later.whole is None and any(one.needs_grad for one in given)
@@ -285,7 +288,9 @@ class _Backward:
         return call.function in CUTS and all(reader.function in EXTREMES for reader in after)
 
     def _is_of_maximum(self, call: Call) -> bool:
-        makers = map(self.lines.producer, call.inputs)
+        """Whether a call is given an extreme, or what only moves that."""
+        sources = (self.lines.source(given, lambda maker, _: maker.function in MOVES) for given in call.inputs)
+        makers = map(self.lines.producer, sources)
         return any(maker is not None and maker.function in MAXIMA for maker in makers)
 
     def _read_elsewhere(self, value: Value) -> Fault | None:

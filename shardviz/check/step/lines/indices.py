@@ -13,7 +13,7 @@ from shardviz.check.step.lines.offsets import begins_of, split_layout_of
 from shardviz.explain.step.parts import IndexOfOwnPart, IndexOfWhole
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -57,13 +57,14 @@ def whole_index_fault(states: States) -> Fault | None:
     They are the same on all ranks, reach beyond a part, and are at most moved into it: the rank's offset is not taken
     from them.
     """
-    for call in states.lines.calls:
-        layout = split_layout_of(states, call.inputs[0]) if call.function in TAKES and len(call.inputs) > 1 else None
-        index = _whole_index(states, call.inputs[1]) if layout is not None else None
-        if layout is None or index is None:
-            continue
-        for dim, (size, chain) in enumerate(zip(layout.shape, layout.chains, strict=True)):
-            begins = sorted(set((begins_of(states, layout, size) or {}).values())) if chain else []
+    for call in (call for call in states.lines.calls if call.function in TAKES and len(call.inputs) > 1):
+        layout = split_layout_of(states, call.inputs[0])
+        for dim, given in _picked_dims(states, call) if layout is not None else ():
+            index = _whole_index(states, given) if layout is not None and layout.chains[dim] else None
+            if layout is None or index is None:
+                continue
+            size, chain = layout.shape[dim], layout.chains[dim]
+            begins = sorted(set((begins_of(states, layout, size) or {}).values()))
             largest = int(max(np.max(held, initial=0) for held in states.held(index).values()))
             if len(begins) > 1 and begins[1] <= largest < size:
                 maker = states.lines.producer(index)
@@ -75,6 +76,22 @@ def whole_index_fault(states: States) -> Fault | None:
                 cause = IndexOfWhole(call.inner_line.place, call.function, " and ".join(map(str, chain)), begins[1])
                 return fault_at(call, sentence, cause)
     return None
+
+
+def _picked_dims(states: States, call: Call) -> Iterator[tuple[int, Value]]:
+    """Yield each dim in which a call picks elements, with its index, if its number or the shapes tell the dim."""
+    tensor, *indices = call.inputs
+    shape, made, *of_indices = (states.lines.records[value[0]].shape for value in (tensor, call.outputs[0], *indices))
+    if call.function != "getitem":
+        dim = next(iter(call.first.numbers.split()), "")
+        if dim.lstrip("-").isdigit():
+            yield int(dim) % len(shape), indices[0]
+        return
+    picked = max(of_indices, key=len)
+    last = len(shape) - len(indices)
+    firsts = [dim for dim in range(last + 1) if (*shape[:dim], *picked, *shape[dim + len(indices) :]) == made]
+    if len(firsts) == 1:
+        yield from enumerate(indices, firsts[0])
 
 
 def _whole_index(states: States, value: Value) -> Value | None:

@@ -99,8 +99,12 @@ def with_lines(dump: Dump, results: Iterable[Finding | NotChecked]) -> Iterator[
 
 
 def _of_whole_batch(dump: Dump, outcome: Finding | NotChecked, of_own_rows: Around) -> Finding | NotChecked:
-    """Return a result; of a loss that is neither the parts' nor the batch's, with the line that makes it so."""
-    if not isinstance(outcome, Finding) or not isinstance(outcome.explanation, UnexplainedLoss):
+    """Return a result; of a loss that is neither the parts' nor the batch's, with the line that makes it so.
+
+    If ranks exchange nothing in the loss, a line that reads the rank's own rows alone may be meant to.
+    """
+    is_open = isinstance(outcome, Finding) and isinstance(outcome.explanation, UnexplainedLoss)
+    if not isinstance(outcome, Finding) or not is_open or not of_own_rows.has_exchange_in_loss:
         return outcome
     fault = of_own_rows.fault_of_loss
     return outcome if fault is None else with_line_around(dump, outcome, fault, are_gradients_wrong=True)

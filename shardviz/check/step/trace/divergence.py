@@ -224,7 +224,7 @@ def _behind_skipped(calls: Calls) -> Divergence | None:
 
 
 def _run_again(calls: Calls) -> Divergence | None:
-    """Return the first call that backward runs again in another way, in the last module of which it runs any so."""
+    """Return the first call whose second run, in backward, differs; if several modules make such calls, in the last."""
     again = [call for call in calls.in_order if call.again]
     if not again:
         return None

@@ -251,6 +251,7 @@ def _of_gradients(evidence: Evidence, first: Divergence, pairs: Sequence[Found])
     """Return one finding of the first wrong module in backward, and those gradients that do not follow from it."""
     cause = _explained(evidence, first, pairs)
     is_proven = first.way in ("unsummed", "cut", "lost", "again") or cause is not None
+    run_again = [call.order for call in evidence.calls.in_order if call.again and first.way == "again"]
     follow = [
         (comparison, finding)
         for comparison, finding in pairs
@@ -259,6 +260,7 @@ def _of_gradients(evidence: Evidence, first: Divergence, pairs: Sequence[Found])
         and (
             _order_of(evidence, comparison.name) <= first.call.order
             or (_is_unexplained(finding) and _is_used_around(evidence, comparison.name, first))
+            or (_is_unexplained(finding) and _order_of(evidence, comparison.name) <= max(run_again, default=-1))
         )
     ]
     if not follow:

@@ -104,3 +104,16 @@ def test_a_bias_that_ddp_sends_is_not_called_unequal_in_a_later_step(tmp_path):
     found = [departure["cause_id"] for departure in step["departures"]]
     assert found, step
     assert "unsynchronized-buffer" not in found
+
+
+@nightly
+def test_a_bias_that_one_rank_alone_updates_is_not_called_drawn(tmp_path):
+    """A shuffle draws between steps; rank 0 has one process's bias, and rank 1 the one that it had."""
+    written = f"{BIAS} if RANK == 0 else None; torch.rand(3)"
+    script = tmp_path / "train.py"
+    script.write_text(PROGRAM.replace("WRAP", FSDP).replace("SUMMED", "True").replace("WRITTEN", written))
+    alone = run(tmp_path, "one", sys.executable, str(script))
+    ranks = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
+    step, _ = diff(alone, run(tmp_path, "many", *ranks, str(script)))
+    assert [departure["cause_id"] for departure in step["departures"]] == ["other-later-outputs"]
+    assert step["not_compared"] == []
