@@ -261,9 +261,8 @@ class Judging:
         ]
 
     def _record(self, place: Place, judgment: Judgment, rank: int, *, is_wrong: bool) -> PointRecord:
-        whole, point = self.whole[place], self.ranks[rank][place]
-        has_noise = self.noise is not None or (whole.values is not None and whole.values.dtype in HALVES)
-        layout = ""
+        whole, point, is_odd = self.whole[place], self.ranks[rank][place], is_wrong and judgment.state[rank] == "odd"
+        has_noise, layout = self.noise is not None or (whole.values is not None and whole.values.dtype in HALVES), ""
         if judgment.layout is not None and point.values is not None and whole.values is not None:
             layout = write(Layout.from_placements(self.mesh, whole.values.shape, judgment.layout))
         return PointRecord(
@@ -278,11 +277,11 @@ class Judging:
             whole.type,
             judgment.near if has_noise else 0.0,
             self.scale(place, rank),
-            *(self._added(place, rank) if is_wrong and judgment.state[rank] == "odd" else ("", 0)),
-            self._skipped(place) if is_wrong and judgment.state[rank] == "odd" else "",
-            point.is_overwritten,
-            point.is_without_graph and not whole.is_without_graph,
-            "" if whole.again else point.again,
+            *(self._added(place, rank) if is_odd else ("", 0)),
+            self._skipped(place) if is_odd else "",
+            is_overwritten=point.is_overwritten,
+            is_without_graph=point.is_without_graph and not whole.is_without_graph,
+            again="" if whole.again else point.again,
         )
 
     def _skipped(self, place: Place) -> str:
