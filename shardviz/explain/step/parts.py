@@ -247,7 +247,7 @@ class IndexOfWhole(AtLine, kind="wrong-value"):
     )
     how = (
         "before {place}, subtract where the rank's part begins, its coordinate along {axis} times {size}, and mask "
-        "indices outside of 0 to {size} after that"
+        "what is then below 0 or at least {size}"
     )
 
 

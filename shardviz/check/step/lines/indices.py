@@ -68,7 +68,8 @@ def whole_index_fault(states: States) -> Fault | None:
             largest = int(max(np.max(held, initial=0) for held in states.held(index).values()))
             if len(begins) > 1 and begins[1] <= largest < size:
                 maker = states.lines.producer(index)
-                source = f" from {at(maker.line, call.line)}" if maker is not None else ""
+                is_apart = maker is not None and maker.line != call.line
+                source = f" from {at(maker.line, call.line)}" if maker is not None and is_apart else ""
                 sentence = (
                     f"{reached(call)} reads each rank's {begins[1]} of {size} elements along dim {dim} at the indices"
                     f"{source}, which are those of the whole on every rank"

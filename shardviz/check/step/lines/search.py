@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.lines.calls import JOINS, SELECTS, Call, Value
-from shardviz.check.step.lines.exchanges import COPIES, MOVES, SUMS
+from shardviz.check.step.lines.exchanges import COPIES, MOVES, ROOM, SUMS
 from shardviz.check.step.lines.fault import (
     Act,
     Fault,
@@ -281,7 +281,7 @@ class ForwardSearch:
         is_mean = is_mean and all(other.kind != "terms" for other in given)
         axes = " and ".join(state.axes) if is_mean else ""
         between = sorted(through, key=lambda maker: maker.order)
-        reader = next((maker for maker in between if maker.function not in MOVES), next(iter(between), None))
+        reader = next((maker for maker in between if maker.function not in MOVES | ROOM), next(iter(between), None))
         reads = reader.function if reader is not None else ""
         unlike = "" if reads else unlike_dim(self.states, inputs, call.function)
         times = state.factor if state.factor != 1 else 0
