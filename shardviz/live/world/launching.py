@@ -117,6 +117,8 @@ GRACE = 0.5
 """Seconds after the first failure in which others may fail too, to be counted, or turn out to be first."""
 ECHO_GRACE = 2.0
 """The same while all failures look like echoes of one that has not been seen yet."""
+MET_GRACE = 5.0
+"""The same while some ranks have met the others, and these are about to say so: on a busy machine that takes longer."""
 LONG = 5.0
 """Seconds after which Ctrl-C is taken to mean that ranks hang, and their places are said."""
 START_LIMIT = 240.0
@@ -162,6 +164,9 @@ class Watch:
     def _deadline(self) -> float:
         if self._failed_at is not None:
             bad = [member.outcome for member in self._members if isinstance(member.outcome, Failed | Died)]
+            have_met = any(member.ready for member in self._members)
+            if have_met and not all(member.ready for member in self._running()):
+                return self._failed_at + MET_GRACE
             return self._failed_at + (ECHO_GRACE if all(map(failures.is_echo, bad)) else GRACE)
         if all(member.ready for member in self._members):
             return self._heard_at + self._job.timeout
