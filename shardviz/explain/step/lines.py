@@ -415,7 +415,7 @@ class KeptFromEarlierCall(AtLine):
         "{function} in {place} reads what {maker} made in an earlier call, of that call's inputs: the module keeps it "
         "from one micro-batch to the next"
     )
-    how = "make it in every call, or keep it with what it is made of, and compare that"
+    how = "make it in every call, or keep it beside what it is made of, and make it anew where that differs"
 
 
 class UnsummedLine(Cause):

@@ -120,8 +120,8 @@ def rows_of(whole_batch: list[Kept], batches: Mapping[int, list[Kept]], mesh: Me
     rows = _rows_of_ranks(whole, given)
     unknown = [rank for rank, known in rows.items() if known is None]
     size = next(iter(whole.shape), 0)
+    others = [tensors for tensors in inputs if tensors[0] is not whole]
     if unknown:
-        others = [tensors for tensors in inputs if tensors[0] is not whole]
         return _drawn_alike(others) or _of_unknown(unknown, whole, given)
     shares = {rank: tuple(known.tolist()) for rank, known in rows.items() if known is not None}
     parts = list(dict.fromkeys(shares.values()))
@@ -132,19 +132,18 @@ def rows_of(whole_batch: list[Kept], batches: Mapping[int, list[Kept]], mesh: Me
         are_all_there = num_different < size and len(np.unique(given_rows, axis=0)) == num_different
         if are_all_there:
             return Rows(not_joined=EQUAL_ROWS)
-        others = [tensors for tensors in of_rows if tensors[0] is not whole]
-        return _paired_with_all(shares, others) or _incomplete(shares, size, mesh)
+        of_same_rows = [tensors for tensors in of_rows if tensors[0] is not whole]
+        return _paired_with_all(shares, of_same_rows) or _incomplete(shares, size, mesh)
     if len(every) > size:
         again = {row for row, count in Counter(every).items() if count > 1}
         text = (
             f"rows {join_numbers(again)} of the other job's {size} were given to several ranks: {shares_text(shares)}"
         )
         return Rows(problem=text)
-    if num_different < size and every != list(range(size)):
-        others = [tensors for tensors in inputs if tensors[0] is not whole]
-        if len(whole.shape) == 1 or not all(_are_in_order(shares, *tensors) for tensors in others):
-            return Rows(not_joined=EQUAL_ROWS)
-    if (paired := _paired_otherwise(shares, [tensors for tensors in inputs if tensors[0] is not whole])) is not None:
+    is_order_unknown = len(whole.shape) == 1 or not all(_are_in_order(shares, *tensors) for tensors in others)
+    if num_different < size and every != list(range(size)) and is_order_unknown:
+        return Rows(not_joined=EQUAL_ROWS)
+    if (paired := _paired_otherwise(shares, others)) is not None:
         return paired
     if len({len(part) for part in parts}) > 1:
         return Rows(
