@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     args = parser.parse_args(arguments)
     if args.verb == "write" and not args.verdicts and not ROOMS.keys() >= set(args.rooms):
-        parser.error("what the scripts by_*.py and vary.py make is written by them; here with --verdicts")
+        parser.error("no test makes this room: varied and hunted are written by vary.py, others only with --verdicts")
     try:
         if args.verb == "write":
             return _write(args.rooms or (store.rooms() if args.verdicts else list(ROOMS)), verdicts=args.verdicts)

@@ -21,7 +21,7 @@ from unittest.mock import patch
 from shardviz import cli
 from shardviz.explain.cause import Cause
 from shardviz.explain.finding import Finding
-from tests.contract.store import Case, Room, lay_out, place, write_verdicts
+from tests.contract.store import Case, Room, lay_out, place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -105,13 +105,6 @@ def judge_rooms(
 def judge_room(room: Room, processes: int = PROCESSES) -> Verdicts:
     """Return the verdicts on every case of a room."""
     return judge_rooms([room], processes=processes)[0][room.name]
-
-
-def record(room: Room) -> None:
-    """Write a room that was made by a rule, with its verdicts, and say how large it is."""
-    path = room.save()
-    write_verdicts(room.name, judge_room(room))
-    print(f"{room.name}: {len(room.cases)} cases, {path.stat().st_size / 1e6:.2f} MB")
 
 
 def _judge_in(job: tuple[int, str, Case, Path, Asking | None]) -> tuple[str, str, Rows, list[str]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.contract import store
-from tests.contract.judge import judge_files, record
+from tests.contract.judge import judge_files, judge_room
 from tests.contract.mutants import JUDGING
 from tests.contract.reached import ROOT, Lines
 from tests.contract.varied import variant
@@ -79,7 +79,9 @@ def write(made_room: str) -> None:
             room.add_content(f"{name}: {case_name} | {seed}: {made[0]}", case.command, made[1])
             kept.append((name, case_name, seed))
     _list(made_room, kept)
-    record(room)
+    size = room.save().stat().st_size
+    store.write_verdicts(room.name, judge_room(room))
+    print(f"{room.name}: {len(room.cases)} cases, {size / 1e6:.2f} MB")
 
 
 def add_to_list(chosen: Iterable[tuple[str, str, str]]) -> None:
