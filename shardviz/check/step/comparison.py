@@ -75,6 +75,7 @@ class Compared(Sides):
             in the batch's order.
         wrappers: What reduces its gradient by itself on the first rank, by kind; None if not known.
         other_divisors: By what FSDP divides other gradients that it reduces over the same ranks.
+        is_given: Whether it is what a module was given, and not what it returned.
     """
 
     role: Role
@@ -84,6 +85,7 @@ class Compared(Sides):
     rows: tuple[tuple[int, ...], ...] = ()
     wrappers: Mapping[str, WrapperRecord] | None = None
     other_divisors: frozenset[float] = frozenset()
+    is_given: bool = False
 
     def wrapped_over(self, axes: Sequence[str]) -> Wrapped:
         """Return the wrapper that reduces its gradient along some axes; empty if unknown."""
@@ -114,7 +116,7 @@ class Compared(Sides):
     @property
     def what(self) -> str:
         """Its role, as sentences call it."""
-        return WHAT[self.role]
+        return "input" if self.is_given else WHAT[self.role]
 
     def finding(self, cause: Cause, sentence: str, ranks: tuple[int, ...] | None = None, **others: Any) -> Finding:
         """Return the finding that has a cause; if no ranks are given, about the wrong ones."""

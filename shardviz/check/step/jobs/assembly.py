@@ -35,6 +35,7 @@ from shardviz.check.step.rules.all_gradients import of_all_gradients
 from shardviz.check.step.rules.summands import of_micro_batches, reduced_as_others
 from shardviz.check.step.run import explained, seen_in
 from shardviz.check.step.trace.calls import Call, is_within
+from shardviz.check.step.trace.causes import with_start_of_order
 from shardviz.check.step.trace.divergence import Divergence, blamed_by_weights, first_in_backward, first_in_forward
 from shardviz.check.step.trace.naming import of_output, placed, with_cut
 from shardviz.check.step.trace.traces import JobTrace, Point, Weight, largest_of
@@ -213,7 +214,8 @@ class JobEvidence(Evidence):
     def divergence(self) -> Divergence | None:
         """The first wrong module: in forward; in backward if all of forward is right."""
         backward = first_in_backward(self.calls)
-        return first_in_forward(self.calls) or blamed_by_weights(backward, self.calls, self.gradients)
+        forward = with_start_of_order(self, first_in_forward(self.calls))
+        return forward or blamed_by_weights(backward, self.calls, self.gradients)
 
 
 def assembled(job: JobTrace, judging: Judging, weights: Weights, reference: JobTrace) -> tuple[Dump, tuple[str, ...]]:

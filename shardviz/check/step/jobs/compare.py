@@ -434,7 +434,8 @@ def _farthest_gradient(evidence: JobEvidence) -> float:
 
 def _apart(judging: Judging, reference: WholeJob) -> Iterator[NotChecked]:
     """Yield how many places have values that cannot be put together: copies that are not equal, for one."""
-    lost = [place for place in judging.places if place not in judging.whole]
+    of_ranks = [own.items() for own in judging.ranks.values()]
+    lost = {place for own in of_ranks for place, point in own if point.values is not None} - judging.whole.keys()
     if lost and not reference.is_of_one:
         where = f"{counted(len(lost), 'place')} of the step"
         why = f"{where}: the parts that ranks of {reference.name} have do not fit together"

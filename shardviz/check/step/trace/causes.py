@@ -49,7 +49,7 @@ from shardviz.layout.notation import parse
 from shardviz.layout.region import Region
 from shardviz.layout.splits import axes_in
 from shardviz.relate.factors import MOST_RATIO, ratio_near
-from shardviz.relate.measures import factor_of_all, vector_added
+from shardviz.relate.measures import factor_of_all, moved_slices, vector_added
 from shardviz.relate.sides import Rounding
 from shardviz.relate.tolerance import LEAST_FACTOR_OF_MODULE, NOISE, POINT_EPSILON, SINGLE, near_ratio
 from shardviz.relate.values import part_of
@@ -182,21 +182,28 @@ def _is_near(values: NDArray[np.float64], expected: NDArray[np.float64], near: f
 
 
 def with_start_of_order(evidence: Evidence, first: Divergence | None) -> Divergence | None:
-    """Return the first divergence, moved back to the call that reorders the features that a linear layer is given.
+    """Return the first divergence, moved back to where the features are reordered that a linear layer is given.
 
     Tokens in another order come out of a linear layer in that order. Features meet the wrong columns of its weight,
     unless these are in another order, too.
     """
     if first is None or first.call.type != "Linear" or first.call.state("input") != "moved":
         return first
-    weight = evidence.dump.by_name("stamped", "param").get(f"{first.module}.weight")
+    dump, name = evidence.dump, f"{first.module}.weight"
+    weight = dump.by_name("stamped", "param").get(name) or dump.by_name("step", "grad").get(name)
     if weight is None or _out_of_order(weight):
         return first
     begin = start_of_order(evidence.calls, first.call)
-    output = evidence.activations.by_name.get(begin.module) if begin is not None else None
-    if begin is None or output is None or output.slices is None:
-        return begin or first
-    num_dims = len(evidence.dump.by_name("step", "activation")[output.name].shape)
+    if begin is None:
+        return first
+    if begin.way == "between":
+        sides = [one for one in compared_at(evidence, begin) if not one.incomparable and one.wrong]
+        are_features = (all(moved_slices(one, rank, one.wanted.ndim - 1) for rank in one.wrong) for one in sides)
+        return begin if any(are_features) else first
+    output = evidence.activations.by_name.get(begin.module)
+    if output is None or output.slices is None:
+        return begin
+    num_dims = len(dump.by_name("step", "activation")[output.name].shape)
     return begin if output.slices.dim == num_dims - 1 else first
 
 
@@ -238,6 +245,7 @@ def compared_at(evidence: Evidence, first: Divergence) -> Iterator[Compared]:
             regions=regions,
             rounding=Rounding(min(of_step.epsilon, POINT_EPSILON), of_step.terms, 0.0),
             noise=point.near / NOISE / (abs(point.scale) or 1.0),
+            is_given=point.what == "input",
         )
 
 

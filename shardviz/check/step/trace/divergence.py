@@ -116,7 +116,7 @@ def _within_forward(call: Call) -> Divergence:
 
 def _between_forward(calls: Calls, call: Call) -> Divergence:
     """Blame the nearest module around a call whose inputs are right, or not known; else it arrives wrong there."""
-    point = call.point("input", "odd", "repeated")
+    point = call.point("input", "odd", "repeated", "moved")
     around = [call, *calls.around(call)]
     outer = next((one for one in around[1:] if not one.is_bad("input")), None)
     if outer is None:
@@ -126,12 +126,20 @@ def _between_forward(calls: Calls, call: Call) -> Divergence:
 
 
 def start_of_order(calls: Calls, call: Call) -> Divergence | None:
-    """Return the last call before another that gives slices another order; None if one is in order after that."""
+    """Return where slices get the order in which another call is given them; None if they are in order after that.
+
+    It is the last call before it that gives them another order, or what the code between two calls makes of the output
+    of one that has them in order.
+    """
+    last = call
     for earlier in (earlier for earlier in reversed(calls.in_order) if earlier.order < call.order):
         if _begins_order(earlier):
             return _within_forward(next(filter(_begins_order, calls.within(earlier)), earlier))
         if earlier.state("output") == "right" and not calls.is_contained(earlier, "output"):
-            break
+            is_between = last is not call and all(one.state("input") != "moved" for one in calls.around(last))
+            return _between_forward(calls, last) if is_between else None
+        if earlier.state("input") == "moved" and not calls.within(earlier):
+            last = earlier
     return None
 
 

@@ -126,12 +126,6 @@ class Judging:
         backward = sorted((place for place in places if place.is_gradient), key=self._order, reverse=True)
         return {place: judgment for place in (*forward, *backward) if (judgment := self.judged(place)) is not None}
 
-    @cached_property
-    def places(self) -> list[Place]:
-        """The places at which any rank has values."""
-        by_rank = (own.items() for own in self.ranks.values())
-        return list(dict.fromkeys(place for own in by_rank for place, point in own if point.values is not None))
-
     def _order(self, place: Place) -> int:
         return self.whole[place].order
 
@@ -236,20 +230,21 @@ class Judging:
         """Whether a gradient is not there that should be: what it is the gradient of was kept."""
         whole = self.whole[place].values
         forward = self.ranks[rank].get(place.forward)
-        is_kept = forward is not None and forward.values is not None
-        return place.is_gradient and is_kept and whole is not None and bool(np.any(whole.values))
+        is_of_kept = place.is_gradient and forward is not None and forward.values is not None
+        return is_of_kept and whole is not None and bool(np.any(whole.values))
 
     @cached_property
     def wrong(self) -> list[Place]:
-        """The first wrong places, forward and backward, and outputs out of order that other layers have in order."""
-        wrong = [place for place, judgment in self.judgments.items() if set(judgment.state.values()) & set(BAD)]
-        forward = [place for place in wrong if not place.is_gradient]
-        backward = [place for place in wrong if place.is_gradient]
-        outputs = {place: judgment for place, judgment in self.judgments.items() if place.what == "output"}
-        in_order = {_layer(place) for place, judgment in outputs.items() if "right" in judgment.state.values()}
-        moved = [place for place, judgment in outputs.items() if "moved" in judgment.state.values()]
-        moved = [place for place in moved if _layer(place) in in_order]
-        return [*forward[:MAX_WRONG], *backward[:MAX_WRONG], *moved[:MAX_WRONG]]
+        """The first wrong places, forward and backward, and inputs before and outputs that alone are out of order."""
+        states = {place: {*judgment.state.values()} for place, judgment in self.judgments.items()}
+        wrong = [place for place, of in states.items() if of & {*BAD}]
+        forward, backward = ([place for place in wrong if place.is_gradient == back] for back in (False, True))
+        in_order = {_layer(place) for place, of in states.items() if place.what == "output" and "right" in of}
+        moved = [place for place, of in states.items() if "moved" in of]
+        outputs = [place for place in moved if place.what == "output" and _layer(place) in in_order]
+        later = {*list(states)[list(states).index(forward[0]) :]} if forward else states.keys()
+        inputs = [place for place in moved if place.what == "input" and place not in later]
+        return [*forward[:MAX_WRONG], *backward[:MAX_WRONG], *outputs[:MAX_WRONG], *inputs[-MAX_WRONG:]]
 
     def records(self, rank: int) -> list[PointRecord]:
         """Return a rank's judgments at every place; the first wrong ones with their extra term."""
