@@ -24,6 +24,7 @@ from tests.bugs import (
     gradients,
     hooks,
     joins,
+    kept_aside,
     kept_tensors,
     loads,
     logs,
@@ -75,7 +76,7 @@ LAYERS = (residual, sequence_parallel, shared_parts, adapters, branches, vocabul
 LOOPS = (loss_terms, sharded_losses, scaled_steps, training_loops, right_sums, own_numbers, canceling)
 OTHERS = (*LOOPS, denominators, lost_on_the_way, untrue_causes, parallel_by_hand, decided, taken_apart)
 PROBES = (flat_buffers, kept_tensors, arguments, joins, written_anew, own_indices, own_functions, composed)
-BY_HAND = (cut_and_scaled, read_elsewhere, sent_back, own_reductions, own_rows)
+BY_HAND = (cut_and_scaled, kept_aside, read_elsewhere, sent_back, own_reductions, own_rows)
 NEWEST = (strange_parts, one_change, unequal_parts, ring_attention, scans, ways_back, proven, blamed_beside, *PROBES)
 
 

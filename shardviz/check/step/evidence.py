@@ -299,8 +299,6 @@ class Evidence:
         is_forward_right = self.outputs_are_right if self.outputs else self.loss_is_right
         if not is_forward_right:
             return with_start_of_order(self, first_in_forward(self.calls))
-        if not self.loss_is_right:
-            return None
         first = blamed_by_weights(first_in_backward(self.calls), self.calls, self.gradients)
         return first or (first_unlike_others(self.calls) if self.is_narrow else None)
 

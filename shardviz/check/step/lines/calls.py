@@ -29,6 +29,8 @@ Key = tuple[int, tuple[tuple[str, int], ...], str]
 
 CONVERSIONS = ("_FromTorchTensor", "_ToTorchTensor", "Redistribute")
 """What DTensors are made by, and turned into plain tensors: what they are of stays the same."""
+TURNS = ("T", "t", "mT")
+"""What a product that is written by hand makes of a layer's weight."""
 
 
 ENTRIES = ("loss", "step")
@@ -437,13 +439,17 @@ class Lines:
 
     def _pair_without_bias(self, call: Call, given: Sequence[int | None], left: Sequence[LineRecord]) -> bool:
         """Pair a product with the unsharded model's that adds a bias, which ranks add after the sum of their terms."""
-        if call.function != "linear" or len(given) != 2:
+        is_linear = call.function == "linear" and len(given) == 2
+        turned = self.producer(call.inputs[1]) if call.function == "matmul" and len(given) == 2 else None
+        if not is_linear and (turned is None or turned.function not in TURNS):
             return False
-        for whole in left:
-            if whole.function == "linear" and len(whole.inputs) == 3 and whole.inputs[1] == given[1]:
+        weight = call.inputs[1] if turned is None else turned.inputs[0]
+        known = self.wanted.get(weight)
+        for whole in (line for line in left if line.function == "linear" and len(line.inputs) == 3):
+            if whole.inputs[1] == known or (known is None and turned and whole.inputs[0] == given[0] is not None):
                 number = -1 - len(self.without_bias)
                 self.without_bias[number] = whole.outputs[0], whole.inputs[2]
-                self._all([(call.outputs[0], number), (call.inputs[0], whole.inputs[0])])
+                self._all([(call.outputs[0], number), (call.inputs[0], whole.inputs[0]), (weight, whole.inputs[1])])
                 return True
         return False
 

@@ -9,6 +9,8 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from shardviz.check.step.lines.calls import ADDITIONS, ENTRIES, Call
 from shardviz.explain.step.line_reductions import (
     CopiesSummedLine,
@@ -29,7 +31,7 @@ from shardviz.explain.step.lines import (
 )
 from shardviz.explain.step.parts import UnlikeOperands
 from shardviz.explain.templates import number
-from shardviz.text import listed, named_ranks
+from shardviz.text import counted, listed, named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -106,6 +108,23 @@ def between(before: FrameRecord, last: Call, *, is_own: bool = False, buffers: S
 def first_reader(readers: Iterable[Call]) -> Call:
     """Return the first of some calls that reads what it is given; what makes room like it reads no number."""
     return min(readers, key=lambda reader: (reader.function.endswith("_like"), reader.order))
+
+
+def unlike_input(states: States, unlike: Sequence[Value]) -> tuple[str, str]:
+    """Return which of a module's inputs alone is wrong, and where it differs; empty if that isn't known."""
+    (first, *more), origin = unlike, states.lines.origin
+    inputs = [value for value in states.lines.values if origin(value).startswith("input") and value != first]
+    whole = states.reference_of(first)
+    if more or whole is None or not any(states.placed(value).is_known for value in inputs):
+        return "", ""
+    for rank, held in states.held(first).items():
+        if held.shape != whole.shape or not (places := np.argwhere(held != whole)).size:
+            continue
+        at, is_mask = tuple(map(int, places[0])), states.held_dtype(first) == "bool"
+        has, wanted = ((bool(array[at]) if is_mask else float(array[at])) for array in (held, whole))
+        differ = f"on rank {rank} {len(places):,} of {counted(whole.size, 'element')} differ"
+        return origin(first), f"{differ}, the first at [{', '.join(map(str, at))}]: {has} for {wanted}"
+    return origin(first), ""
 
 
 def given_fault(call: Call, argument: str = "", differs: str = "", given: Sequence[Value] = ()) -> Fault:

@@ -60,7 +60,7 @@ from shardviz.layout.layout import placements_of
 from shardviz.relate.values import part_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -110,17 +110,27 @@ def _is_of_composed(states: States, fault: Fault) -> bool:
 def _aside(states: States, fault: Fault | None) -> Fault | None:
     """Return a fault in backward; in forward if its line makes something wrong that the module keeps for elsewhere.
 
-    A balance loss, for one, leaves the module as an attribute, and what the module returns is right.
+    A balance loss, for one, leaves the module as an attribute, and what the module returns is right. Without a fault in
+    backward it is what no line reads, and what has a graph.
     """
+    lines = states.lines
+    if fault is None and states.is_right:
+        returned = {value for value, _ in lines.returned}
+        made = [value for call in lines.calls for value in call.outputs if value not in returned]
+        kept = [value for value in made if all(lines.records[pair].needs_grad for pair in value)]
+        return _blamed(states, (value for value in kept if not lines.readers(value)))
     if fault is None or not isinstance(fault.cause, WrongLineBackward):
         return fault
-    lines = states.lines
     returning = {call.order for value, _ in lines.returned for call in lines.makers(value)}
     calls = (call for call in lines.calls if (call.line, call.function) == (fault.line, fault.function))
     calls = (call for call in calls if call.order not in returning)
-    made = (value for call in calls for value in call.outputs if states.placed(value).is_wrong)
-    blamed = (ForwardSearch(states).blame(value) for value in made)
-    return next((found for found in blamed if found is not None), fault)
+    return _blamed(states, (value for call in calls for value in call.outputs)) or fault
+
+
+def _blamed(states: States, values: Iterable[Value]) -> Fault | None:
+    """Return the line that is to blame for the first wrong one of some tensors."""
+    blamed = (ForwardSearch(states).blame(value) for value in values if states.placed(value).is_wrong)
+    return next((found for found in blamed if found is not None), None)
 
 
 def _of_rows(states: States, fault: Fault) -> Fault:

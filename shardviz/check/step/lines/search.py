@@ -29,6 +29,7 @@ from shardviz.check.step.lines.fault import (
     given_fault,
     ratio_of_terms,
     scaled_term,
+    unlike_input,
     unsummed,
     wrong_argument,
     wrong_count,
@@ -55,7 +56,6 @@ from shardviz.explain.templates import number as written
 from shardviz.groups import walk
 from shardviz.relate.tolerance import EXACT, SINGLE
 from shardviz.relate.values import is_alike
-from shardviz.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -129,22 +129,6 @@ class ForwardSearch:
         is_number = not self.states.is_index(value) or is_compared(self.states, value)
         return is_number and self.lines.origin(value).startswith("input")
 
-    def _unlike_input(self, unlike: Sequence[Value]) -> tuple[str, str]:
-        """Return which of a module's inputs alone is wrong, and where it differs; empty if that isn't known."""
-        (first, *more), origin = unlike, self.lines.origin
-        inputs = [value for value in self.lines.values if origin(value).startswith("input") and value != first]
-        whole = self.states.reference_of(first)
-        if more or whole is None or not any(self.states.placed(value).is_known for value in inputs):
-            return "", ""
-        for rank, held in self.states.held(first).items():
-            if held.shape != whole.shape or not (places := np.argwhere(held != whole)).size:
-                continue
-            at, is_mask = tuple(map(int, places[0])), self.states.held_dtype(first) == "bool"
-            has, wanted = ((bool(array[at]) if is_mask else float(array[at])) for array in (held, whole))
-            differ = f"on rank {rank} {len(places):,} of {counted(whole.size, 'element')} differ"
-            return origin(first), f"{differ}, the first at [{', '.join(map(str, at))}]: {has} for {wanted}"
-        return origin(first), ""
-
     def _is_micro_batch(self, call: Call) -> bool:
         """Whether a step takes parts of its batch one after the other: each has other rows than the whole's part.
 
@@ -179,8 +163,11 @@ class ForwardSearch:
                     return None
                 is_wrong = all(self._is_no_index(leaf) and self.states.placed(leaf).is_wrong for leaf in unlike)
                 reader = first_reader(reader for leaf in unlike for reader in self.lines.readers(leaf))
-                return given_fault(reader, *self._unlike_input(unlike), unlike) if is_wrong else None
+                return given_fault(reader, *unlike_input(self.states, unlike), unlike) if is_wrong else None
             bad = [tensor for tensor in inputs if self.is_bad(tensor)]
+            terms = [tensor for tensor in inputs if self.states.placed(tensor).kind == "terms"]
+            if terms and bad and all(map(self._is_mean_of_batch, bad)):
+                return self._unsummed(terms[0], call, self.states.forward(value))
             if not bad or self._indexes_part(call, bad):
                 right = [tensor for tensor in inputs if tensor not in bad]
                 ratios = filter(None, map(self._ratio_of, (call, *through)))
@@ -189,6 +176,12 @@ class ForwardSearch:
                 return self._reads_another(call) or next(ratios, None) or self._fault_of(value, call, right, through)
             value = min(bad, key=lambda tensor: (self.lines.is_of_positions(tensor), self.lines.order(tensor)))
         return None
+
+    def _is_mean_of_batch(self, value: Value) -> bool:
+        """Whether a tensor is the mean of each rank's own rows: where the loss is a mean over ranks, it may be."""
+        state = self.states.forward(value)
+        is_mean = math.isclose(state.factor, self.states.mesh.size_over(state.axes), rel_tol=SINGLE)
+        return bool(state.axes) and is_mean and {*state.axes} <= {*self.states.batch_axes}
 
     def _indexes_part(self, call: Call, bad: Sequence[Value]) -> bool:
         """Whether a call indexes a rank's own part by positions that the code counts.

@@ -269,7 +269,10 @@ def _of_gradients(evidence: Evidence, first: Divergence, pairs: Sequence[Found])
     before = [(order, pair) for order, pair in orders if order <= first.call.order]
     _, (comparison, nearest) = max(before or orders, key=lambda ordered: ordered[0])
     ids = {id(finding) for _, finding in follow}
-    follow += [(result, finding) for result, finding in pairs if id(finding) not in ids and _is_clipped(finding)]
+    is_beside = first.way == "within"  # a term of the loss that leaves the module by another way than its output
+    follow += [
+        pair for pair in pairs if id(pair[1]) not in ids and (_is_clipped(pair[1]) or (is_beside and _is_loss(pair)))
+    ]
     ids |= {id(finding) for _, finding in follow}
     unrelated = [(result, finding) for result, finding in pairs if id(finding) not in ids]
     folded = _folded(evidence, first, nearest, cause, len(follow) - 1)

@@ -387,3 +387,43 @@ def test_a_vocabulary_that_is_padded_is_compared_without_its_padding(tmp_path, r
     step = compared(tmp_path, PADDED, {"READ": read})
     assert [departure["cause_id"] for departure in step["departures"]] == causes, step
     assert step["num_compared"] > 10
+
+
+COLUMNS = """
+class Whole(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        parts = [torch.empty_like(x) for _ in range(WORLD)]
+        dist.all_gather(parts, x.contiguous())
+        return torch.cat(ORDER, -1)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.chunk(WORLD, -1)[RANK]
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.norm, self.mix = nn.Embedding(12, 8), nn.LayerNorm(8), nn.Linear(8, 5)
+
+    def forward(self, ids):
+        return self.mix(self.norm(Whole.apply(self.embed(ids)) if WORLD > 1 else self.embed(ids)))
+
+
+model = Model()
+model.embed.weight = nn.Parameter(model.embed.weight.detach().chunk(WORLD, 1)[RANK].clone())
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for ids in torch.randint(12, (3, 6, 4), generator=torch.Generator().manual_seed(1)):
+    model(ids).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@nightly
+@pytest.mark.parametrize(("order", "cause"), [("parts", ""), ("parts[::-1]", "joined-out-of-order")])
+def test_features_that_are_joined_in_another_order_are_named_before_the_norm_that_reads_them(tmp_path, order, cause):
+    step = compared(tmp_path, COLUMNS, {"ORDER": order})
+    assert [departure["cause_id"] for departure in step["departures"]] == [cause] * bool(cause), step
+    assert not cause or "calls norm after embed" in str(step)
