@@ -38,7 +38,7 @@ from shardviz.relate.factors import pairs_along, ratio_near
 from shardviz.relate.measures import weights_between
 from shardviz.relate.orders import places_of
 from shardviz.relate.tolerance import FEW, SINGLE, UPDATE_OF_JOB
-from shardviz.relate.values import farthest, magnitude, part_of
+from shardviz.relate.values import farthest, finite_magnitude, part_of
 from shardviz.text import join_numbers, listed, named_ranks
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ def with_buffer_read(finding: Finding, calls: Calls, reference: WholeJob, job: W
         if name in written and _is_sent(name, job):
             values = dict.fromkeys(values, values[min(values)])
         expected = _array(wanted)
-        rounding = (UPDATE_OF_JOB if name in written else SINGLE) * magnitude(expected)
+        rounding = (UPDATE_OF_JOB if name in written else SINGLE) * finite_magnitude(expected)
         odd = {rank for rank, held in values.items() if farthest(held, expected) > rounding}
         clause = f"{named_ranks(sorted(odd))} read other values from the buffer {name} than one process does"
         axes = tuple(axis for axis in job.mesh.long_axes if _differ_along(axis, values, job, rounding))
@@ -198,7 +198,7 @@ def _of_no_part(whole: Weight, parts: Mapping[int, Weight], job: WholeJob) -> li
     for rank, weight in parts.items():
         held = _array(weight)
         regions = [region for _, region in placements_of(expected.shape, held.shape, job.mesh, rank)]
-        near = SINGLE * magnitude(expected)
+        near = SINGLE * finite_magnitude(expected)
         if held.shape == expected.shape or not regions or not _is_of_floats(weight) or held.size < FEW_OF_PART:
             return []
         if not any(farthest(held, part_of(expected, region)) <= near for region in regions):
@@ -222,13 +222,13 @@ def with_buffers_before(findings: Sequence[Finding], reference: WholeJob, job: W
             continue
         expected = _array(whole[name])
         off = {rank: farthest(_array(weight), expected) for rank, weight in before[name].items()}
-        odd = {rank: far for rank, far in off.items() if far > UPDATE_OF_JOB * magnitude(expected)}
+        odd = {rank: far for rank, far in off.items() if far > UPDATE_OF_JOB * finite_magnitude(expected)}
         if odd:
             line = f"{written[name]} " if written.get(name) else "a forward "
             sentence = (
                 f"before the step {named_ranks(sorted(odd))} {'has' if len(odd) == 1 else 'have'} other values in this "
                 f"buffer than one process, off by up to {max(odd.values()):.5g} (largest value "
-                f"{magnitude(expected):.5g}); {line}wrote them in an earlier step, and the forward reads them"
+                f"{finite_magnitude(expected):.5g}); {line}wrote them in an earlier step, and the forward reads them"
             )
             buffers.append(OtherBufferBefore().finding(name, tuple(sorted(odd)), sentence))
     return [*findings, *buffers]
@@ -243,7 +243,7 @@ def _written_buffers(reference: WholeJob, job: WholeJob) -> Updates:
         wanted = whole_after[name]
         copies = after[name].values()
         is_known = reference.is_of_one and are_whole(wanted, *copies)
-        rounding = UPDATE_OF_JOB * magnitude(_array(wanted)) if is_known else 0.0
+        rounding = UPDATE_OF_JOB * finite_magnitude(_array(wanted)) if is_known else 0.0
         if is_known and all(farthest(_array(copy), _array(wanted)) <= rounding for copy in copies):
             num_right += 1
             continue
@@ -291,7 +291,7 @@ def _scaled_on_all(name: str, reference: WholeJob, job: WholeJob) -> Finding | N
     fitted = np.stack(columns, axis=1) @ weights
     of_outputs, num_agreeing = later_outputs_of(reference, job)
     is_without_effect = bool(num_agreeing) and of_outputs is None
-    if farthest(fitted, first.ravel()) > UPDATE_OF_JOB * magnitude(first) or is_without_effect:
+    if farthest(fitted, first.ravel()) > UPDATE_OF_JOB * finite_magnitude(first) or is_without_effect:
         return None
     line = _written(job)[name]
     sentence = (
@@ -344,7 +344,7 @@ def _reduction(name: str, reference: WholeJob, job: WholeJob) -> str:
     parts, wanted = [*map(_array, held)], _array(expected)
     if {part.shape for part in parts} != {wanted.shape} or all(np.array_equal(part, wanted) for part in parts):
         return ""
-    if farthest(np.mean(parts, axis=0), wanted) <= UPDATE_OF_JOB * magnitude(wanted):
+    if farthest(np.mean(parts, axis=0), wanted) <= UPDATE_OF_JOB * finite_magnitude(wanted):
         return AVERAGED
     return SUMMED if factor_to(np.sum(parts, axis=0) - wanted, _array(old)) is not None else ""
 
@@ -368,7 +368,7 @@ def _shares_of(
     for dim in range(wanted.ndim):
         slices_written = {rank: _changed(*pair, dim) for rank, pair in values.items()}
         all_written = _changed(wanted, wanted_after, dim)
-        near = UPDATE_OF_JOB * magnitude(wanted_after)
+        near = UPDATE_OF_JOB * finite_magnitude(wanted_after)
         places = {
             rank: places_of(values[rank][1].take(slices, dim), wanted_after.take(all_written, dim), near)
             for rank, slices in slices_written.items()

@@ -146,6 +146,10 @@ for x in torch.randn(3, 8, 6, generator=torch.Generator().manual_seed(1)):
     optimizer.step()
     optimizer.zero_grad()
 """
+MASKED = SLOPES.replace("* self.slopes[:, None]", "* self.slopes.exp()[:, None]").replace(
+    "    return 2.0 ** (-4.0 * torch.arange(1, heads + 1) / heads)",
+    "    return (-1.0 * torch.arange(heads) / heads).masked_fill(torch.arange(heads) % 2 > 0, -torch.inf)",
+)
 CENTER = """
 from torch.nn.parallel import DistributedDataParallel
 
@@ -227,11 +231,17 @@ def test_a_module_that_flattens_what_ranks_split_along_a_later_dim_is_compared(t
 
 @nightly
 @pytest.mark.parametrize(
-    ("slopes", "cause"),
-    [("slopes(4 // WORLD)", "buffer-of-own-sizes"), ("slopes(4).chunk(WORLD)[RANK].clone()", "")],
+    ("program", "slopes", "cause"),
+    [
+        (SLOPES, "slopes(4 // WORLD)", "buffer-of-own-sizes"),
+        (SLOPES, "slopes(4).chunk(WORLD)[RANK].clone()", ""),
+        (MASKED, "slopes(4 // WORLD)", "buffer-of-own-sizes"),
+        (MASKED, "slopes(4).chunk(WORLD)[RANK].clone()", ""),
+    ],
+    ids=["own", "part", "own and infinite", "part and infinite"],
 )
-def test_a_buffer_that_is_made_from_a_ranks_own_sizes_is_named(tmp_path, slopes, cause):
-    step = compared(tmp_path, SLOPES.replace('"slopes", SLOPES', f'"slopes", {slopes}'), {})
+def test_a_buffer_that_is_made_from_a_ranks_own_sizes_is_named(tmp_path, program, slopes, cause):
+    step = compared(tmp_path, program.replace('"slopes", SLOPES', f'"slopes", {slopes}'), {})
     assert [departure["cause_id"] for departure in step["departures"]] == [cause] * bool(cause), step
 
 
