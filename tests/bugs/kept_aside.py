@@ -151,6 +151,16 @@ CASES = (
         with_lines=True,
     ),
     Bug(
+        "a product by hand that is averaged before the bias is added",
+        "tp=2",
+        BY_HAND,
+        ((PRODUCT, f"{PRODUCT} / 2"),),
+        ("wrong-value", "wrong-scale"),
+        ("divides by the number of ranks along tp", "leave the number of ranks out"),
+        ("gather or reduce",),
+        with_lines=True,
+    ),
+    Bug(
         "a product by hand whose sum has the bias of every rank",
         "tp=2",
         TURNED,

@@ -31,10 +31,14 @@ from shardviz.explain.step.lines import (
 )
 from shardviz.explain.step.parts import UnlikeOperands
 from shardviz.explain.templates import number
+from shardviz.relate.tolerance import SINGLE
+from shardviz.relate.values import farthest, magnitude
 from shardviz.text import counted, listed, named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
 
     from shardviz.check.step.lines.calls import Value
     from shardviz.check.step.lines.state import State
@@ -43,6 +47,11 @@ if TYPE_CHECKING:
     from shardviz.explain.cause import Cause
     from shardviz.explain.step.line_reductions import UnaveragedLine
     from shardviz.layout.mesh import Mesh
+
+SCALES = ("div", "div_", "mul", "mul_", "true_divide", "multiply")
+"""Functions that multiply a tensor by a number, if they are given no other."""
+
+WHOLE = "the whole"
 
 
 @dataclass(frozen=True)
@@ -140,6 +149,32 @@ def given_fault(call: Call, argument: str = "", differs: str = "", given: Sequen
     cause = WrongLine(call.place, call.function)
     only = given[0] if len(given) == 1 else ()
     return replace(fault_at(call, sentence, cause), is_given=True, argument=argument, given=only)
+
+
+def scaling_of(states: States, calls: Iterable[Call]) -> tuple[Call, float] | None:
+    """Return the call that multiplies the whole by a number, if without it the module's result is right; or None.
+
+    The sharded code alone makes the call, as it divides a sum over ranks by their number, and adds to it afterwards.
+    """
+    alone = [call for call in calls if call.function in SCALES and len(call.inputs) == 1 and call.whole is None]
+    results = [(states.held(value), states.reference_of(value)) for value in states.wrong_results if alone]
+    for call in alone:
+        before, after = states.held(call.inputs[0]), states.held(call.outputs[0])
+        for held, due in results if states.placed(call.inputs[0]).text == WHOLE and before and after else ():
+            if due is None or not all(array.shape == due.shape for side in (held, before) for array in side.values()):
+                continue
+            rank, array = next(iter(before.items()))
+            at = np.unravel_index(int(np.argmax(np.abs(array))), array.shape)
+            times = float(after[rank][at] / array[at]) if array[at] else 1.0
+            is_scaled = all(is_near_in(times * array, after[rank]) for rank, array in before.items())
+            if is_scaled and all(is_near_in(due, held[rank] - after[rank] + before[rank]) for rank in held):
+                return call, times
+    return None
+
+
+def is_near_in(wanted: NDArray[np.float64], held: NDArray[np.float64]) -> bool:
+    """Whether two arrays of one shape differ by rounding to float32 alone."""
+    return farthest(held, wanted) <= SINGLE * magnitude(wanted)
 
 
 def at(line: FrameRecord, previous: FrameRecord | None = None) -> str:

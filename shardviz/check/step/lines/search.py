@@ -29,6 +29,7 @@ from shardviz.check.step.lines.fault import (
     given_fault,
     ratio_of_terms,
     scaled_term,
+    scaling_of,
     unlike_input,
     unsummed,
     wrong_argument,
@@ -196,6 +197,8 @@ class ForwardSearch:
         """Return what is wrong with a call that is given right tensors and makes a wrong one."""
         if value in self.carried:
             return self._fault_of_loop(value, call)
+        if (scaled := scaling_of(self.states, (call, *through))) is not None:
+            return self._scaled(*scaled)
         places = {maker.place: maker for maker in sorted((call, *through), key=lambda maker: maker.order)}
         if len(places) > 1:
             first, *_, last = places.values()
@@ -204,10 +207,7 @@ class ForwardSearch:
             begins = [maker.first.since or maker.line for maker in makers]
             begin = min(begins, key=lambda line: line.line)
             return between(begin, last, is_own=is_own, buffers=wrong_buffers(self.states, self._leaves))
-        state, terms = (
-            self.states.forward(value),
-            [tensor for tensor in inputs if self.states.placed(tensor).kind == "terms"],
-        )
+        state, terms = self.states.forward(value), [one for one in inputs if self.states.placed(one).kind == "terms"]
         if call.first.ranks and call.first.is_collective:
             return self._fault_of_reduction(state, call, inputs)
         if terms and (fault := self._fault_of_mean(state, self.states.forward(terms[0]), call, inputs)) is not None:
@@ -216,6 +216,10 @@ class ForwardSearch:
             is_ratio = call.function in DIVISIONS and len(terms) == len(inputs)
             return self._unsummed(terms[-1] if is_ratio else terms[0], call, state)
         return self._fault_of_result(state, call, inputs, through)
+
+    def _scaled(self, call: Call, times: float) -> Fault:
+        act = Act(call, "the whole", State("other", factor=times), self._before(call.inputs))
+        return wrong_result(act, None, times, "", "", self._split_by([], times), None)
 
     def _fault_of_loop(self, value: Value, call: Call) -> Fault:
         """Return what is wrong with a variable that a loop carries from round to round, and has left wrong."""
