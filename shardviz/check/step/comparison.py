@@ -98,6 +98,14 @@ class Compared(Sides):
         return wrappers.get("fsdp") or wrappers.get("zero")
 
     @property
+    def divides_by(self) -> float | None:
+        """By what FSDP or DDP divides its gradient; None if neither reduces it, or that is not known."""
+        copying = (self.wrappers or {}).get("ddp")
+        if self.sharding is not None:
+            return self.sharding.divides_by
+        return float(len(copying.ranks)) if copying is not None else None
+
+    @property
     def is_dtensor(self) -> bool:
         """Whether it is known to be a DTensor, as all that FSDP2 shards."""
         fsdp = (self.wrappers or {}).get("fsdp")

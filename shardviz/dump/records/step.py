@@ -280,6 +280,7 @@ class WrapperRecord(Record, frozen=True):
         divides_by: What it divides the sum of the group's gradients by; None if that was not recorded.
         keeps_buffers: Whether it is DistributedDataParallel with `broadcast_buffers=False`, which sends no buffers.
         finds_unused: Whether it is DistributedDataParallel that doesn't wait for parameters without a gradient.
+        casts_to: The dtype to which FSDP2 casts numbers that the model itself is given; empty if it casts none.
     """
 
     kind: Wrapper
@@ -288,3 +289,4 @@ class WrapperRecord(Record, frozen=True):
     divides_by: float | None = None
     keeps_buffers: bool = False
     finds_unused: bool = False
+    casts_to: str = ""

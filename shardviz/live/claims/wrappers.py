@@ -11,7 +11,13 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from shardviz.dump.records.step import Wrapper, WrapperRecord
 from shardviz.live.compat.ddp import comm_hooks, lacks_parameters, params_of_ddp, ran_without_sync
-from shardviz.live.compat.fsdp import averages_flat_gradients, flat_params, params_of_fsdp, reduce_dtypes
+from shardviz.live.compat.fsdp import (
+    averages_flat_gradients,
+    casts_inputs_to,
+    flat_params,
+    params_of_fsdp,
+    reduce_dtypes,
+)
 from shardviz.live.compat.modules import clean_name
 
 if TYPE_CHECKING:
@@ -73,13 +79,16 @@ def reducing(model: nn.Module, prefix: str = "") -> list[WrapperRecord]:
     with_ddp = [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
     keeps = bool(with_ddp) and not any(module.broadcast_buffers for module in with_ddp)
     finds = any(module.find_unused_parameters or module.static_graph for module in with_ddp)
+    casts_to = casts_inputs_to(_innermost(model))
     return [
         WrapperRecord(
             kind,
             ranks,
             tuple(filter(None, params)),
             by,
-            *(of and kind not in ("fsdp", "zero") for of in (keeps, finds)),
+            keeps and kind not in ("fsdp", "zero"),
+            finds and kind not in ("fsdp", "zero"),
+            casts_to="" if casts_to is None or kind != "fsdp" else str(casts_to).removeprefix("torch."),
         )
         for (kind, ranks, by), params in wrapped.items()
     ]

@@ -225,6 +225,16 @@ def wide_reductions(model: nn.Module) -> set[torch.dtype]:
     return {wide for narrow, wide in pairs if narrow and wide and wide.itemsize > narrow.itemsize}
 
 
+def casts_inputs_to(model: nn.Module) -> torch.dtype | None:
+    """Return the dtype to which FSDP2 casts numbers that a model itself is given; None if it casts none.
+
+    `_mp_policy` of FSDP2's state. Tried on torch 2.6.0, 2.13.0 and 2.15.0.
+    """
+    policy = getattr(_fsdp_state(model), "_mp_policy", None)
+    dtype: torch.dtype | None = getattr(policy, "param_dtype", None)
+    return dtype if getattr(policy, "cast_forward_inputs", False) else None
+
+
 def reduce_dtypes(model: nn.Module) -> set[torch.dtype]:
     """Return the dtypes that FSDP was told to reduce gradients in.
 

@@ -140,12 +140,13 @@ class Averages:
 
     Attributes:
         params: This rank's part of each parameter that is trained, by name, in the model's order.
-        sources: A module, or a dict or list of tensors.
+        sources: A module, or a dict or list of tensors, each with the name of the model's child that it is like; empty
+            if it is like the model.
         most: Of each tensor no more elements are kept.
     """
 
     params: Mapping[str, Local]
-    sources: tuple[Any, ...]
+    sources: tuple[tuple[Any, str], ...]
     most: int
 
     @classmethod
@@ -156,35 +157,43 @@ class Averages:
         known = {local.values.data_ptr() for local in params.values()}
         copies = (each for parameter in model.parameters() for each in registry.stand_ins(parameter))
         known |= {copy.data_ptr() for copy in copies if isinstance(copy, torch.Tensor)}  # which are no averages
-        candidates = (tensors for tensors in _candidates(model, len(params)) if _are_of(tensors, params, known))
+        candidates = (pair for pair in _candidates(model, len(params)) if _are_of(*pair, params, known))
         return cls(params, tuple(islice(candidates, MOST)) if params else (), most)
 
     def now(self) -> Iterator[Local]:
         """Yield what this rank has of each now."""
-        for number, source in enumerate(self.sources):
+        for number, (source, child) in enumerate(self.sources):
             which = f"average {number + 1}" if number else "average"
-            for name, local in _tensors_of(source, self.params).items():
+            for name, local in _tensors_of(source, child, self.params).items():
                 if not local.values.is_meta:
                     values = sampled(local.values.detach(), self.most)
                     placed = replace(local, values=values).placed_as(self.params[name])
                     yield replace(placed, name=f"{which} of {name}", role="buffer", grad=None)
 
 
-def _candidates(model: nn.Module, num_params: int) -> Iterator[Any]:
-    """Yield modules with the same parts as a model, then dicts and lists of enough tensors."""
+def _candidates(model: nn.Module, num_params: int) -> Iterator[tuple[Any, str]]:
+    """Yield modules with the same parts as a model, then dicts and lists of enough tensors, then copies of children.
+
+    A teacher may have the encoder of the model that it teaches, without the head.
+    """
     inside, parts = set(map(id, model.modules())), model._modules.keys()
-    alike = (module for module in living_modules() if module._modules.keys() == parts)
-    yield from (module for module in alike if id(module) not in inside and (parts or type(module) is type(model)))
+    apart = [module for module in living_modules() if id(module) not in inside]
+    for module in apart:
+        if module._modules.keys() == parts and (parts or type(module) is type(model)):
+            yield module, ""
     for collection in living_collections():
         tensors = collection if isinstance(collection, list) else collection.values()
         if len(collection) >= num_params and isinstance(next(iter(tensors), None), torch.Tensor):
-            yield collection
+            yield collection, ""
+    for name, child in model.named_children():
+        alike = (module for module in apart if type(module) is type(child) and child._modules)
+        yield from ((module, name) for module in alike if module._modules.keys() == child._modules.keys())
 
 
-def _are_of(source: Any, params: Mapping[str, Local], known: set[int]) -> bool:
+def _are_of(source: Any, child: str, params: Mapping[str, Local], known: set[int]) -> bool:
     """Whether tensors are as parameters, and in memory of their own, which is known from then on."""
-    tensors = _tensors_of(source, params)
-    if tensors.keys() != params.keys():
+    tensors = _tensors_of(source, child, params)
+    if not tensors or tensors.keys() != {name for name in params if not child or name.startswith(f"{child}.")}:
         return False
     memory = {local.values.data_ptr() for local in tensors.values() if local.values.numel()}
     is_new = known.isdisjoint(memory)
@@ -192,13 +201,14 @@ def _are_of(source: Any, params: Mapping[str, Local], known: set[int]) -> bool:
     return is_new
 
 
-def _tensors_of(source: Any, params: Mapping[str, Local]) -> dict[str, Local]:
+def _tensors_of(source: Any, child: str, params: Mapping[str, Local]) -> dict[str, Local]:
     """Return what a source has of each parameter that is as large as that, in all or on this rank."""
-    tensors = {name: local for name, local in _named(source, params) if name in params}
+    named = ((f"{child}.{name}" if child else name, local) for name, local in _named(source, params))
     return {
         name: local
-        for name, local in tensors.items()
-        if local.values.is_floating_point()
+        for name, local in named
+        if name in params
+        and local.values.is_floating_point()
         and (local.values.shape == params[name].values.shape or local.shape == params[name].shape)
     }
 

@@ -22,6 +22,7 @@ from shardviz.check.step.jobs.gradients import (
     broken_ties,
     by_another_norm,
     divided,
+    of_loss,
     of_size_before,
     scaled_by_owners,
     with_others_reduced,
@@ -49,6 +50,7 @@ from shardviz.explain.finding import Finding
 from shardviz.explain.step.forward import PositionsStartAgain, RepeatedParts
 from shardviz.explain.step.modules import LayerOnTwoStages, UnexplainedInput, UnexplainedModuleBackward
 from shardviz.explain.step.whole_step import DifferentMasks, IdenticalMasks, UnexplainedForward
+from shardviz.groups import the_only
 from shardviz.layout.placements import Replicate, Shard
 from shardviz.relate.factors import pairs_along
 from shardviz.relate.tolerance import EPSILON, NOISE, POINT_EPSILON, allowed_in_narrow
@@ -350,6 +352,8 @@ def findings_on(evidence: JobEvidence, judging: Judging, reference_name: str) ->
         with_round_norms(evidence, finding, evidence.clips) if isinstance(finding, Finding) else finding
         for finding in of_all
     ]
+    if first is None and (of_scale := of_loss(evidence, the_only({*judging.scales.values()}), findings_in(of_all))):
+        of_all = [of_scale]
     ties = list(broken_ties(evidence.gradients))
     yield from ties
     of_ties = {name for finding in ties for name in finding.tensors}

@@ -17,6 +17,7 @@ from shardviz.check.step.trace.traces import in_both
 from shardviz.explain.step.batches import NormalizedByOwnRows
 from shardviz.explain.step.modules import RoundedInput
 from shardviz.explain.templates import number
+from shardviz.groups import the_only
 from shardviz.layout.layout import Layout
 from shardviz.layout.placements import Partial, Shard, StridedShard
 from shardviz.relate.casts import is_narrower, rounded
@@ -51,7 +52,7 @@ def rounded_input(evidence: Evidence, judging: Judging, job: WholeJob) -> Findin
     for place in judging.judgments:
         finding = _of_input(judging, job, place) if place.what == "input" else None
         if finding is not None:
-            is_in_it = first is not None and (first.module == place.module or is_within(first.module, place.module))
+            is_in_it = first is not None and f"{first.module}.".startswith(f"{place.module}." if place.module else "")
             return finding if first is None or first.direction == "backward" or is_in_it else None
     return None
 
@@ -62,7 +63,9 @@ def _of_input(judging: Judging, job: WholeJob, place: Place) -> Finding | None:
     dtypes = {part.dtype for part in parts.values()}
     if whole.values is None or whole.needs_grad or "float" not in whole.values.dtype or len(dtypes) != 1:
         return None
-    narrow = dtypes.pop()
+    # What the model itself is given was kept before FSDP casts it.
+    casts_to = the_only({wrapper.casts_to for wrapper in job.wrappers}) if not place.module else None
+    narrow = casts_to or dtypes.pop()
     layout = judging.judgments[place].layout
     if (
         layout is None
@@ -71,6 +74,8 @@ def _of_input(judging: Judging, job: WholeJob, place: Place) -> Finding | None:
     ):
         return None
     pairs = _pairs(judging, place, layout)
+    if casts_to:
+        pairs = {rank: (wanted, rounded(held, casts_to)) for rank, (wanted, held) in pairs.items()}
     cast = {rank: np.array_equal(held, rounded(wanted, narrow)) for rank, (wanted, held) in pairs.items()}
     if not pairs or not all(cast.values()) or all(np.array_equal(*pair) for pair in pairs.values()):
         return None

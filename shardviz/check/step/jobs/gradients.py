@@ -29,8 +29,10 @@ from shardviz.check.step.rules.all_gradients import (
     own_norm,
     round_norm,
 )
+from shardviz.check.step.rules.factors import size_in_words
 from shardviz.dump.records.step import ClipRecord
 from shardviz.explain.placement.values import BrokenTie
+from shardviz.explain.step.factors import MultipliedTerm
 from shardviz.explain.step.gradients import (
     LostMicroBatches,
     MicroBatchesReducedAgain,
@@ -52,6 +54,7 @@ from shardviz.explain.templates import number
 from shardviz.groups import the_only
 from shardviz.layout.notation import parse
 from shardviz.layout.splits import axes_in
+from shardviz.relate.factors import ratio_near
 from shardviz.relate.measures import factor_of_all, ratio_of
 from shardviz.relate.tolerance import EPSILON, STEP, least_factor
 from shardviz.text import counted, listed, named_ranks
@@ -184,6 +187,40 @@ def of_size_before(evidence: Evidence, clips: Clips | None) -> Finding | None:
         clips.before,
         f"the factor is that from before clipping to a norm of {number(clips.job.limit)}",
     )
+
+
+def of_loss(evidence: Evidence, scale: float | None, found: Sequence[Finding]) -> Finding | None:
+    """Return the finding of all gradients if backward begins with a factor that no wrapper takes out; or None.
+
+    They may have been clipped since: then a finding has the factor from before, or by a job's own code to a round norm.
+
+    Args:
+        scale: What every rank's backward begins with the other job's gradient times; None if ranks differ in it.
+        found: What else is found of all gradients.
+    """
+    all_alike = multiplied(evidence)
+    if all_alike is None or scale is None or len(found) > 1:
+        return None
+    gradients, mesh = all_alike.gradients, evidence.dump.files.mesh
+    divides_by = the_only({gradient.divides_by for gradient in gradients})
+    near = nearness(gradients)
+    before = ratio_near(scale / divides_by, mesh.size, near) if divides_by else None
+    size = size_in_words(mesh, before) if before is not None and before > 1 else ""
+    if before is None or not size or before == evidence.num_runs:
+        return None
+    norm = float(np.sqrt(sum(np.sum(np.square(gradient.wanted)) for gradient in gradients)))
+    limit, when = round_norm(all_alike.factor, norm, near), ""
+    if not math.isclose(all_alike.factor, before, rel_tol=max(near, STEP)):
+        if not limit or all_alike.factor >= before:
+            return None
+        when = f"the factor is that from before clipping to a norm of {number(limit)}"
+    begins = (
+        f"backward begins with {number(scale)} times the other job's gradient of the output, and the reduction of "
+        f"gradients divides by {number(divides_by or 1)}"
+    )
+    finding = of_factor(evidence, gradients, float(before), when)
+    cause = MultipliedTerm(size, int(before), of_all=True)
+    return replace(finding, details=(*finding.details, begins)).because(cause)
 
 
 def by_another_norm(evidence: Evidence, clips: Clips | None) -> Finding | None:

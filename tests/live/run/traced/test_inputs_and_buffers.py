@@ -46,6 +46,20 @@ for x in torch.randn(3, 8, 6, generator=generator):
     optimizer.step()
     optimizer.zero_grad()
 """
+ANGLES = TIMESTEPS.replace(
+    """    def forward(self, t):
+        angles = t.float()[:, None] * torch.tensor([1.0, 0.7, 0.5, 0.3])
+        return self.up(torch.cat([angles.cos(), angles.sin()], 1).to(self.up.weight.dtype))
+""",
+    """    def forward(self, waves):
+        return self.up(waves.to(self.up.weight.dtype))
+
+
+def waves(t):
+    angles = t.float()[:, None] * torch.tensor([1.0, 0.7, 0.5, 0.3])
+    return torch.cat([angles.cos(), angles.sin()], 1)
+""",
+).replace("self.waves(t)", "self.waves(waves(t))")
 NOISED = """
 from torch.nn.parallel import DistributedDataParallel
 
@@ -208,6 +222,13 @@ def test_timesteps_that_mixed_precision_rounds_are_named(tmp_path, cast, given, 
     step = compared(tmp_path, TIMESTEPS, {"CAST": cast, "GIVEN": given})
     assert [departure["cause_id"] for departure in step["departures"]] == [cause] * bool(cause), step
     assert not cause or step["departures"][0]["module"] == "waves"
+
+
+@nightly
+@pytest.mark.parametrize(("cast", "cause"), [("True", "rounded-input"), ("False", "")])
+def test_timesteps_of_which_the_model_itself_makes_angles_are_named(tmp_path, cast, cause):
+    step = compared(tmp_path, ANGLES, {"CAST": cast, "GIVEN": "torch.float32"})
+    assert [departure["cause_id"] for departure in step["departures"]] == [cause] * bool(cause), step
 
 
 @nightly
