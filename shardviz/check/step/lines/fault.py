@@ -136,15 +136,19 @@ def unlike_input(states: States, unlike: Sequence[Value]) -> tuple[str, str]:
     return origin(first), ""
 
 
-def given_fault(call: Call, argument: str = "", differs: str = "", given: Sequence[Value] = ()) -> Fault:
+def given_fault(
+    call: Call, argument: str = "", differs: str = "", given: Sequence[Value] = (), *, is_step: bool = False
+) -> Fault:
     """Return the fault of a call that reads what its module is given wrong.
 
     Args:
         argument: The input that alone is wrong, as `input 1`; empty if that isn't known.
         differs: Where its numbers differ.
         given: The inputs that are wrong.
+        is_step: Whether they come from outside of a step, as another model's weights do.
     """
-    gives = f"gives {call.function} {argument} of its module" if argument else "reads what its module is given"
+    reads = "reads a tensor from outside of the step" if is_step else "reads what its module is given"
+    gives = f"gives {call.function} {argument} of its module" if argument else reads
     sentence = f"{at(call.line)} {gives}, which is no part of the unsharded model's{f' ({differs})' if differs else ''}"
     cause = WrongLine(call.place, call.function)
     only = given[0] if len(given) == 1 else ()

@@ -164,7 +164,8 @@ class ForwardSearch:
                     return None
                 is_wrong = all(self._is_no_index(leaf) and self.states.placed(leaf).is_wrong for leaf in unlike)
                 reader = first_reader(reader for leaf in unlike for reader in self.lines.readers(leaf))
-                return given_fault(reader, *unlike_input(self.states, unlike), unlike) if is_wrong else None
+                argument, differs = unlike_input(self.states, unlike)
+                return given_fault(reader, argument, differs, unlike, is_step=self.lines.is_step) if is_wrong else None
             bad = [tensor for tensor in inputs if self.is_bad(tensor)]
             terms = [tensor for tensor in inputs if self.states.placed(tensor).kind == "terms"]
             if terms and bad and all(map(self._is_mean_of_batch, bad)):

@@ -31,6 +31,8 @@ from shardviz.check.step.trace.divergence import Divergence, start_of_order
 from shardviz.dump.records.step import FROM_ONE_RANK
 from shardviz.dump.records.trace import PointRecord, of_point
 from shardviz.errors import ShardvizError
+from shardviz.explain.step.batches import GradientsOfOtherRows
+from shardviz.explain.step.forward import JoinedOutOfOrder
 from shardviz.explain.step.gradients import AveragedBackward, CutResidual, RepeatedBackwardSum, ScaledOnTheWayBack
 from shardviz.explain.step.modules import (
     AveragedForward,
@@ -78,7 +80,7 @@ def cause_of(evidence: Evidence, first: Divergence) -> Finding | None:
             check_unreduced(comparison)
             or check_times(evidence, comparison, first)
             or added_too_often(evidence.dump, comparison)
-            or check_order(comparison)
+            or _in_other_order(first, comparison)
             or mixed_shards(comparison)
             or _beside_a_vector(evidence, comparison)
             or check_own_statistics(comparison, first.call.type)
@@ -90,6 +92,16 @@ def cause_of(evidence: Evidence, first: Divergence) -> Finding | None:
     return (
         check_added(evidence, first) or check_order_of_weights(evidence, first) or check_rows_of_peers(evidence, first)
     )
+
+
+def _in_other_order(first: Divergence, comparison: Compared) -> Finding | None:
+    """Return the finding of slices in another order; of rows, if they are reordered on the way back between modules."""
+    finding = check_order(comparison)
+    is_between = (first.direction, first.way) == ("backward", "between")
+    if finding is None or not is_between or not isinstance(finding.explanation, JoinedOutOfOrder):
+        return finding
+    are_rows = all(moved_slices(comparison, rank, 0) for rank in comparison.wrong)
+    return finding.because(GradientsOfOtherRows(first.called, first.after)) if are_rows else finding
 
 
 def check_skipped(evidence: Evidence, first: Divergence) -> Finding | None:

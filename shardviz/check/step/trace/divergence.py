@@ -179,7 +179,16 @@ def first_in_backward(calls: Calls) -> Divergence | None:
     if cut is not None or not _begins_right(calls):
         return cut or _behind_skipped(calls)
     calls = _without_passed_outputs(calls)
-    return _descended(calls) or _between_calls(calls)
+    return _reordered(calls) or _descended(calls) or _between_calls(calls)
+
+
+def _reordered(calls: Calls) -> Divergence | None:
+    """Return the last call whose output's gradient arrives with its slices in another order than the output has."""
+    for call in reversed(calls.in_order):
+        if call.state(OUTPUT) == "moved" and call.state("output") == "right":
+            later = (one.module for one in calls.in_order if one.order > call.order and one.module)
+            return Divergence("backward", "between", call, call.point(OUTPUT, "moved"), next(later, ""), call.module)
+    return None
 
 
 def _without_passed_outputs(calls: Calls) -> Calls:
