@@ -155,6 +155,75 @@ def batch():
 """
 """Angles that depend on the length of the whole sequence, of which each rank has a part."""
 
+WINDOWS = """
+AXES = STAGE_AXES = ("pp",)
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(8, 24, bias=False), nn.Linear(8, 8)
+
+    def forward(self, x, window=None):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        at = torch.arange(x.shape[1])
+        mask = at[:, None] >= at
+        if window is not None:
+            mask = mask & (at[:, None] - at < window)
+        return x + self.out(functional.scaled_dot_product_attention(q, k, v, attn_mask=mask))
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleDict({str(number): Layer() for number in range(6)})
+
+    def forward(self, x):
+        for number, layer in self.layers.items():
+            x = layer(x, 3 if int(number) % 2 == EVEN else None)
+        return x
+
+
+EVEN = 0
+
+
+def build():
+    return Model()
+
+
+def parallelize(model, mesh):
+    for number in [number for number in model.layers if int(number) // 3 != mesh.get_local_rank()]:
+        del model.layers[number]
+
+
+def stages(model, mesh):
+    return {mesh.get_local_rank(): model}
+
+
+def batch():
+    return torch.randn(4, 7, 8)
+
+
+def step(model, x, mesh):
+    if mesh.get_local_rank() == 0:
+        output = model(x)
+        distributed.send(output.detach(), 1)
+        grad = torch.empty_like(output)
+        distributed.recv(grad, 1)
+        output.backward(grad)
+        value = x.new_zeros(())
+    else:
+        given = torch.empty_like(x)
+        distributed.recv(given, 0)
+        value = model(given.requires_grad_()).square().mean()
+        value.backward()
+        distributed.send(given.grad, 0)
+        value = value.detach()
+    distributed.broadcast(value, 1)
+    return value
+"""
+ENUMERATED = "number, layer in self.layers.items()", "number, layer in enumerate(self.layers.values())"
+
 CASES = (
     Bug(
         "documents counted from each rank's own first one",
@@ -242,6 +311,26 @@ CASES = (
         ("wrong-value",),
         ("lengths|3 for 2|argument",),
         never=("gets the right inputs", "wrong order or scale"),
+        with_lines=True,
+    ),
+    Bug(
+        "windows by the layer's number in its stage, where the whole model has none",
+        "pp=2",
+        WINDOWS,
+        (ENUMERATED,),
+        ("wrong-value",),
+        ("`window` that layers.3 is given", "3 for none", "from the whole model"),
+        ("keys", "positions", "gather"),
+        with_lines=True,
+    ),
+    Bug(
+        "no window by the layer's number in its stage, where the whole model has one",
+        "pp=2",
+        WINDOWS.replace("EVEN = 0", "EVEN = 1"),
+        (ENUMERATED,),
+        ("wrong-value",),
+        ("`window` that layers.3 is given", "none for 3", "from the whole model"),
+        ("keys", "positions", "gather"),
         with_lines=True,
     ),
     Healthy("positions and lengths of each rank's own part", "cp=4", DOCUMENTS),

@@ -169,6 +169,7 @@ class ArgumentRecord(Record, frozen=True):
         size: How many elements the rank has.
         is_shifted: Whether each row lacks what the ranks before have counted.
         dtype: Its dtype; `float64` for a number.
+        lacking: Who gives the module no number here: this `rank`, or the unsharded model, the `whole`; else empty.
     """
 
     module: str
@@ -181,12 +182,14 @@ class ArgumentRecord(Record, frozen=True):
     size: Count = 0
     is_shifted: bool = False
     dtype: str = ""
+    lacking: Literal["", "rank", "whole"] = ""
 
     @property
     def differs(self) -> str:
         """Where it differs, in a few words: `16 of 16 elements, the first at [0, 0]: 0 for 2`."""
         if not self.at:
-            return f"{self._shown(self.held)} for {self._shown(self.expected)}"
+            held = "none" if self.lacking == "rank" else self._shown(self.held)
+            return f"{held} for {'none' if self.lacking == 'whole' else self._shown(self.expected)}"
         where = f"{self.count:,} of {self.size:,} elements, the first at [{', '.join(map(str, self.at))}]"
         return f"{where}: {self._shown(self.held)} for {self._shown(self.expected)}"
 

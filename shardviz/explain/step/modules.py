@@ -177,7 +177,7 @@ class WrongArgument(Cause):
     )
     how = (
         "in {maker:?{maker:called}|the model itself}, {is_shifted:?add to {argument} what the ranks before have "
-        "counted|compute {argument} from the whole batch, not from the rank's own part of it}"
+        "counted|compute {argument} from the whole model and batch, not from the rank's own part of them}"
     )
 
 

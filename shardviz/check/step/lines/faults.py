@@ -205,7 +205,21 @@ def number_fault(states: States, arguments: Mapping[str, Mapping[int, ArgumentRe
                 rank, record = min(records.items())
                 gets = f"{called(call)} gives {call.function} {name} of its module, on rank {rank} {record.differs}"
                 return replace(fault_at(call, gets, WrongLine(call.place, call.function)), is_given=True, argument=name)
-    return None
+    return _of_lacking(states, arguments)
+
+
+def _of_lacking(states: States, arguments: Mapping[str, Mapping[int, ArgumentRecord]]) -> Fault | None:
+    """Return the first wrong call of a module that only one side gives a number: it takes another branch there."""
+    lacking = {name: of for name, of in arguments.items() if all(record.lacking for record in of.values())}
+    wrong = (call for call in states.lines.calls if any(states.placed(made).is_wrong for made in call.outputs))
+    call = next(wrong, None) if lacking else None
+    if call is None:
+        return None
+    name, records = next(iter(lacking.items()))
+    rank, record = min(records.items())
+    gets = f"{called(call)} is the first wrong line, and its module is given another {name} on rank {rank}: "
+    fault = fault_at(call, gets + record.differs, WrongLine(call.place, call.function))
+    return replace(fault, is_given=True, argument=name)
 
 
 def with_size_given(

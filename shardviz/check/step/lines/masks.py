@@ -215,10 +215,17 @@ def _has_mask(states: States, call: Call) -> bool:
     return not any(states.lines.origin(value).startswith("input") and not states.is_index(value) for value in sources)
 
 
+def _are_all(places: Places, whole: Array) -> bool:
+    """Whether a rank has all queries and keys of a mask, in order: then positions are not what is wrong with it."""
+    return whole.ndim > 1 and all(own == [*range(size)] for own, size in zip(places, whole.shape[-2:], strict=True))
+
+
 def _fault_of(states: States, call: Call, *, in_ring: bool = False) -> Fault | None:
     places, mask = _places_of_call(states, call)
     hidden = _hidden_later(states, call) if mask is not None and places else {}
-    unlike = [rank for rank in places if mask and _is_like(states, mask, rank, places[rank], hidden) is False]
+    wrong = [rank for rank in places if mask and _is_like(states, mask, rank, places[rank], hidden) is False]
+    whole = states.reference_of(mask) if mask is not None else None
+    unlike = [rank for rank in wrong if whole is None or not _are_all(places[rank], whole)]
     maker = states.lines.producer(mask) if mask is not None and unlike else None
     if mask is None or maker is None:
         return None

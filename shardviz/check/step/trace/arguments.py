@@ -7,7 +7,7 @@ here is no finding: it may explain one about a module that goes wrong on the sam
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from msgspec import structs
@@ -65,15 +65,39 @@ def _are_equal(parts: Sequence[Kept | None]) -> bool:
 
 
 def differing_arguments(
-    whole: Mapping[Argument, Kept], ranks: Mapping[int, Mapping[Argument, Kept]], mesh: Mesh
+    whole: Mapping[Argument, Kept],
+    ranks: Mapping[int, Mapping[Argument, Kept]],
+    mesh: Mesh,
+    called: Mapping[int, Set[str]] | None = None,
 ) -> dict[int, tuple[ArgumentRecord, ...]]:
-    """Return for each rank the arguments that are not the unsharded model's, nor its part of them."""
+    """Return for each rank the arguments that are not the unsharded model's, nor its part of them.
+
+    Args:
+        whole: The unsharded model's.
+        ranks: Each rank's.
+        mesh: The mesh.
+        called: The modules that each rank calls: one may be given no number where the unsharded model gives it one.
+    """
     differing: defaultdict[int, list[ArgumentRecord]] = defaultdict(list)
     for argument, kept in whole.items():
         parts = {rank: held[argument] for rank, held in ranks.items() if argument in held}
         for rank, record in _differing(argument, kept, parts, mesh):
             differing[rank].append(record)
-    return {rank: tuple(records) for rank, records in differing.items()}
+    for rank, modules in (called or {}).items():
+        of_whole = {argument: kept for argument, kept in whole.items() if argument[0] in modules}
+        differing[rank] += _lacking(of_whole, ranks[rank], "rank")
+        differing[rank] += _lacking(ranks[rank], whole, "whole")
+    return {rank: tuple(records) for rank, records in differing.items() if records}
+
+
+def _lacking(
+    given: Mapping[Argument, Kept], other: Mapping[Argument, Kept], who: Literal["rank", "whole"]
+) -> Iterator[ArgumentRecord]:
+    """Yield the numbers that modules are given on one side alone: on the other one they are given None, for one."""
+    for (module, call, name), kept in given.items():
+        if (module, call, name) not in other and not kept.values.ndim and np.isfinite(kept.values):
+            held, expected = (0.0, float(kept.values)) if who == "rank" else (float(kept.values), 0.0)
+            yield ArgumentRecord(module, call, name, (), held, expected, 1, 1, dtype=kept.dtype, lacking=who)
 
 
 def _differing(

@@ -68,7 +68,8 @@ def judge(
     rows = unsharded.ranks[0].rows(counts, dim)
     ranks = {rank: own.points(of_stages, rows=rows) for rank, own in sharded.ranks.items()}
     arguments = {rank: arguments_of_rank(own, of_stages) for rank, own in sharded.ranks.items()}
-    differing = differing_arguments(arguments_of_rank(unsharded.ranks[0], counts), arguments, mesh)
+    called = {rank: {record.module for record in own.records} for rank, own in sharded.ranks.items()}
+    differing = differing_arguments(arguments_of_rank(unsharded.ranks[0], counts), arguments, mesh, called)
     return StepJudge(Judging(points(unsharded), ranks, mesh, noise), counts, differing)
 
 

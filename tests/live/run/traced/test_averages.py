@@ -190,6 +190,18 @@ def test_a_teacher_that_each_rank_drew_is_named_where_the_loss_reads_it(tmp_path
     assert "rank 1 has other numbers than one process" in first["sentence"]
 
 
+LAYERS = "nn.Sequential(nn.Linear(6, 16), nn.GELU(), nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 6))"
+OF_A_CHILD = {LAYERS: f"nn.Sequential({LAYERS}, nn.Linear(6, 6))", "model, copy.deepcopy(model)": "model, COPY"}
+
+
+@nightly
+@pytest.mark.parametrize("is_own", [True, False])
+def test_a_teacher_that_is_a_copy_of_a_child_of_the_model_is_named_if_each_rank_drew_it(tmp_path, is_own):
+    changed = (OWN_TEACHER if is_own else {"WRAP": DDP}) | OF_A_CHILD | {"COPY": "copy.deepcopy(model[0])"}
+    causes = [departure["cause_id"] for departure in compared(tmp_path, changed, 1)["departures"]]
+    assert causes[:1] == ["other-copy-before"] * is_own
+
+
 @nightly
 @pytest.mark.parametrize("traced", [1, 2])
 @pytest.mark.parametrize("when", ["True", "RANK == 0"])

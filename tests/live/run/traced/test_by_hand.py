@@ -203,6 +203,15 @@ def test_an_input_that_is_overwritten_before_backward_is_named(tmp_path, kept, c
 
 
 @nightly
+@pytest.mark.parametrize("is_reversed", [True, False])
+def test_gradients_that_a_stage_sends_in_another_order_of_micro_batches_are_named(tmp_path, is_reversed):
+    order = {"zip(inputs, losses)": "reversed([*zip(inputs, losses)])"} if is_reversed else {}
+    step = compared(tmp_path, STAGES, {"KEPT": "detach().clone()"} | order)
+    causes = [departure["cause_id"] for departure in step["departures"]]
+    assert causes == ["gradients-of-other-rows"] * is_reversed, step
+
+
+@nightly
 @pytest.mark.parametrize(("rate", "cause"), [("0.01", ""), ("0.01 * WORLD", "different-settings")])
 def test_the_job_of_an_optimizer_whose_ranks_step_own_weights_ends(tmp_path, rate, cause):
     step = compared(tmp_path, REDUNDANCY, {"RATE": rate})
@@ -427,3 +436,31 @@ def test_features_that_are_joined_in_another_order_are_named_before_the_norm_tha
     step = compared(tmp_path, COLUMNS, {"ORDER": order})
     assert [departure["cause_id"] for departure in step["departures"]] == [cause] * bool(cause), step
     assert not cause or "calls norm after embed" in str(step)
+
+
+COPIES = """
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4))
+if WORLD > 1:
+    fully_shard(model, mesh=init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))["dp"])
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for x in torch.randn(2, 8, 6, generator=torch.Generator().manual_seed(1)):
+    (model(x).square().mean() * TIMES).backward()
+    gradients = [parameter.grad for parameter in model.parameters()]
+    parts = [gradient.to_local() if WORLD > 1 else gradient for gradient in gradients]
+    norm = torch.stack([part.norm() for part in parts]).norm()
+    for part in parts:
+        part *= min(1.0, LIMIT / norm)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@nightly
+@pytest.mark.parametrize("limit", ["0.5", "1000.0"])
+@pytest.mark.parametrize(("times", "cause"), [("1", ""), ("WORLD", "multiplied-term")])
+def test_a_loss_times_all_ranks_is_named_where_fsdp_averages_over_fewer(tmp_path, limit, times, cause):
+    step = compared(tmp_path, COPIES, {"LIMIT": limit, "TIMES": times})
+    assert [departure["cause_id"] for departure in step["departures"]] == [cause] * bool(cause), step
