@@ -222,28 +222,3 @@ class RowsPairedOtherwise(Cause):
 
     why = "The code chooses a rank's rows of the two inputs differently: by two samplers, seeds, slices or strides"
     how = "choose the rows once, and take the same ones of every input: keep the inputs in one data set"
-
-
-class GradientsOfOtherRows(Cause, kind="misordered"):
-    """Gradients come back to other rows or micro-batches than those that they are of.
-
-    A pipeline by hand keeps what it sent in a list. If one stage sends gradients from the last micro-batch to the first
-    and the other takes them from the first to the last, each micro-batch gets another one's. Shapes agree.
-
-    Attributes:
-        module: The module whose output gets them.
-        after: What sends them back, the module that runs next; empty if that isn't known.
-    """
-
-    module: str
-    after: str
-    why = (
-        "{after:?{after} sends back|What reads the output of {module} sends back} gradients in one order of "
-        "micro-batches, and {module} takes them in another",
-        "The code between {module} and what reads it reorders rows, and its backward doesn't undo that",
-    )
-    how = (
-        "send and take gradients in one order: on both sides from the first micro-batch to the last, or reversed on "
-        "both",
-        "let the backward put rows back with the inverse of the permutation",
-    )

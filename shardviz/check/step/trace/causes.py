@@ -31,9 +31,8 @@ from shardviz.check.step.trace.divergence import Divergence, start_of_order
 from shardviz.dump.records.step import FROM_ONE_RANK
 from shardviz.dump.records.trace import PointRecord, of_point
 from shardviz.errors import ShardvizError
-from shardviz.explain.step.batches import GradientsOfOtherRows
-from shardviz.explain.step.forward import JoinedOutOfOrder
 from shardviz.explain.step.gradients import AveragedBackward, CutResidual, RepeatedBackwardSum, ScaledOnTheWayBack
+from shardviz.explain.step.line_reductions import GradientsOfOtherMicroBatches
 from shardviz.explain.step.modules import (
     AveragedForward,
     RepeatedForwardSum,
@@ -95,13 +94,20 @@ def cause_of(evidence: Evidence, first: Divergence) -> Finding | None:
 
 
 def _in_other_order(first: Divergence, comparison: Compared) -> Finding | None:
-    """Return the finding of slices in another order; of rows, if they are reordered on the way back between modules."""
-    finding = check_order(comparison)
-    is_between = (first.direction, first.way) == ("backward", "between")
-    if finding is None or not is_between or not isinstance(finding.explanation, JoinedOutOfOrder):
+    """Return the finding of slices in another order; of micro-batches, if these get each other's gradients.
+
+    Micro-batches are blocks of rows: what reorders single rows may be anything.
+    """
+    finding, rank = check_order(comparison), min(comparison.wrong)
+    slices = list(moved_slices(comparison, rank, 0).values())
+    begins = [at for at, row in enumerate(slices) if not at or row != slices[at - 1] + 1]
+    rows = len(slices) // max(len(begins), 1)
+    is_of_blocks = len(begins) > 1 < rows and begins == [*range(0, len(slices), rows)]
+    if finding is None or not is_of_blocks or (first.direction, first.way) != ("backward", "between"):
         return finding
-    are_rows = all(moved_slices(comparison, rank, 0) for rank in comparison.wrong)
-    return finding.because(GradientsOfOtherRows(first.called, first.after)) if are_rows else finding
+    order = [slices[at] // rows for at in begins]
+    outputs, gradients = (listed(map(str, parts), MAX_LISTED) for parts in (sorted(order), order))
+    return finding.because(GradientsOfOtherMicroBatches(rank, outputs, gradients))
 
 
 def check_skipped(evidence: Evidence, first: Divergence) -> Finding | None:
