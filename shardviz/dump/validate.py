@@ -290,7 +290,7 @@ class StampedShapes:
             inside: Iterable[int | None] = (
                 chain.from_iterable(starmap(range, numbers))
                 if length(numbers) < len(at)  # a file may name more numbers than any run has
-                else (number for number in at if number and any(first <= number < end for first, end in numbers))
+                else (one for one in at if one is not None and any(first <= one < end for first, end in numbers))
             )
             self._found[place, numbers] = {at[number] for number in (None, *inside) if number in at}
         return self._found[place, numbers]

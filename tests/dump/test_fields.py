@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shardviz.dump.read import CHECKSUM_BYTES, read_files
+from shardviz.layout.mesh import parse_mesh
 from tests.dump.samples import OUTPUT_DIGEST, Change, both, put, refusal, spoil, write_sample
+from tests.dumps import make_dump
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -250,6 +252,16 @@ def test_what_does_not_fit_in_a_rank_file_is_reported(restored: Path, change: Ch
     error = refusal(restored)
     assert without_indices(error.message) == f"{restored}/rank_00001.json is damaged: {message}"
     assert error.hint == "write the dump again, or remove the file to check the other ranks"
+
+
+@pytest.mark.parametrize("number", [0, 1, 7])
+def test_what_is_held_of_a_numbered_tensor_is_within_the_stamped_one(tmp_path: Path, number: int):
+    name = f"layers.{number}.w"
+    folder = make_dump(tmp_path / "d", parse_mesh("tp=2"), {name: "[4/tp, 4]"})
+    assert sorted(read_files(folder).ranks) == [0, 1]
+    spoil(folder / "run.json", put([4], "stamps", 0, "shape"))
+    message = "is damaged: tensors[0]: held ends at [2, 4], expected indices of the stamped shape [4]"
+    assert refusal(folder).message == f"{folder}/rank_00000.json {message}"
 
 
 def test_two_files_of_one_rank_are_reported(restored: Path):
