@@ -24,6 +24,8 @@ def without_indices(message: str) -> str:
     return text + at + re.sub("[0-9]+", "...", path)
 
 
+SKETCH = {"name": "w", "what": "weight", "dtype": "float32", "shape": [4, 3]}
+
 WRONG_RUN: list[tuple[Change, str]] = [
     (put(0, "num_ranks"), "Expected `int` >= 1 - at `$.num_ranks`"),
     (put(10**12, "num_ranks"), "Expected `int` <= 1048576 - at `$.num_ranks`"),
@@ -241,6 +243,7 @@ WRONG_RANK: list[tuple[Change, str]] = [
         put([[1, 2**62, 2]], "gathered", 1, "runs"),
         f"gathered[1]: runs has [1, {2**62}, 2], expected ids from -1 to 4,611,686,018,427,387,904",
     ),
+    (put([SKETCH | {"numbers": [0.5] * 15}], "sketches"), "sketches[0]: numbers are 15, expected none or 16"),
     (put("guess", "bodies", 0, "role"), "Invalid enum value 'guess' - at `$.bodies[...].role`"),
     (put("now", "bodies", 0, "phase"), "Invalid enum value 'now' - at `$.bodies[...].phase`"),
 ]
@@ -286,6 +289,7 @@ def test_a_file_of_more_ranks_than_the_run_has_is_reported(restored: Path):
 
 
 RIGHT: list[Change] = [
+    put([SKETCH, SKETCH | {"numbers": [0.5] * 16}], "sketches"),
     put([0, 0], "positions", 0, "group_ranks"),  # what `rank-order` is about
     put([], "positions"),
     put([{"module": "m", "op": "all_reduce", "ranks": [1, 0]}], "calls"),
