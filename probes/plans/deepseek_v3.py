@@ -25,6 +25,7 @@ AXES = ("pp", "fsdp", "ep")
 MESH = (16, 2, 64)
 STAGE_AXES = ("pp",)
 BATCH_AXES = ()
+TORCH = (2, 8)  # 2.7 takes no part of a mesh that is a part itself
 
 TOKENS = 4096
 DENSE_LAYERS = 3

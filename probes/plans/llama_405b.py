@@ -25,6 +25,7 @@ AXES = ("pp", "fsdp", "tp")
 MESH = (16, 128, 8)
 STAGE_AXES = ("pp",)
 BATCH_AXES = ()
+TORCH = (2, 8)  # 2.7 does not split 128,256 words over tensor parallel and FSDP unevenly
 
 TOKENS = 8192
 SIZES = Sizes(layers=126, features=16384, heads=128, kv_heads=8, hidden=53248, words=128256)

@@ -66,6 +66,9 @@ RANK = "rank"
 SHOWN = 20
 """How many characters a message shows of what the metadata says."""
 
+MOST_SAID = 300
+"""Of an error of safetensors, which may quote the header it cannot read."""
+
 METADATA = "__metadata__"
 LENGTH_BYTES = 8
 WORD = 8
@@ -200,7 +203,7 @@ def _open_arrays(path: Path) -> Iterator[Any]:
     except (OSError, SafetensorError, msgspec.DecodeError, TypeError, AttributeError, KeyError, ValueError) as error:
         # TypeError and AttributeError: a dtype that numpy does not have. KeyError and what msgspec says:
         # another file than was opened first.
-        raise DumpError(f"{path} is damaged: {printable(str(error))}", _HINT) from error
+        raise DumpError(f"{path} is damaged: {printable(str(error)[:MOST_SAID])}", _HINT) from error
 
 
 def _check_shape(file: Any, path: Path, key: str, shape: tuple[int, ...]) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from shardviz.dump.arrays import hash_of, hash_of_bytes
+from shardviz.dump.arrays import NUMBERS_OF_A_SKETCH, hash_of, hash_of_bytes
 from shardviz.dump.records.base import DIGEST_LENGTH, MAX_NUMBER
 from shardviz.dump.records.tensors import Body
 from shardviz.errors import DumpError, ShardvizError
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from shardviz.dump.records.files import RankRecord, RunRecord
     from shardviz.dump.records.step import CallRecord
     from shardviz.dump.records.tensors import GatherRecord, LayoutRecord, MeshRecord, Stamp, TensorRecord
+    from shardviz.dump.records.trace import SketchRecord
     from shardviz.layout.placements import Placement
     from shardviz.layout.region import Ranges
 
@@ -290,7 +291,7 @@ class StampedShapes:
             inside: Iterable[int | None] = (
                 chain.from_iterable(starmap(range, numbers))
                 if length(numbers) < len(at)  # a file may name more numbers than any run has
-                else (number for number in at if number and any(first <= number < end for first, end in numbers))
+                else (one for one in at if one is not None and any(first <= one < end for first, end in numbers))
             )
             self._found[place, numbers] = {at[number] for number in (None, *inside) if number in at}
         return self._found[place, numbers]
@@ -334,6 +335,7 @@ def check_rank(record: RankRecord, run: RunRecord, stamped: StampedShapes) -> No
     _check_tensors(record, stamped)
     _each("collectives", record.collectives, lambda collective: _check_axes(collective.axes))
     _each("calls", record.calls, lambda call: _check_call(call, run.num_ranks))
+    _each("sketches", record.sketches, _check_sketch)
     for index, gathered in enumerate(record.gathered):
         with _within("gathered", index):
             prefix, number, suffix = cut_at_number(gathered.name)
@@ -389,6 +391,11 @@ def _check_positions(record: RankRecord, meshes: Sequence[Mesh]) -> None:
 def _check_call(call: CallRecord, num_ranks: int) -> None:
     if not call.ranks or len(set(call.ranks)) < len(call.ranks) or max(call.ranks) >= num_ranks:
         raise DumpError(f"ranks is {str(list(call.ranks))[:SHOWN]}, expected ranks below {num_ranks}, each once")
+
+
+def _check_sketch(sketch: SketchRecord) -> None:
+    if sketch.numbers and len(sketch.numbers) != NUMBERS_OF_A_SKETCH:
+        raise DumpError(f"numbers are {len(sketch.numbers)}, expected none or {NUMBERS_OF_A_SKETCH}")
 
 
 @lru_cache(maxsize=4096)

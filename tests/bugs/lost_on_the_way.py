@@ -299,7 +299,7 @@ CASES = (
         (
             (
                 'model.up, mesh=mesh["fsdp"], mp_policy=POLICY',
-                'model.up, mesh=mesh["fsdp"], mp_policy=MixedPrecisionPolicy(torch.bfloat16)',
+                'model.up, mesh=mesh["fsdp"], mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.bfloat16)',
             ),
         ),
         ("wrong-value",),

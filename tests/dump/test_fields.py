@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shardviz.dump.read import CHECKSUM_BYTES, read_files
+from shardviz.layout.mesh import parse_mesh
 from tests.dump.samples import OUTPUT_DIGEST, Change, both, put, refusal, spoil, write_sample
+from tests.dumps import make_dump
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,6 +23,8 @@ def without_indices(message: str) -> str:
     text, at, path = message.partition("`$")
     return text + at + re.sub("[0-9]+", "...", path)
 
+
+SKETCH = {"name": "w", "what": "weight", "dtype": "float32", "shape": [4, 3]}
 
 WRONG_RUN: list[tuple[Change, str]] = [
     (put(0, "num_ranks"), "Expected `int` >= 1 - at `$.num_ranks`"),
@@ -239,6 +243,7 @@ WRONG_RANK: list[tuple[Change, str]] = [
         put([[1, 2**62, 2]], "gathered", 1, "runs"),
         f"gathered[1]: runs has [1, {2**62}, 2], expected ids from -1 to 4,611,686,018,427,387,904",
     ),
+    (put([SKETCH | {"numbers": [0.5] * 15}], "sketches"), "sketches[0]: numbers are 15, expected none or 16"),
     (put("guess", "bodies", 0, "role"), "Invalid enum value 'guess' - at `$.bodies[...].role`"),
     (put("now", "bodies", 0, "phase"), "Invalid enum value 'now' - at `$.bodies[...].phase`"),
 ]
@@ -250,6 +255,16 @@ def test_what_does_not_fit_in_a_rank_file_is_reported(restored: Path, change: Ch
     error = refusal(restored)
     assert without_indices(error.message) == f"{restored}/rank_00001.json is damaged: {message}"
     assert error.hint == "write the dump again, or remove the file to check the other ranks"
+
+
+@pytest.mark.parametrize("number", [0, 1, 7])
+def test_what_is_held_of_a_numbered_tensor_is_within_the_stamped_one(tmp_path: Path, number: int):
+    name = f"layers.{number}.w"
+    folder = make_dump(tmp_path / "d", parse_mesh("tp=2"), {name: "[4/tp, 4]"})
+    assert sorted(read_files(folder).ranks) == [0, 1]
+    spoil(folder / "run.json", put([4], "stamps", 0, "shape"))
+    message = "is damaged: tensors[0]: held ends at [2, 4], expected indices of the stamped shape [4]"
+    assert refusal(folder).message == f"{folder}/rank_00000.json {message}"
 
 
 def test_two_files_of_one_rank_are_reported(restored: Path):
@@ -274,6 +289,7 @@ def test_a_file_of_more_ranks_than_the_run_has_is_reported(restored: Path):
 
 
 RIGHT: list[Change] = [
+    put([SKETCH, SKETCH | {"numbers": [0.5] * 16}], "sketches"),
     put([0, 0], "positions", 0, "group_ranks"),  # what `rank-order` is about
     put([], "positions"),
     put([{"module": "m", "op": "all_reduce", "ranks": [1, 0]}], "calls"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import weakref
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from shardviz.live.compat.fakes import fake_mode, know_fakes, new_fakes
+from shardviz.live.plan.forks import ask
 from tests.lanes import at_night, nightly
 
 if TYPE_CHECKING:
@@ -270,7 +272,18 @@ def lines(mode: Any, program: Callable[[], Iterator[Any]]) -> list[str]:
     return found
 
 
+def in_a_fork(test: Callable[..., None]) -> Callable[..., None]:
+    """Call a test in a fork: a backward under `FakeTensorMode` starts threads in torch 2.15, and no fork may follow."""
+
+    @wraps(test)
+    def forked(*args: Any, **kwargs: Any) -> None:
+        ask([0], lambda _: test(*args, **kwargs))
+
+    return forked
+
+
 @pytest.mark.parametrize("program", PROGRAMS)
+@in_a_fork
 def test_operators_return_what_they_do_with_keys_of_torch(program: Callable[[], Iterator[Any]]) -> None:
     new_fakes()
     assert lines(fake_mode(), program) == lines(FakeTensorMode(allow_non_fake_inputs=True), program)
@@ -285,6 +298,7 @@ CACHELESS = [one for one in PROGRAMS if one is not resized]
 
 
 @pytest.mark.parametrize("program", [*CACHELESS[:6], *at_night(CACHELESS[6:])])
+@in_a_fork
 def test_operators_return_what_they_do_without_a_cache(program: Callable[[], Iterator[Any]]) -> None:
     plain = FakeTensorMode(allow_non_fake_inputs=True)
     plain.cache_enabled = False  # a view from torch's cache gives freed memory back its size
@@ -301,6 +315,7 @@ def test_no_tensor_is_kept() -> None:
 
 
 @nightly
+@in_a_fork
 def test_programs_together_share_a_cache_and_return_the_same() -> None:
     def all_of_them() -> Iterator[Any]:
         for program in PROGRAMS:

@@ -171,8 +171,9 @@ class GradientNotReduced(Cause, kind="unreduced-gradient"):
 class NarrowSum(Cause):
     """The terms of a gradient are rounded before ranks sum them, unlike other gradients.
 
-    One FSDP unit has a MixedPrecisionPolicy without reduce_dtype and so reduces in its param_dtype, or a hook casts
-    what it reduces. Rounding errors add up with every rank, and no single step shows them.
+    One FSDP unit has a MixedPrecisionPolicy with a narrow reduce_dtype, or with none, and so reduces in its param_dtype
+    (before torch 2.15); or a hook casts what it reduces. Rounding errors add up with every rank, and no single step
+    shows them.
 
     Attributes:
         of_all: Whether all gradients have numbers of that dtype.
@@ -181,8 +182,8 @@ class NarrowSum(Cause):
     dtype: str
     of_all: bool
     why = (
-        "{of_all:?|The unit's own MixedPrecisionPolicy has param_dtype {dtype} and no reduce_dtype, while a "
-        "different unit sums in a wider dtype}",
+        "{of_all:?|The unit's own MixedPrecisionPolicy sums in {dtype}, while a different unit sums in a wider dtype: "
+        "{dtype} is its reduce_dtype, or its param_dtype if it has no reduce_dtype (before torch 2.15)}",
         "Code casts the gradient to {dtype} before it reduces it",
     )
     how = (

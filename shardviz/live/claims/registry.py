@@ -168,14 +168,18 @@ def held_back_names(model: nn.Module) -> list[str]:
 
 
 def name_of(root: nn.Module) -> str:
-    """Return the name of a model's class as its author wrote it.
+    """Return the name of a model's class as its author wrote it."""
+    return class_of(unwrapped(root)).__name__
+
+
+def class_of(module: nn.Module) -> type:
+    """Return a module's class as its author wrote it.
 
     `fully_shard` derives a class of its own from it, `(FSDPModule, cls)` in torch 2.6.0 to 2.15.0.
     """
-    inside = unwrapped(root)
-    kind = type(inside.module if isinstance(inside, FullyShardedDataParallel) else inside)
+    kind = type(module.module if isinstance(module, FullyShardedDataParallel) else module)
     bases = kind.__bases__
-    return bases[1].__name__ if len(bases) == 2 and bases[0].__name__ == "FSDPModule" else kind.__name__
+    return bases[1] if len(bases) == 2 and bases[0].__name__ == "FSDPModule" else kind
 
 
 def _functions(function: str) -> Iterator[Callable[..., Any]]:

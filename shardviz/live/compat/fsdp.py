@@ -21,10 +21,16 @@ if TYPE_CHECKING:
 
 
 def give_cpu_streams_events() -> None:
-    """Let FSDP2 run on a CPU: torch 2.6.0 lacks what its streams need there, and newer ones do nothing in it."""
-    for method in ("record_event", "wait_event"):
-        if not hasattr(torch.cpu.Stream, method):
-            setattr(torch.cpu.Stream, method, lambda stream, _event=None: stream)  # HSDP asserts that there is an event
+    """Let FSDP2 run on a CPU: torch 2.6.0 lacks what its streams need there, and newer ones do nothing in it.
+
+    HSDP of torch 2.6.0 and 2.7.1 asserts that a stream records an event; 2.13.0 and 2.15.0 do so only on other devices.
+    """
+    stream: Any = torch.cpu.Stream
+    version: Any = torch.__version__
+    if version < (2, 13):
+        stream.record_event = lambda stream: stream
+    if not hasattr(stream, "wait_event"):
+        stream.wait_event = lambda stream, event: stream
 
 
 @contextmanager

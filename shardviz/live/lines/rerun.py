@@ -17,7 +17,9 @@ from shardviz.dump.records.trace import STEP, LinesRecord, of_value
 from shardviz.layout.layout import Layout
 from shardviz.live.capture.agreement import attempted, of_all_ranks
 from shardviz.live.claims.local import Local
+from shardviz.live.claims.registry import class_of
 from shardviz.live.compat.meshes import whole_of
+from shardviz.live.compat.modules import clean_name
 from shardviz.live.lines.recorder import recording
 from shardviz.live.lines.step_recorder import StepRecorder, is_recordable
 
@@ -141,8 +143,8 @@ class Again:
 
 def with_own_lines(model: nn.Module, name: str) -> str:
     """Return the name of a module, or of the nearest around it that is not one of torch's own."""
-    modules = dict(model.named_modules())
-    while name and type(modules.get(name)).__module__.startswith("torch."):
+    modules = {clean_name(known): module for known, module in model.named_modules()}  # what is wrapped, not its wrapper
+    while name and name in modules and class_of(modules[name]).__module__.startswith("torch."):
         name = name.rpartition(".")[0]
     return name
 

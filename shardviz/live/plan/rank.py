@@ -322,7 +322,8 @@ class _Rank:
             if kind == "values" and self.size > MAX_VALUES:
                 needed, most = bytes_text(self.size), bytes_text(MAX_VALUES)
                 limit = f"with values it needs {needed}, more than the {most} that a plan may use"
-                raise ProbeError("; ".join((*refused, limit)), AT_FAULT)
+                told = reasons[:1] if len(set(reasons)) < len(reasons) else refused
+                raise ProbeError("; ".join((*told, limit)), AT_FAULT)
             mode: Any = {"meta": contextlib.nullcontext, "fakes": fake_mode, "values": _Limit}[kind]()
             call, talks = "build()", _UserCollectives()
             try:

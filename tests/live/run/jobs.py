@@ -10,6 +10,7 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
@@ -177,4 +178,11 @@ def _call(command, folder: Path):
         ),
         folder,
     )
+    skip_what_torch_lacks(done.stderr)
     return done.returncode, done.stdout, done.stderr
+
+
+def skip_what_torch_lacks(error: str) -> None:
+    """Skip a test whose job steps under FSDP2: torch 2.6 cannot do that on a CPU, without shardviz neither."""
+    if TORCH < (2, 7) and "'Stream' object has no attribute 'record_event'" in error:
+        pytest.skip("FSDP2 steps on a CPU since torch 2.7")

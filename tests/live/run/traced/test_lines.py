@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from shardviz.cli import main
-from tests.lanes import nightly, recorded
-from tests.live.run.jobs import RANKS, environment
+from tests.lanes import at_night, nightly, recorded
+from tests.live.run.jobs import RANKS, environment, skip_what_torch_lacks
 
 SCRIPT = """
 import os, sys
@@ -71,6 +71,7 @@ def run(folder, name, *job, traced=("--trace", "lines=1")):
     command = (*watched, *job)
     env = environment() | ({} if traced else {"TORCH_COMPILE_DISABLE": "1"})
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=240, check=False)
+    skip_what_torch_lacks(done.stderr)
     assert done.returncode == 0, done.stderr
     assert "hook" not in done.stderr, done.stderr
     return folder / name
@@ -103,6 +104,21 @@ def line_of(text):
 def test_a_line_around_the_model_is_named_and_one_in_a_module(capsys, folder, does, text):
     first = first_difference(capsys, folder / "one", run(folder, does, *RANKS, "train.py", does))
     assert line_of(text) in first["sentence"], first
+
+
+FSDP2 = "from torch.distributed.fsdp import fully_shard\n    [fully_shard(unit) for unit in (model[1], model)]"
+FSDP1 = """from torch.distributed.fsdp import FullyShardedDataParallel
+    wrap = lambda unit: FullyShardedDataParallel(unit, use_orig_params=True, device_id=torch.device("cpu"))
+    model[1] = wrap(model[1])
+    model = wrap(model)"""
+
+
+@pytest.mark.parametrize("units", [FSDP2, *at_night([FSDP1])], ids=["fsdp2", "fsdp1"])
+def test_a_line_of_a_module_that_is_a_unit_of_fsdp_is_named(capsys, tmp_path, folder, units):
+    (tmp_path / "train.py").write_text(SCRIPT.replace("model = DistributedDataParallel(model)", units))
+    first = first_difference(capsys, folder / "one", run(tmp_path, "mixer", *RANKS, "train.py", "mixer"))
+    assert "`hidden = hidden - hidden.mean(0)`" in first["sentence"], first
+    assert first_difference(capsys, folder / "one", run(tmp_path, "two", *RANKS, "train.py", "right")) is None
 
 
 @recorded

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.contract import recording
-from tests.lanes import TORCH, at_night, nightly
-from tests.live.run.jobs import environment
+from tests.lanes import at_night, nightly
+from tests.live.run.jobs import environment, skip_what_torch_lacks
 
 SCRIPT = Path(__file__).with_name("train.py")
 
@@ -122,8 +122,7 @@ def run(folder, name, *job, step=1, lines=""):
     done = subprocess.run(
         command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=240, check=False
     )
-    if TORCH < (2, 7) and "'Stream' object has no attribute 'record_event'" in done.stderr:
-        pytest.skip("FSDP2 steps on a CPU since torch 2.7")
+    skip_what_torch_lacks(done.stderr)
     assert "traced a step into" in done.stderr, done.stderr
     return folder / name
 
