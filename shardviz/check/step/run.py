@@ -37,9 +37,9 @@ from shardviz.check.step.forward.explain import laid_out_by_value, why_unplaced,
 from shardviz.check.step.forward.stages import of_another_stage
 from shardviz.check.step.rules.all_gradients import check_norm, of_all_gradients
 from shardviz.check.step.rules.factors import check_scale, check_unreduced, check_whole_sequence
-from shardviz.check.step.rules.local_rows import check_local_row
 from shardviz.check.step.rules.losses import check_function, check_mean_of_means, check_scalar, check_statistic, is_loss
 from shardviz.check.step.rules.narrow import check_narrow_sums, check_small_factor, other_scale
+from shardviz.check.step.rules.own_scales import check_local_row
 from shardviz.check.step.rules.summands import of_loss_terms, of_micro_batches, reduced_as_others
 from shardviz.check.step.rules.terms import (
     check_order,

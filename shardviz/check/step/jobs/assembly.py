@@ -28,8 +28,7 @@ from shardviz.check.step.jobs.gradients import (
     with_round_norms,
 )
 from shardviz.check.step.jobs.line_values import add_lines
-from shardviz.check.step.jobs.loss_weights import of_unequal_losses, terms_of_micro_batches
-from shardviz.check.step.jobs.routers import cause_in_router
+from shardviz.check.step.jobs.loss_weights import cause_in_router, of_unequal_losses, terms_of_micro_batches
 from shardviz.check.step.jobs.starts import coarsest_of
 from shardviz.check.step.rules.all_gradients import of_all_gradients
 from shardviz.check.step.rules.summands import of_micro_batches, reduced_as_others

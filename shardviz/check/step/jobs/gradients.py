@@ -1,12 +1,8 @@
-"""All gradients of two jobs: how each clips them, losses that count rows unequally, and ties that one job broke.
+"""All gradients of two jobs: how each clips them, ties that one job broke, and those that only one of them has.
 
 Gradients are recorded as the optimizer is given them, which is after they are clipped. If both jobs clip, gradients
 that were too large are not, and their factor shows in the norms that were found: it is the one that the gradients have
 once both clippings are undone, or else a norm is wrong.
-
-Nobody wrote a loss down. What comes back to the model's output says by which number each rank, or each micro-batch of
-a rank, multiplies it. Where each divides by its own count, the counts are shares of one whole: so are the numbers'
-reciprocals.
 """
 
 from __future__ import annotations
@@ -34,6 +30,7 @@ from shardviz.explain.placement.values import BrokenTie
 from shardviz.explain.step.gradients import (
     LostMicroBatches,
     MicroBatchesReducedAgain,
+    ReductionSwitchedOff,
     UnclearedGradients,
     UnsummedTiedGradients,
 )
@@ -46,10 +43,11 @@ from shardviz.explain.step.scales import (
     ScaledInStep,
 )
 from shardviz.explain.step.sums import GradientNotReduced
-from shardviz.explain.step.two_jobs import DifferentClips, GradientsNotZeroed
+from shardviz.explain.step.two_jobs import DifferentClips, GradientsNotZeroed, TrainedInOneJob
 from shardviz.explain.step.whole_step import UnexplainedBackward, UnexplainedWeightGradients
 from shardviz.explain.templates import number
 from shardviz.groups import the_only
+from shardviz.layout.mesh import ranks_by
 from shardviz.layout.notation import parse
 from shardviz.layout.splits import axes_in
 from shardviz.relate.measures import factor_of_all, ratio_of
@@ -385,3 +383,34 @@ def with_kept_gradients(findings: Sequence[Finding], reference: WholeJob, job: W
         for single in ungrouped(findings)
     ]
     return grouped(explained)
+
+
+def trained_in_one_job(weights: Weights, job: WholeJob) -> Iterator[Finding]:
+    """Yield weights of which only this job has a gradient, if the other job has gradients of others."""
+    for name, parts in job.weights("grad").items() if weights.grads else ():
+        held = [rank for rank, part in parts.items() if part.values is not None and np.any(part.values.values)]
+        if name in weights.params and name not in weights.grads and held:
+            text = "it has a gradient, and the unsharded model's has none"
+            yield TrainedInOneJob().finding(name, tuple(held), text)
+
+
+def frozen_in_one_job(weights: Weights, job: WholeJob) -> Iterator[Finding]:
+    """Yield weights of which only the other job has a gradient, if this job has gradients of others."""
+    params, gradients = job.weights("param"), job.weights("grad")
+    records = job.records.values()
+    unknown = {name for record in records for name in (*record.held_back, *(name for name, _ in record.not_checked))}
+    for name, whole in weights.grads.items() if gradients else ():
+        is_due = whole.values is not None and bool(np.any(whole.values.values))
+        if is_due and name in params and name not in gradients and name not in unknown:
+            text = "no rank has a gradient of it when the optimizer steps, and the unsharded model has"
+            yield TrainedInOneJob(is_absent=True).finding(name, tuple(params[name]), text)
+
+
+def held_back_gradients(weights: Weights, job: WholeJob) -> Iterator[Finding]:
+    """Yield weights that a job's optimizer steps without a gradient, because FSDP holds it back."""
+    params, gradients = job.weights("param"), job.weights("grad")
+    files = job.dump.files
+    ranks_of = ranks_by((rank, name) for rank, record in files.ranks.items() for name in record.held_back)
+    for name in (name for name in weights.grads if name in ranks_of and name in params and name not in gradients):
+        text = "the optimizer steps while .grad is None on every rank: FSDP holds the gradient back"
+        yield ReductionSwitchedOff().finding(name, tuple(ranks_of[name]), text)
