@@ -22,8 +22,8 @@ from shardviz.check.step.rules.all_gradients import (
     nearness,
     of_all,
     of_factor,
-    own_norm,
     round_norm,
+    total,
 )
 from shardviz.dump.records.step import ClipRecord
 from shardviz.explain.placement.values import BrokenTie
@@ -198,7 +198,10 @@ def by_another_norm(evidence: Evidence, clips: Clips | None) -> Finding | None:
         unmet = "" if clips.unmet is None else f"{clips.unmet:g}"
         cause: Cause = DifferentClips(_in_words(clips.reference.limit, clips.job.limit), unmet)
     else:
-        norms = {rank: own_norm(gradients, rank) / _kept(clips.job) for rank in evidence.dump.files.ranks}
+        held = {
+            rank: [one.reduced[rank] for one in gradients if rank in one.reduced] for rank in evidence.dump.files.ranks
+        }
+        norms = {rank: total(parts) / _kept(clips.job) for rank, parts in held.items()}
         alike = [rank for rank, norm in norms.items() if math.isclose(norm, clips.job.norm, rel_tol=near)]
         whose = f"the norm of the gradients of {named_ranks(alike, MAX_LISTED)} alone"
         text = whose if alike else f"which is {number(clips.reference.norm)} in the other job"
@@ -240,7 +243,7 @@ def with_round_norms(evidence: Evidence, finding: Finding, clips: Clips | None) 
     if all_alike is None or not isinstance(cause, ScaledBackward) or cause.is_of_micro_batches:
         return finding
     near = nearness(all_alike.gradients)
-    norm = float(np.sqrt(sum(np.sum(np.square(gradient.wanted)) for gradient in all_alike.gradients)))
+    norm = total(gradient.wanted for gradient in all_alike.gradients)
     rounded, rounded_here = round_norm(1.0, norm, near), round_norm(all_alike.factor, norm, near)
     if not rounded or (clips is not None and clips.of_both):
         return finding

@@ -442,11 +442,6 @@ def _square(gradients: Sequence[Compared], rank: int) -> NDArray[np.float64]:
     return np.array(sum(squares))
 
 
-def own_norm(gradients: Sequence[Compared], rank: int) -> float:
-    """Return the norm of what a rank has of all gradients."""
-    return float(np.sqrt(_square(gradients, rank)))
-
-
 def _names(gradients: list[Compared], axis: str, *, split: bool = True) -> Iterator[str]:
     """Yield the gradients that an axis splits, or those that it keeps copies of."""
     yield from (gradient.name for gradient in gradients if gradient.is_split(axis) == split)

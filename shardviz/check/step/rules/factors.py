@@ -139,7 +139,8 @@ def check_scale(
     size = " or ".join(over.text for over in axes)
     of_all = gradients_alike is not None and gradients_alike.is_all
     if comparison.role == "scalar":
-        cause = _of_value(ratio, size, is_mean=is_mean)
+        of_small = DividedMean(size, 1 / ratio) if is_mean else UnsummedValue(size)
+        cause: Cause = SummedValue(size) if ratio > 1 else of_small
     elif (of_parts := _of_shared(comparison, ratio) or _of_divisors(comparison, ratio)) is not None:
         cause = of_parts
     elif comparison.role == "output":
@@ -170,13 +171,6 @@ def check_whole_sequence(evidence: Evidence, comparison: Compared) -> Finding | 
     alike = evidence.parts.part_with(comparison).text
     cause = SequenceOfWhole(" and ".join(axes), size)
     return comparison.finding(cause, sentence, details=(alike,) if alike else ())
-
-
-def _of_value(ratio: Fraction, axes: str, *, is_mean: bool) -> Cause:
-    """Return the cause of a logged number's factor."""
-    if ratio > 1:
-        return SummedValue(axes)
-    return DividedMean(axes, 1 / ratio) if is_mean else UnsummedValue(axes)
 
 
 def _of_gradient(mesh: Mesh, ratio: Fraction, axes: Sequence[Over], *, of_all: bool) -> Cause:

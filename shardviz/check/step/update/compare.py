@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.dump.dump import Dump, Tensor
+    from shardviz.dump.dump import Dump
     from shardviz.explain.cause import Cause
 
 ADDED = "sum of what ranks add"
@@ -98,10 +98,10 @@ def check_unsharded_update(
     splitting = tuple(axis for axis, is_batch in (evidence.batch or {}).items() if is_batch)
     settled, are_weights_right = set(judged), True
     for role in WHAT:
-        for tensor, name in _of_role(dump, role):
+        for name, tensor in dump.by_name("step", role).items():
             reference = dump.find("updated", role, name)
-            weight = weight_of(role, name)
-            if reference is not None and weight not in settled:
+            weight, is_complex = weight_of(role, name), tensor.dtype.startswith("complex")  # a dump has pairs of it
+            if reference is not None and weight not in settled and not is_complex:
                 expected = dump.values(reference.first, name)
                 comparison = laid_out(dump, tensor, name, expected, rounding)
                 findings = list(_check(evidence, comparison, splitting, are_weights_right=are_weights_right))
@@ -119,12 +119,6 @@ def _not_kept(dump: Dump, settled: Collection[str]) -> Iterator[NotChecked]:
     for name in dump.by_name("updated", "optim"):
         if weight_of("optim", name) in weights and name not in states:
             yield NotChecked(name, "the optimizer's state after the step: no rank has it", "step")
-
-
-def _of_role(dump: Dump, role: str) -> Iterator[tuple[Tensor, str]]:
-    """Yield the step's tensors of a role, without complex ones, which a dump has as pairs."""
-    tensors = dump.by_name("step", role).items()
-    yield from ((tensor, name) for name, tensor in tensors if not tensor.dtype.startswith("complex"))
 
 
 def _check(
