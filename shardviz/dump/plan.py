@@ -259,7 +259,7 @@ def ranks_of(plan_part: PlanPart, mesh: Mesh) -> tuple[int, ...]:
             raise DumpError(f"at names axis {axis}, expected one of {', '.join(mesh.axes)}")
         if max(positions) >= mesh.axis_size(axis) or len(set(positions)) < len(positions):
             raise DumpError(f"at {axis}: positions are 0 to {mesh.axis_size(axis) - 1}, each once")
-    ways = (plan_part.at.get(axis, range(size)) for axis, size in zip(mesh.axes, mesh.shape, strict=True))
+    ways = (plan_part.at.get(axis, range(size)) for axis, size in mesh.sizes)
     return tuple(sorted(map(mesh.rank_at, product(*ways))))
 
 

@@ -163,7 +163,7 @@ class Layout:
             for dim in range(len(shape))
         ]
         partial = tuple((axis, p.op) for axis, p in zip(mesh.axes, placements, strict=True) if isinstance(p, Partial))
-        sizes = dict(zip(mesh.axes, mesh.shape, strict=True))
+        sizes = dict(mesh.sizes)
         chains = tuple(readable_chain(size, tuple(steps), sizes) for size, steps in zip(shape, sharded, strict=True))
         return cls(mesh, tuple(shape), chains, partial, flat)
 
@@ -197,7 +197,7 @@ class Layout:
     def region(self, coord: Coord) -> Region:
         """Return the elements that the coordinate holds, in `index_shape`."""
         position = dict(zip(self.mesh.axes, coord, strict=True))
-        sizes = dict(zip(self.mesh.axes, self.mesh.shape, strict=True))
+        sizes = dict(self.mesh.sizes)
         dims = tuple(
             follow_chain(size, bind_chain(chain, position, sizes))
             for size, chain in zip(self.shape, self.chains, strict=True)
@@ -220,8 +220,7 @@ class Layout:
     @property
     def _regions(self) -> tuple[tuple[Region, ...], tuple[int, ...]]:
         """The distinct regions, and the number of its region for every coordinate."""
-        sizes = tuple(zip(self.mesh.axes, self.mesh.shape, strict=True))
-        return _regions(sizes, self.shape, self.chains, self.flat)
+        return _regions(self.mesh.sizes, self.shape, self.chains, self.flat)
 
     def holders(self) -> dict[Region, tuple[int, ...]]:
         """Return the distinct regions, each with the ranks that hold it."""
@@ -237,8 +236,7 @@ class Layout:
         if self.flat is not None:
             regions, numbers = self._regions
             return np.array([region.shape for region in regions], np.int64)[list(numbers)]
-        sizes = tuple(zip(self.mesh.axes, self.mesh.shape, strict=True))
-        dims = [lengths(size, chain, sizes) for size, chain in zip(self.shape, self.chains, strict=True)]
+        dims = [lengths(size, chain, self.mesh.sizes) for size, chain in zip(self.shape, self.chains, strict=True)]
         return np.stack(dims, axis=1) if dims else np.zeros((self.mesh.size, 0), np.int64)
 
     def placements(self) -> tuple[Placement, ...] | None:
@@ -261,9 +259,8 @@ class Layout:
             return True
         if self.flat is not None or other.flat is not None:
             return list(self.regions()) == list(other.regions())
-        sizes = tuple(zip(self.mesh.axes, self.mesh.shape, strict=True))
         dims = zip(self.shape, self.chains, other.chains, strict=True)
-        return all(same_parts(size, one, another, sizes) for size, one, another in dims)
+        return all(same_parts(size, one, another, self.mesh.sizes) for size, one, another in dims)
 
 
 @lru_cache(maxsize=MOST_LAYOUTS)
@@ -276,9 +273,7 @@ def _regions(
     for size, chain in zip(shape, chains, strict=True):
         parts = parts_of(size, chain, sizes)
         parts = parts if flat is None else tuple(map(flat.window, parts))
-        dims.append(
-            [parts[number] for number in position_numbers(split, [axis for axis in axes if axis in chain]).tolist()]
-        )
+        dims.append([parts[number] for number in position_numbers(split, axes_in(chain)).tolist()])
     regions = tuple(map(Region, zip(*dims, strict=True))) if dims else (Region(()),)
     return regions, tuple(position_numbers(sizes, axes).tolist())
 

@@ -367,8 +367,7 @@ def _splits(
     """Return the splits of a dim that give most ranks their sizes, in every order of axes."""
     there = np.array([shape is not None for shape in shapes])
     expected = np.array([-1 if shape is None else shape[dim] for shape in shapes])
-    sizes = tuple(zip(mesh.axes, mesh.shape, strict=True))
-    axes = [axis for axis, number in sizes if number > 1]
+    sizes, axes = mesh.sizes, mesh.long_axes
     orders = [order for count in range(len(axes) + 1) for order in permutations(axes, count)]
     numbers = {*segments, *numbers_in(claimed.chains[dim] if claimed else ())}
     behind: list[Splits] = [(number, *order) for order in orders if order for number in numbers if size % number == 0]
@@ -376,7 +375,7 @@ def _splits(
     every: list[Splits] = [*(tuple(order) for order in orders), *behind]
     for splits in every:
         if np.mean(lengths(size, splits, sizes)[there] == expected[there]) >= MOSTLY:
-            coordinates = position_numbers(sizes, [axis for axis in axes if axis in splits])
+            coordinates = position_numbers(sizes, axes_in(splits))
             distinct.setdefault((parts_of(size, splits, sizes), coordinates.tobytes()), splits)
     return list(distinct.values())
 

@@ -197,8 +197,7 @@ class Sides:
         if num_elements > MAX_RELATED.get(self.role, 0):
             return None
         is_whole = all(region == Region.whole(self.wanted.shape) for region in self.regions.values())
-        whole = Layout(self.mesh, self.wanted.shape, ((),) * self.wanted.ndim)
-        layout = self.claimed or (whole if is_whole else None)
+        layout = self.claimed or (Layout.replicated(self.mesh, self.wanted.shape) if is_whole else None)
         bound = Bound.of_elements(self.tolerance, root_mean_square(self.wanted))
         return relation_of(Pair(self.wanted, self.values, layout, self.mesh, bound))
 
