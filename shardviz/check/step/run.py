@@ -412,20 +412,16 @@ def _check_scale(evidence: Evidence, result: Compared) -> Finding | None:
     return check_scale(result, evidence.batch, part, is_mean=is_loss(evidence, result), parted=parted)
 
 
-def _check_unreduced(evidence: Evidence, result: Compared) -> Finding | None:
-    return check_unreduced(result, evidence)
-
-
 def _of_result(rule: Callable[[Compared], Finding | None]) -> Rule:
     """Return the rule for one that looks at nothing but the result."""
     return lambda _evidence, result: rule(result)
 
 
 RULES: Mapping[str, Sequence[Rule]] = {
-    "output": (_check_unreduced, _of_result(check_order), _check_scale),
+    "output": (check_unreduced, _of_result(check_order), _check_scale),
     "scalar": (check_statistic, _of_result(check_scalar), check_norm, check_function, _check_scale),
     "grad": (
-        *(check_held_back, check_tied, check_other_layers, _check_unreduced),
+        *(check_held_back, check_tied, check_other_layers, check_unreduced),
         *(check_segments, _of_result(check_order), _of_result(check_zero_slices), _of_result(check_local_row)),
         *(check_whole_sequence, _check_scale),
     ),

@@ -394,7 +394,7 @@ def _waits(evidence: Evidence, comparison: Compared) -> bool:
     )
 
 
-def check_unreduced(comparison: Compared, evidence: Evidence | None = None) -> Finding | None:
+def check_unreduced(evidence: Evidence | None, comparison: Compared) -> Finding | None:
     """Return the finding if copies of a gradient or output differ along an axis, and a reduction makes them right."""
     missing = reduction_of(comparison) if comparison.copies_differ_along else None
     if missing is None:
