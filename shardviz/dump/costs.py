@@ -248,7 +248,6 @@ class Scheme:
     """The memory per rank of a scheme of data parallel with Adam, by the closed formula.
 
     Attributes:
-        name: Its usual name.
         formula: For parameters of P bytes over N ranks.
         bytes: The formula's value.
     """

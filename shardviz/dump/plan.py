@@ -317,7 +317,6 @@ class PlannedShards(LazyShards):
     """The shards of one tensor on all ranks of some parts.
 
     Args:
-        ranks: The plan's ranks.
         bodies: Every part that has the tensor, with the number of its body.
     """
 

@@ -330,8 +330,6 @@ def shared_placements(
     """Return the placements with the fewest splits that fit every rank's part; None without any.
 
     Args:
-        shape: The shape of the whole tensor.
-        local: The shape of each rank's part.
         fits: Whether a rank's part is that region of the whole.
     """
     regions = {rank: dict(placements_of(shape, own, mesh, rank)) for rank, own in local.items()}
@@ -349,7 +347,6 @@ def padded_shapes(shape: tuple[int, ...], local: tuple[int, ...], sizes: Collect
 
     Args:
         shape: The shape of the whole without padding.
-        local: The shape of a part.
         sizes: Into how many parts a mesh may split a dim; a part that is longer than the whole is no split.
 
     Example:

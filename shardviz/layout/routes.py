@@ -38,7 +38,6 @@ class Leg:
 
     Attributes:
         collective: What torch calls it; a `slice` is local, nothing is sent.
-        axis: The mesh axis that it runs over.
         layout: What it leads to.
         received: The most elements that any rank takes in. Uneven shards are counted as they are, without the padding
             that torch sends with them; reductions are counted as rings.

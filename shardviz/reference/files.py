@@ -29,7 +29,6 @@ class Reference:
 
     Attributes:
         path: The file or folder.
-        entries: Its tensors by name.
         why: Why it lacks some of a model's tensors, by name, if that is known.
         is_stamped: Whether its values are of fills: what a stamped checkpoint has.
     """

@@ -225,8 +225,6 @@ def rounding_between(before: Bits, dtype: str, after: Bits, to: str, narrower: S
     Args:
         before: The bits of the tensor.
         after: The bits that it became.
-        to: Their dtype.
-        narrower: The types to try.
     """
     if before.shape != after.shape or (
         after.size > 1 and (is_alike(after) or not any((part << 1).any() for part in blocks(after)))
@@ -267,7 +265,6 @@ def is_made(
     Args:
         held: The bits of the tensor.
         sources: Those of the others, of the same shape.
-        dtype: The dtype of all.
         function: Returns what is due, given the sources' values.
         rounding: How far a value may be off, relative to the largest of the values that take part.
         slack: How far it may be off besides that, relative to the difference of the last source and the first.
@@ -335,7 +332,6 @@ def function_between(before: NDArray[Any], dtype: str, after: NDArray[Any], to: 
     Args:
         before: The bits of the tensor.
         after: The bits that it became.
-        to: Their dtype.
 
     Returns:
         None if none does, or several do; or if the tensor has few different values.

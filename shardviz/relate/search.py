@@ -223,8 +223,6 @@ class Search:
         What was done on one rank is tried on all of them.
 
         Args:
-            context: The source.
-            layout: Which region each rank should hold.
             moved: The ranks that hold the region of a different rank.
             probes: Give up if none of so many ranks is explained; -1: never.
 
@@ -314,8 +312,6 @@ def error_within(bound: Bound, actual: Values, expected: Values, sizes: tuple[fl
     Beyond the limit it may be that of the whole, which is less than that of its worst slice.
 
     Args:
-        actual: What is held.
-        expected: What is wanted.
         sizes: The norm of the terms of a sum, and the factor that is found, which multiplies the rounding as well.
     """
     if not bound.element:
@@ -327,7 +323,6 @@ def relation_of(pair: Pair, *, is_refined: bool = True) -> Related:
     """Relate each rank's array to the expected one.
 
     Args:
-        pair: What is wanted, and what each rank holds.
         is_refined: Whether what placements leave is looked for, which takes ten times as long: slices in another order,
             parts of other ranks, added numbers.
 

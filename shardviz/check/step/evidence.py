@@ -75,7 +75,6 @@ class Activations:
     """Every module's output.
 
     Attributes:
-        rounding: What the step allows for rounding.
         calls: What ranks wrote of every call while the step ran; none in older dumps.
     """
 

@@ -67,7 +67,6 @@ class Copies(RankPair):
     """Replicas of one tensor that differ; the value that most of them hold is expected.
 
     Attributes:
-        name: The tensor's name.
         index: Its number in its fold.
         groups: For each part that has different copies, all of its copies.
     """

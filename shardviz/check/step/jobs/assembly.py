@@ -95,8 +95,6 @@ class Assembling:
     """A dump in the making.
 
     Attributes:
-        job: The trace of the job that is looked at.
-        ranks: What is known of each rank.
         arrays: Values, by rank and name.
         narrowed_to: The coarsest dtype that either job computes in, if it is narrow.
         noise: How far rounding to it may take each gradient.

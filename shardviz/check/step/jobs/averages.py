@@ -60,8 +60,6 @@ class Average:
     """An average before and after a step, and the weight that it is of.
 
     Attributes:
-        before: The average before the step.
-        after: The average after it.
         weights: The weight by moment: `after` the step, or `before` it.
         near: How far rounding may take an element.
         of_other_job: Whether the weight is the other job's: the rank has all of the average, and a part of the weight.

@@ -131,7 +131,6 @@ class Attempt:
     """One job compared with the other.
 
     Attributes:
-        difference: How it differs.
         is_explained: Whether a rule says why.
         is_complete: Whether all of both was compared.
     """
