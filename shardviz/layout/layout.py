@@ -21,15 +21,12 @@ from shardviz.errors import LayoutError
 from shardviz.layout.placements import Partial, Placement, Replicate, Shard, StridedShard
 from shardviz.layout.region import Ranges, Region, merge_ranges
 from shardviz.layout.splits import (
-    JOIN,
     MAX_SEGMENTS,
     Chain,
-    Link,
     Sizes,
     axes_in,
     bind_chain,
     check_segments,
-    chunk,
     follow_chain,
     lengths,
     parts_of,
@@ -46,8 +43,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.layout.mesh import Coord, Mesh
-
-__all__ = ["JOIN", "Chain", "FlatView", "Layout", "Link", "check_placements", "chunk"]
 
 MOST_LAYOUTS = 8
 """Layouts whose regions are kept, those of all ranks: a map, its ranks and the next stage's ask for the same ones."""

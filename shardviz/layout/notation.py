@@ -26,11 +26,11 @@ import numpy as np
 
 from shardviz.errors import LayoutError, NotationError
 from shardviz.layout.dtypes import dtype_hint, is_dtype
-from shardviz.layout.layout import JOIN, Chain, FlatView, Layout
+from shardviz.layout.layout import FlatView, Layout
 from shardviz.layout.mesh import AXIS_NAME
 from shardviz.layout.placements import REDUCTIONS
 from shardviz.layout.region import MAX_DIMS, indices
-from shardviz.layout.splits import axes_in
+from shardviz.layout.splits import JOIN, Chain, axes_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

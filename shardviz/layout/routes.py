@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import networkx as nx  # type: ignore[import-untyped]
 
-    from shardviz.layout.layout import Chain
+    from shardviz.layout.splits import Chain
 
 Collective = Literal["all_gather", "all_reduce", "reduce_scatter", "all_to_all", "slice"]
 

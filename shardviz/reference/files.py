@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardviz.checkpoint.coverage import coverage_of
-from shardviz.checkpoint.formats.headers import INDEX
 from shardviz.checkpoint.open import open_checkpoint
 from shardviz.checkpoint.records import Entry
 from shardviz.errors import DumpError
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
     from shardviz.checkpoint.records import Checkpoint
 
-__all__ = ["INDEX", "Entry", "Reference", "open_reference"]
+__all__ = ["Entry", "Reference", "open_reference"]
 
 
 @dataclass(frozen=True)

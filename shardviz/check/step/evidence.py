@@ -240,11 +240,6 @@ class Evidence:
         return max((record.runs for record in self.dump.files.ranks.values()), default=0)
 
     @cached_property
-    def runs_backward_itself(self) -> bool | None:
-        """Whether the probe's own step runs backward, rather than shardviz, on the returned loss; None if not known."""
-        return next((record.is_own_step for record in self.dump.files.ranks.values()), None)
-
-    @cached_property
     def held_back(self) -> frozenset[str]:
         """The parameters of whose gradient FSDP keeps a part to itself after the step, on any rank."""
         return frozenset(name for record in self.dump.files.ranks.values() for name in record.held_back)

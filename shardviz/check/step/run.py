@@ -171,13 +171,9 @@ def _joined(axes: tuple[str, ...]) -> str:
     return " and ".join(axes) or "the ranks"
 
 
-ROLES = ("output", "scalar", "grad")
-"""Causes before what is computed from them."""
-
-
 def check_training(dump: Dump) -> Iterator[Finding]:
     """Yield the first of output, loss and gradients whose copies differ after a step in training mode."""
-    for role in ROLES:
+    for role in ("output", "scalar", "grad"):  # causes before what is computed from them
         in_eval = {result.name: result for result in compared(dump, (role,))}
         training = (result for result in compared(dump, (role,), at="training") if not result.incomparable)
         differing = (result for result in training if result.copies_differ_along)

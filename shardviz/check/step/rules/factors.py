@@ -230,7 +230,7 @@ def overs(
             tuple(axis for axis in axes if axis in parted or any(one.is_split(axis) for one in gradients)),
             any(
                 gradient.claimed is not None
-                and gradient.may_be_of_fsdp
+                and (gradient.wrappers is None or gradient.sharding is not None)
                 and gradient.wrapped_over(axes) not in ("none", "alone")
                 and any(gradient.is_split(axis) for axis in axes)
                 for gradient in gradients
