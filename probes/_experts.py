@@ -11,11 +11,7 @@ FEATURES = 12
 
 
 class Experts(nn.Module):
-    """One matrix per expert, stacked: `weight[e]` is expert e's. Under expert parallel a rank has a stretch of them.
-
-    Args:
-        num_experts: The number of experts.
-    """
+    """One matrix per expert, stacked: `weight[e]` is expert e's. Under expert parallel a rank has a stretch of them."""
 
     def __init__(self, num_experts: int) -> None:
         super().__init__()
@@ -67,11 +63,7 @@ def exchanged(weight: DTensor, tokens: torch.Tensor, chosen: torch.Tensor, num_e
 
 
 class MixtureOfExperts(nn.Module):
-    """A router, which chooses an expert for each token and weights its result, and the experts.
-
-    Args:
-        num_experts: The number of experts.
-    """
+    """A router, which chooses an expert for each token and weights its result, and the experts."""
 
     def __init__(self, num_experts: int) -> None:
         super().__init__()

@@ -14,7 +14,6 @@ def refuse_uneven(mesh: Mesh, axis: str, size: int, what: str, reason: str) -> N
     """Refuse a mesh whose axis does not divide a size evenly.
 
     Args:
-        mesh: The requested mesh.
         axis: The axis that splits it.
         size: The size that it splits.
         what: What is counted: `attention heads`.

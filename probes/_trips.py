@@ -40,8 +40,6 @@ def there_and_back(model: nn.Module, mesh: DeviceMesh, build: Build, save: Move,
     """Save a model, load and save it on mesh after mesh, and return what is loaded on its own. Every rank calls this.
 
     Args:
-        model: A sharded model.
-        mesh: Its mesh.
         build: Returns a new one, sharded on a mesh.
         save: Saves one into a folder.
         load: Loads one from a folder, in place.

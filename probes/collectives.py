@@ -43,11 +43,7 @@ Group = distributed.ProcessGroup | None
 
 
 class Collective(nn.Module):
-    """One collective, in a module so that its input and output are captured.
-
-    Args:
-        name: The collective's name.
-    """
+    """One collective, in a module so that its input and output are captured."""
 
     def __init__(self, name: str) -> None:
         super().__init__()

@@ -14,9 +14,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import Schedule1F1B
 
 import shardviz
-from shardviz.layout.mesh import Mesh
-from shardviz.probes._pipeline import mean_square, refuse_idle_stages, run, stage_of
-from shardviz.probes.pp_gpipe import batch, build, parallelize, stages
+from shardviz.probes._pipeline import mean_square, run, stage_of
+from shardviz.probes.pp_gpipe import batch, build, check_mesh, parallelize, stages
 
 AXES = ("pp",)
 MESH = (4,)
@@ -25,11 +24,7 @@ TORCH = (2, 7)  # the schedules of 2.6 do not divide gradients by the number of 
 
 MICROBATCHES = 8
 
-__all__ = ["batch", "build", "parallelize", "stages"]
-
-
-def check_mesh(mesh: Mesh) -> None:
-    refuse_idle_stages(mesh)
+__all__ = ["batch", "build", "check_mesh", "parallelize", "stages"]
 
 
 def step(model: nn.Module, rows: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:

@@ -15,9 +15,9 @@ from torch.distributed.pipelining import Schedule1F1B
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import shardviz
-from shardviz.layout.mesh import Mesh
 from shardviz.probes._models import Blocks
-from shardviz.probes._pipeline import LAYERS, keep, layers_of, mean_square, refuse_idle_stages, run, stage_of
+from shardviz.probes._pipeline import keep, layers_of, mean_square, run, stage_of
+from shardviz.probes.pp_gpipe import batch, build, check_mesh, stages
 
 AXES = ("pp", "fsdp", "tp")
 MESH = (2, 2, 2)
@@ -34,13 +34,7 @@ expect = {
     "*.down.bias": "[*/fsdp]",
 }
 
-
-def check_mesh(mesh: Mesh) -> None:
-    refuse_idle_stages(mesh)
-
-
-def build() -> nn.Module:
-    return Blocks(LAYERS)
+__all__ = ["batch", "build", "check_mesh", "stages"]
 
 
 def parallelize(model: Blocks, mesh: DeviceMesh) -> None:
@@ -50,14 +44,6 @@ def parallelize(model: Blocks, mesh: DeviceMesh) -> None:
         parallelize_module(layer, mesh["tp"], {"up": up, "down": RowwiseParallel()})
         fully_shard(layer, mesh=mesh["fsdp"], reshard_after_forward=False)
     fully_shard(model, mesh=mesh["fsdp"], reshard_after_forward=False)
-
-
-def stages(model: Blocks, mesh: DeviceMesh) -> dict[int, nn.Module]:
-    return {mesh.get_local_rank("pp"): model}
-
-
-def batch() -> torch.Tensor:
-    return torch.randn(120, 12)
 
 
 def step(model: nn.Module, rows: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:

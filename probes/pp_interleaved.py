@@ -17,7 +17,8 @@ from torch.distributed.pipelining import ScheduleInterleaved1F1B
 import shardviz
 from shardviz.layout.mesh import Mesh
 from shardviz.probes._models import Blocks
-from shardviz.probes._pipeline import LAYERS, keep, layers_of, mean_square, piece, refuse_idle_stages, run, stage_of
+from shardviz.probes._pipeline import keep, layers_of, mean_square, piece, refuse_idle_stages, run, stage_of
+from shardviz.probes.pp_gpipe import batch, build
 
 AXES = ("pp",)
 MESH = (4,)
@@ -27,13 +28,11 @@ TORCH = (2, 8)  # 2.6 does not divide gradients by the number of micro-batches; 
 STAGES_PER_RANK = 2
 MICROBATCHES = 8
 
+__all__ = ["batch", "build"]
+
 
 def check_mesh(mesh: Mesh) -> None:
     refuse_idle_stages(mesh, STAGES_PER_RANK)
-
-
-def build() -> nn.Module:
-    return Blocks(LAYERS)
 
 
 def parallelize(model: Blocks, mesh: DeviceMesh) -> None:
@@ -47,10 +46,6 @@ def stages(model: Blocks, mesh: DeviceMesh) -> dict[int, nn.Module]:
     ranks = mesh["pp"].size()
     numbers = range(mesh.get_local_rank("pp"), ranks * STAGES_PER_RANK, ranks)
     return {number: piece(model, layers_of(number, ranks * STAGES_PER_RANK)) for number in numbers}
-
-
-def batch() -> torch.Tensor:
-    return torch.randn(120, 12)
 
 
 def step(model: Blocks, rows: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:

@@ -3,7 +3,7 @@
 Each rank along pp has some consecutive layers, with their gradients and optimizer state. It receives activations, runs
 its layers, and sends their output to the next rank; backward runs the other way with gradients. Each parameter is on
 one rank: nothing is copied and nothing is summed. But only one rank works at any time, so with p ranks a fraction (p -
-1) / p of the time is idle: the bubble. Micro-batches shrink it, see `pp_gpipe`.
+1) / p of the time is idle: the bubble. Micro-batches shrink it: `pp_gpipe` has the same model, stages and batch.
 """
 
 import torch
@@ -11,33 +11,14 @@ from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 import shardviz
-from shardviz.layout.mesh import Mesh
-from shardviz.probes._models import Blocks
-from shardviz.probes._pipeline import LAYERS, keep, layers_of, refuse_idle_stages, send_to_all
+from shardviz.probes._pipeline import send_to_all
+from shardviz.probes.pp_gpipe import batch, build, check_mesh, parallelize, stages
 
 AXES = ("pp",)
 MESH = (4,)
 STAGE_AXES = ("pp",)
 
-
-def check_mesh(mesh: Mesh) -> None:
-    refuse_idle_stages(mesh)
-
-
-def build() -> nn.Module:
-    return Blocks(LAYERS)
-
-
-def parallelize(model: Blocks, mesh: DeviceMesh) -> None:
-    keep(model, layers_of(mesh.get_local_rank("pp"), mesh["pp"].size()))
-
-
-def stages(model: Blocks, mesh: DeviceMesh) -> dict[int, nn.Module]:
-    return {mesh.get_local_rank("pp"): model}
-
-
-def batch() -> torch.Tensor:
-    return torch.randn(120, 12)
+__all__ = ["batch", "build", "check_mesh", "parallelize", "stages"]
 
 
 def step(model: nn.Module, rows: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:

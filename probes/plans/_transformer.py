@@ -210,7 +210,6 @@ def over_ep(model: Decoder, mesh: DeviceMesh) -> None:
     Over dim 0 again, as FSDP does if it is not asked, few experts would leave most ranks with none.
 
     Args:
-        model: The model.
         mesh: The axes fsdp and ep.
     """
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)

@@ -21,7 +21,6 @@ import numpy as np
 from shardviz.check.report import NotChecked
 from shardviz.check.verdicts import is_of_model
 from shardviz.dump.read import DumpFiles, mesh_of
-from shardviz.dump.validate import mesh_of as mesh_from
 from shardviz.explain.placement.whole_run import (
     DamagedFile,
     DamagedNumbers,
@@ -222,7 +221,7 @@ def check_rank_order(dump: Dump) -> Iterator[Finding | NotChecked]:
             f"{len(ranks):,} ranks have a number in the group along {name} that is not their coordinate on mesh "
             f"{mesh_of(record)}: rank {rank} is {name}={position} but number {in_group} of its group",
         )
-        named_groups = _groups(mesh_from(record), name)
+        named_groups = _groups(mesh_of(record), name)
         groups.setdefault(name, set()).update(group for group in named_groups if not ranks.keys().isdisjoint(group))
     for name, odd in groups.items():
         yield from _unchecked_tensors(dump, name, odd)

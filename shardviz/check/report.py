@@ -63,7 +63,6 @@ class Report:
     """What a check of a dump found.
 
     Attributes:
-        num_ranks: Ranks of the run.
         num_tensors: Distinct tensor names.
         findings: Worst first.
         not_checked: What could not be looked at.
@@ -137,11 +136,7 @@ def names_of(folds: Sequence[Fold]) -> str:
 
 
 def named_ranks(findings: Iterable[Finding], num_ranks: int) -> frozenset[int]:
-    """Return the ranks that findings name; a finding of every rank points at none.
-
-    Args:
-        num_ranks: The ranks of the run.
-    """
+    """Return the ranks that findings name; a finding of every rank points at none."""
     named = [frozenset(finding.ranks) for finding in findings if finding.ranks]
     some = [ranks for ranks in named if len(ranks) < num_ranks]
     return frozenset[int]().union(*(some or named))
@@ -228,7 +223,6 @@ def unhidden(
     """Return the results that follow from none of the causes.
 
     Args:
-        results: What a check found.
         causes: What may explain it; checks that could not run explain nothing.
         anywhere: Whether results follow from findings of other tensors too.
     """

@@ -187,12 +187,18 @@ def _check_run(dump: Dump) -> Iterator[Result]:
     """Yield what concerns the run as a whole, or a tensor's record rather than its content."""
     yield from check_completeness(dump)
     yield from check_rank_order(dump)
-    yield from _dtypes(dump)
+    for tensor in (*dump.at("stamped"), *dump.at("initial")):
+        names = [name for name in tensor.names if tensor.moment == "stamped" or name not in dump.stamped]
+        yield from (replace(finding, tensor=name) for finding in check_dtype(tensor) for name in names)
     yield from check_ties(dump)
     yield from check_writes(dump)
     yield from check_replaced(dump)
     yield from unmatched(dump, of_states(dump))
-    yield from _not_checked_by_ranks(dump)
+    reasons = ((rank, pair) for rank, record in dump.files.ranks.items() for pair in dict.fromkeys(record.not_checked))
+    num_ranks = dump.files.run.num_ranks
+    for (name, why), ranks in ranks_by(reasons).items():
+        where = "" if len(ranks) == num_ranks else f" (on {len(ranks):,} of {num_ranks:,} ranks)"
+        yield NotChecked(name, why + where, _about(dump, name, ranks))
 
 
 def _check_step(laid_out: LaidOut, weights: list[Finding], told_right: dict[Place, bool]) -> Iterator[Result]:
@@ -208,23 +214,6 @@ def _check_step(laid_out: LaidOut, weights: list[Finding], told_right: dict[Plac
             after += check_unsharded_update(dump, frozenset(result.tensor for result in after), told_right)
         yield from without_consequences_of_update(after)
         yield from check_zero_gradients(dump, wrong)
-
-
-def _dtypes(dump: Dump) -> Iterator[Finding]:
-    """Yield tensors whose dtype differs between ranks."""
-    stamped = dump.stamped
-    for tensor in (*dump.at("stamped"), *dump.at("initial")):
-        names = [name for name in tensor.names if tensor.moment == "stamped" or name not in stamped]
-        yield from (replace(finding, tensor=name) for finding in check_dtype(tensor) for name in names)
-
-
-def _not_checked_by_ranks(dump: Dump) -> Iterator[NotChecked]:
-    """Yield the checks that ranks could not make, once for all of them."""
-    reasons = ((rank, pair) for rank, record in dump.files.ranks.items() for pair in dict.fromkeys(record.not_checked))
-    num_ranks = dump.files.run.num_ranks
-    for (name, why), ranks in ranks_by(reasons).items():
-        where = "" if len(ranks) == num_ranks else f" (on {len(ranks):,} of {num_ranks:,} ranks)"
-        yield NotChecked(name, why + where, _about(dump, name, ranks))
 
 
 def _about(dump: Dump, name: str, ranks: list[int]) -> About:

@@ -405,15 +405,10 @@ def sketch(values: NDArray[np.float64]) -> tuple[float, ...]:
     return tuple(float(f"{number:.{DIGITS_OF_A_NUMBER}g}") for number in numbers.tolist())
 
 
-def num_looked_at(size: int) -> int:
-    """Return how many elements of a tensor of a size are looked at."""
-    return min(size, MAX_SKETCHED)
-
-
 @lru_cache(maxsize=16)
 def _places_and_signs(size: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Return the places that are looked at in a tensor of a size, and the signs of each."""
-    count = num_looked_at(size)
+    count = min(size, MAX_SKETCHED)
     numbers = np.arange(count, dtype=np.uint64)
     starts = (numbers * size // max(count, 1)).astype(np.int64)
     lengths = np.maximum(np.diff(starts, append=size), 1).astype(np.uint64)

@@ -29,7 +29,7 @@ from shardviz.layout.routes import ring
 from shardviz.text import bytes_text
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from shardviz.dump.dump import Dump, Tensor
     from shardviz.dump.records.base import Role
@@ -105,7 +105,7 @@ def counted_tensors(dump: Dump) -> list[CountedTensor]:
     step = [tensor for tensor in dump.at("step") if tensor.role in ("grad", "optim", "activation")]
     widths = {name: itemsize(tensor.dtype) for tensor in before for name in tensor.names}
     common = Counter(widths.values()).most_common(1)[0][0] if widths else 0
-    leaves = _leaves(_outputs(dump, step))
+    leaves = _leaves(dump, step)
     tied = {name for record, _ in dump.files.alike() for group in record.tied for name in group[1:]}
     at_once: dict[int, float] = {}
     for record, ranks in dump.files.alike():
@@ -139,14 +139,6 @@ def memory_uses(dump: Dump) -> list[TensorMemory]:
         for count in counted_tensors(dump)
         for name, width in count.widths.items()
     ]
-
-
-def _outputs(dump: Dump, step: Iterable[Tensor]) -> Iterator[str]:
-    """Yield the activations that modules returned, not those kept only to explain a step."""
-    before = {f"{call.module}.before" for record, _ in dump.files.alike() for call in record.calls}
-    for tensor in step:
-        if tensor.role == "activation":
-            yield from (name for name in tensor.names if name not in before and not is_point(name))
 
 
 def _whole_shape(dump: Dump, tensor: Tensor, name: str, traced: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
@@ -240,11 +232,15 @@ def _width(tensor: Tensor, name: str, widths: dict[str, int], common: int) -> in
     return (widths.get(owner) or common or width) if tensor.moment == "step" else width
 
 
-def _leaves(names: Iterable[str]) -> set[str]:
-    """Return the modules without submodules: a block's output is its last layer's."""
-    module_names = set(names)
-    parents = {name[:at] for name in module_names for at in range(len(name)) if name[at] == "."}
-    return module_names - parents
+def _leaves(dump: Dump, step: Iterable[Tensor]) -> set[str]:
+    """Return modules without submodules whose outputs are there: a block's is its last layer's.
+
+    Activations that are kept only to explain a step are left out.
+    """
+    before = {f"{call.module}.before" for record, _ in dump.files.alike() for call in record.calls}
+    activations = (name for tensor in step if tensor.role == "activation" for name in tensor.names)
+    names = {name for name in activations if name not in before and not is_point(name)}
+    return names - {name[:at] for name in names for at in range(len(name)) if name[at] == "."}
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +248,6 @@ class Scheme:
     """The memory per rank of a scheme of data parallel with Adam, by the closed formula.
 
     Attributes:
-        name: Its usual name.
         formula: For parameters of P bytes over N ranks.
         bytes: The formula's value.
     """
@@ -328,12 +323,9 @@ def traffic(dump: Dump) -> list[Traffic]:
             records[key] = _together(records[key], record) if key in records else record
         for same, record in records.items():
             groups.setdefault(same, []).append((record, alike))
-    return [_busiest(same) for same in groups.values()]
-
-
-def _busiest(same: list[tuple[CollectiveRecord, tuple[int, ...]]]) -> Traffic:
-    record = max((one for one, _ in same), key=lambda one: one.bytes)
-    return Traffic(record, tuple(sorted(chain.from_iterable(ranks for _, ranks in same))))
+    busiest = [max((record for record, _ in same), key=lambda record: record.bytes) for same in groups.values()]
+    all_ranks = [sorted(chain.from_iterable(ranks for _, ranks in same)) for same in groups.values()]
+    return [Traffic(record, tuple(ranks)) for record, ranks in zip(busiest, all_ranks, strict=True)]
 
 
 def _together(one: CollectiveRecord, other: CollectiveRecord) -> CollectiveRecord:

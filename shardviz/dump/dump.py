@@ -180,7 +180,9 @@ class Dump:
         """Stamped parameters of which no rank has ids left: all zeros, or all other values."""
         contents: dict[str, Literal["zeros", "values"]] = {}
         for tensor in self.at("stamped"):
-            first = _first_of_runs(tensor) if tensor.role == "param" else None
+            bodies = [shard.body for shard in tensor.shards.values()] if tensor.role == "param" else []
+            runs = (run for body in bodies if 0 not in body.local_shape for run in body.runs or ((None, 0, 0),))
+            first = the_only({run[0] for run in runs})
             if first in (0, ID_NONE):
                 contents.update(dict.fromkeys(tensor.names, "values" if first else "zeros"))
         return contents
@@ -275,14 +277,11 @@ class Dump:
         if shard.held is not None:
             flat = shard.layout is not None and shard.layout.flat is not None
             return shard.held.flat_ids((math.prod(shape),) if flat else shape) + 1
-        return own_ids(self._model_ids(shard, name), self.first_ids.get(name, 1), math.prod(shape))
-
-    def _model_ids(self, shard: Shard, name: str) -> NDArray[np.int64]:
         body = shard.body
         if body.runs is None and not body.dense:
             raise DumpError(f"{printable(name)}: rank {shard.rank} has no ids in the dump")
         ids = self.dense(shard, name) if body.runs is None else expand_runs(body.runs).reshape(body.local_shape)
-        return whole_ids(ids, self.last_id)
+        return own_ids(whole_ids(ids, self.last_id), self.first_ids.get(name, 1), math.prod(shape))
 
     def dense(self, shard: Shard, name: str) -> NDArray[np.generic]:
         """Return the values in the safetensors file, in the local shape.
@@ -292,12 +291,6 @@ class Dump:
         """
         body = shard.body
         return self.files.dense(shard.rank, f"{body.moment}/{body.role}/{name}", body.local_shape)
-
-
-def _first_of_runs(tensor: Tensor) -> int | None:
-    """Return the id with which every run of a tensor's ids begins; None if runs differ."""
-    bodies = [shard.body for shard in tensor.shards.values() if 0 not in shard.body.local_shape]
-    return the_only({run[0] for body in bodies for run in body.runs or ((None, 0, 0),)})
 
 
 def dump_of(files: DumpFiles) -> Dump:

@@ -78,7 +78,16 @@ def gather(folders: Sequence[Path], output: Path, *, force: bool = False) -> Dum
     """
     if output.resolve() in [folder.resolve() for folder in folders]:
         raise DumpError(f"{_name_of(output)} is one of the parts", "give another folder with -o")
-    files = _read_whole(folders)
+    files = read_parts(folders)
+    _refuse_plan(files)
+    if missing := files.missing_ranks:
+        verb = "is" if len(missing) == 1 else "are"
+        raise DumpError(
+            f"{len(missing):,} of {files.run.num_ranks:,} ranks {verb} missing: {named_ranks(missing, MOST_RANKS)} "
+            f"{verb} not in {', '.join(map(_name_of, folders))}",
+            "give the folders of their machines, too; without them: "
+            f"shardviz check {printable(shlex.join(map(str, folders)))}",
+        )
     with replacing_folder(output, force=force) as unfinished:
         _copy(files, unfinished)
         traces = [folder / TRACE_FOLDER for folder in folders if _has_trace(folder)]
@@ -96,11 +105,7 @@ def _refuse_plan(files: DumpFiles) -> None:
 
 
 def _refuse_different_run(dump_part: DumpFiles, first: DumpFiles) -> None:
-    """Raise unless both are parts of one run.
-
-    Raises:
-        DumpError: They are not.
-    """
+    """Raise DumpError unless both are parts of one run."""
     names = f"{_name_of(first.path)} and {_name_of(dump_part.path)}"
     if dump_part.run.run_id != first.run.run_id:
         ids = f"{first.run.run_id or 'no id'} and {dump_part.run.run_id or 'no id'}"
@@ -110,25 +115,6 @@ def _refuse_different_run(dump_part: DumpFiles, first: DumpFiles) -> None:
     for field in ("num_ranks", "mesh", "stamps", "intended"):
         if getattr(dump_part.run, field) != getattr(first.run, field):
             raise DumpError(f"{names} differ in {field} of run.json: one of them is damaged", "copy both again")
-
-
-def _read_whole(folders: Sequence[Path]) -> DumpFiles:
-    """Read the parts of a dump, all of them.
-
-    Raises:
-        DumpError: A rank is in none of them.
-    """
-    files = read_parts(folders)
-    _refuse_plan(files)
-    if missing := files.missing_ranks:
-        verb = "is" if len(missing) == 1 else "are"
-        raise DumpError(
-            f"{len(missing):,} of {files.run.num_ranks:,} ranks {verb} missing: {named_ranks(missing, MOST_RANKS)} "
-            f"{verb} not in {', '.join(map(_name_of, folders))}",
-            "give the folders of their machines, too; without them: "
-            f"shardviz check {printable(shlex.join(map(str, folders)))}",
-        )
-    return files
 
 
 def _has_trace(folder: Path) -> bool:

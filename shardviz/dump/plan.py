@@ -38,11 +38,7 @@ if TYPE_CHECKING:
 
 
 def sizes(planned_part: PlannedPart, index: int) -> NDArray[np.int64]:
-    """Return the elements of one of a part's bodies on each of its ranks.
-
-    Args:
-        index: The number of the body.
-    """
+    """Return the elements of one of a part's bodies, by its number, on each of its ranks."""
     body = planned_part.part.record.bodies[index]
     key = (body.layout, body.local_shape)
     if key not in planned_part.sizes:
@@ -96,10 +92,6 @@ MAX_SHIFTED = 1 << 12
 
 class PlannedPart:
     """The records of the ranks that one planned rank stands for.
-
-    Args:
-        part: The part's record.
-        mesh: The plan's mesh.
 
     Attributes:
         sizes: Elements on each rank, of every body by its layout and its shape, as `plan.sizes` has worked them out.
@@ -192,12 +184,12 @@ class PlannedPart:
         if rank == planned.rank:
             return planned
         meshes = [mesh_for(rank, mesh, planned.rank, self.mesh) for mesh in self._meshes]
-        positions = [Position(index, at, at) for index, mesh in enumerate(meshes) for at in _coord(mesh, rank)]
+        coords = [(index, mesh.coord_of(rank)) for index, mesh in enumerate(meshes) if rank in mesh]
         return structs.replace(
             planned,
             rank=rank,
             meshes=tuple(MeshRecord(mesh.axes, mesh.shape, mesh.ranks) for mesh in meshes),
-            positions=tuple(positions),
+            positions=tuple(Position(index, at, at) for index, at in coords),
             bodies=tuple(self.body(rank, index) for index in range(len(planned.bodies))),
             collectives=without_ranks(planned.collectives),
         )
@@ -219,17 +211,8 @@ def _layout(record: object, mesh: Mesh) -> Layout:
     return layout_of(record, mesh)  # type: ignore[arg-type]
 
 
-def _coord(mesh: Mesh, rank: int) -> Iterator[Coord]:
-    if rank in mesh:
-        yield mesh.coord_of(rank)
-
-
 class PlannedRanks(Mapping[int, RankRecord]):
-    """The records of all ranks of a plan, made on demand.
-
-    Args:
-        mesh: Its mesh.
-    """
+    """The records of all ranks of a plan, made on demand."""
 
     def __init__(self, plan: PlanRecord, mesh: Mesh) -> None:
         self.plan = plan
@@ -268,10 +251,6 @@ class PlannedRanks(Mapping[int, RankRecord]):
 def ranks_of(plan_part: PlanPart, mesh: Mesh) -> tuple[int, ...]:
     """Return the ranks that a part stands for, rising.
 
-    Args:
-        plan_part: The part.
-        mesh: The plan's mesh.
-
     Raises:
         DumpError: It names an axis or a position that the mesh does not have.
     """
@@ -280,7 +259,7 @@ def ranks_of(plan_part: PlanPart, mesh: Mesh) -> tuple[int, ...]:
             raise DumpError(f"at names axis {axis}, expected one of {', '.join(mesh.axes)}")
         if max(positions) >= mesh.axis_size(axis) or len(set(positions)) < len(positions):
             raise DumpError(f"at {axis}: positions are 0 to {mesh.axis_size(axis) - 1}, each once")
-    ways = (plan_part.at.get(axis, range(size)) for axis, size in zip(mesh.axes, mesh.shape, strict=True))
+    ways = (plan_part.at.get(axis, range(size)) for axis, size in mesh.sizes)
     return tuple(sorted(map(mesh.rank_at, product(*ways))))
 
 
@@ -289,11 +268,6 @@ def mesh_for(rank: int, mesh: Mesh, asked_rank: int, whole: Mesh) -> Mesh:
     """Return the mesh on which a rank has what the rank that was asked has on its own.
 
     Along the plan's axes on which all ranks of a mesh are at one position, the other rank's mesh is at its own one.
-
-    Args:
-        mesh: A mesh of the rank that was asked.
-        asked_rank: The rank that was asked.
-        whole: The plan's mesh.
     """
     if rank in mesh or asked_rank not in mesh or any(one not in whole for one in mesh.ranks):
         return mesh
@@ -320,7 +294,9 @@ def check_plan(plan: PlanRecord, run: RunRecord, stamped: StampedShapes) -> Plan
         raise DumpError(f"the mesh has {counted(mesh.size, 'rank')}, expected {run.num_ranks:,}")
     for index, plan_part in enumerate(plan.parts):
         try:
-            _check_part(plan_part, run, stamped)
+            check_rank(plan_part.record, run, stamped)
+            if any(body.held or body.runs or body.dense or body.values is not None for body in plan_part.record.bodies):
+                raise DumpError("a plan has no values and no ids, and a body of this part has some")
         except DumpError as error:
             raise DumpError(f"parts[{index}]: {error.message}") from error
     ranks = PlannedRanks(plan, mesh)
@@ -328,12 +304,6 @@ def check_plan(plan: PlanRecord, run: RunRecord, stamped: StampedShapes) -> Plan
     if counts != mesh.size or len(ranks) != mesh.size:
         raise DumpError(f"its parts stand for {counts:,} ranks, {len(ranks):,} of them different, of {mesh.size:,}")
     return ranks
-
-
-def _check_part(plan_part: PlanPart, run: RunRecord, stamped: StampedShapes) -> None:
-    check_rank(plan_part.record, run, stamped)
-    if any(body.held or body.runs or body.dense or body.values is not None for body in plan_part.record.bodies):
-        raise DumpError("a plan has no values and no ids, and a body of this part has some")
 
 
 Bodies = tuple[tuple[int, int], ...]
@@ -347,7 +317,6 @@ class PlannedShards(LazyShards):
     """The shards of one tensor on all ranks of some parts.
 
     Args:
-        ranks: The plan's ranks.
         bodies: Every part that has the tensor, with the number of its body.
     """
 

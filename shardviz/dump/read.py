@@ -208,8 +208,6 @@ class DumpFiles:
     """A dump in memory.
 
     Attributes:
-        path: Its folder.
-        run: What is true of the whole run.
         ranks: Each rank's record, by rank; those of a plan are made when they are asked for.
         damaged: Ranks whose file could not be read, or whose dense values could not, with the line that says why;
             empty when read strictly.
@@ -266,7 +264,6 @@ class DumpFiles:
         """Return one array from a rank's safetensors file, mapped rather than copied if it can be.
 
         Args:
-            rank: Whose file.
             key: The array's name, `moment/role/name`.
             shape: The shape that it must have.
 

@@ -21,10 +21,9 @@ from msgspec import structs
 from shardviz.dump.records.base import DIGEST_LENGTH
 from shardviz.errors import DumpError, LayoutError
 from shardviz.groups import the_only
-from shardviz.layout.layout import JOIN
 from shardviz.layout.mesh import ranks_by
 from shardviz.layout.region import Region, indices
-from shardviz.layout.splits import axes_in
+from shardviz.layout.splits import JOIN, axes_in
 from shardviz.text import Fold, printable
 
 if TYPE_CHECKING:
@@ -35,7 +34,8 @@ if TYPE_CHECKING:
     from shardviz.dump.dump import Dump
     from shardviz.dump.records.base import Moment, Role
     from shardviz.dump.records.tensors import Body, Stamp
-    from shardviz.layout.layout import Chain, Layout
+    from shardviz.layout.layout import Layout
+    from shardviz.layout.splits import Chain
 
 
 @dataclass(frozen=True)

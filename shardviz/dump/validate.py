@@ -7,7 +7,7 @@ the length of the files, whatever numbers they contain.
 from __future__ import annotations
 
 import math
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import lru_cache
 from itertools import chain, pairwise, starmap
@@ -140,45 +140,39 @@ def digests_of(body: Body) -> tuple[str, ...]:
     Empty if JSON doesn't determine the digest: there are no values, they include NaN (which was written in several
     ways), or numpy lacks the dtype.
     """
-    if body.values is None:
-        return ()
     numbers = _flat(body)
-    if str in set(map(type, numbers)):  # what JSON has no number for
-        numbers = [float(value) if isinstance(value, str) else value for value in numbers]
-        if any(number != number for number in numbers):
-            return ()
-    try:
-        with np.errstate(over="ignore"):
-            stored = np.frombuffer(_as_stored(numbers, body.dtype), np.uint8)
-    except (KeyError, OverflowError, ValueError):
+    stored = None if "nan" in numbers else _as_stored(numbers, body)
+    if stored is None:
         return ()
-    return hash_of(stored, body.dtype, body.local_shape), hash_of_bytes(stored, body.dtype, body.local_shape)
+    content = np.frombuffer(stored, np.uint8)
+    return hash_of(content, body.dtype, body.local_shape), hash_of_bytes(content, body.dtype, body.local_shape)
 
 
 def bits_of_values(body: Body) -> NDArray[Any] | None:
     """Return a body's values as unsigned integers in the local shape; None if they are unknown."""
-    if body.values is None or body.dtype.startswith("complex"):
-        return None
-    numbers = [float(value) if isinstance(value, str) else value for value in _flat(body)]
-    try:
-        with np.errstate(over="ignore"):
-            stored = _as_stored(numbers, body.dtype)
-    except (KeyError, OverflowError, ValueError):
+    numbers = _flat(body)
+    stored = None if body.dtype.startswith("complex") else _as_stored(numbers, body)
+    if stored is None:
         return None
     width = len(stored) // max(len(numbers), 1) or 1
     return np.frombuffer(stored, f"<u{width}").reshape(body.local_shape)
 
 
-def _as_stored(numbers: list[Any], dtype: str) -> bytes:
-    """Return numbers as they lie in memory: of bfloat16, the upper half of a float32."""
-    if dtype == "bfloat16":
-        return (np.array(numbers, "<f4").view("<u4") >> 16).astype("<u2").tobytes()
-    return np.array(numbers, STORED_AS[dtype]).tobytes()
+def _as_stored(numbers: list[Any], body: Body) -> bytes | None:
+    """Return a body's numbers as they lie in memory, of bfloat16 the upper half of a float32; None if unknown."""
+    if str in set(map(type, numbers)):  # what JSON has no number for
+        numbers = [float(value) if isinstance(value, str) else value for value in numbers]
+    with suppress(KeyError, OverflowError, ValueError), np.errstate(over="ignore"):
+        if body.values is not None and body.dtype == "bfloat16":
+            return (np.array(numbers, "<f4").view("<u4") >> 16).astype("<u2").tobytes()
+        return np.array(numbers, STORED_AS[body.dtype]).tobytes() if body.values is not None else None
+    return None
 
 
 def _flat(body: Body) -> list[Any]:
+    """Return a body's numbers, row-major; none if it has no values."""
     level: list[Any] = [body.values]
-    for _ in _listed_shape(body):
+    for _ in _listed_shape(body) if body.values is not None else ():
         level = [inner for item in level for inner in item]
     return level
 

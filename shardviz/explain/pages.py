@@ -59,7 +59,6 @@ class Page:
     """What `shardviz explain` prints of a kind or a cause.
 
     Attributes:
-        name: Its name.
         title: What happens, in a sentence.
         paragraphs: How one gets there, and why nothing raises.
         rows: Titled lines: the kinds or the causes, the words of a finding, the fix, references.

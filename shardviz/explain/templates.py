@@ -78,7 +78,6 @@ class _Piece(NamedTuple):
     """Words of a template and the field after them.
 
     Attributes:
-        literal: The words.
         name: The field's name; empty at the end.
         form: Its format; empty if words depend on it or are there for each of it.
         conversion: `r` for how Python writes it.

@@ -21,15 +21,12 @@ from shardviz.errors import LayoutError
 from shardviz.layout.placements import Partial, Placement, Replicate, Shard, StridedShard
 from shardviz.layout.region import Ranges, Region, merge_ranges
 from shardviz.layout.splits import (
-    JOIN,
     MAX_SEGMENTS,
     Chain,
-    Link,
     Sizes,
     axes_in,
     bind_chain,
     check_segments,
-    chunk,
     follow_chain,
     lengths,
     parts_of,
@@ -46,8 +43,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.layout.mesh import Coord, Mesh
-
-__all__ = ["JOIN", "Chain", "FlatView", "Layout", "Link", "check_placements", "chunk"]
 
 MOST_LAYOUTS = 8
 """Layouts whose regions are kept, those of all ranks: a map, its ranks and the next stage's ask for the same ones."""
@@ -163,7 +158,7 @@ class Layout:
             for dim in range(len(shape))
         ]
         partial = tuple((axis, p.op) for axis, p in zip(mesh.axes, placements, strict=True) if isinstance(p, Partial))
-        sizes = dict(zip(mesh.axes, mesh.shape, strict=True))
+        sizes = dict(mesh.sizes)
         chains = tuple(readable_chain(size, tuple(steps), sizes) for size, steps in zip(shape, sharded, strict=True))
         return cls(mesh, tuple(shape), chains, partial, flat)
 
@@ -197,7 +192,7 @@ class Layout:
     def region(self, coord: Coord) -> Region:
         """Return the elements that the coordinate holds, in `index_shape`."""
         position = dict(zip(self.mesh.axes, coord, strict=True))
-        sizes = dict(zip(self.mesh.axes, self.mesh.shape, strict=True))
+        sizes = dict(self.mesh.sizes)
         dims = tuple(
             follow_chain(size, bind_chain(chain, position, sizes))
             for size, chain in zip(self.shape, self.chains, strict=True)
@@ -220,8 +215,7 @@ class Layout:
     @property
     def _regions(self) -> tuple[tuple[Region, ...], tuple[int, ...]]:
         """The distinct regions, and the number of its region for every coordinate."""
-        sizes = tuple(zip(self.mesh.axes, self.mesh.shape, strict=True))
-        return _regions(sizes, self.shape, self.chains, self.flat)
+        return _regions(self.mesh.sizes, self.shape, self.chains, self.flat)
 
     def holders(self) -> dict[Region, tuple[int, ...]]:
         """Return the distinct regions, each with the ranks that hold it."""
@@ -237,8 +231,7 @@ class Layout:
         if self.flat is not None:
             regions, numbers = self._regions
             return np.array([region.shape for region in regions], np.int64)[list(numbers)]
-        sizes = tuple(zip(self.mesh.axes, self.mesh.shape, strict=True))
-        dims = [lengths(size, chain, sizes) for size, chain in zip(self.shape, self.chains, strict=True)]
+        dims = [lengths(size, chain, self.mesh.sizes) for size, chain in zip(self.shape, self.chains, strict=True)]
         return np.stack(dims, axis=1) if dims else np.zeros((self.mesh.size, 0), np.int64)
 
     def placements(self) -> tuple[Placement, ...] | None:
@@ -261,9 +254,8 @@ class Layout:
             return True
         if self.flat is not None or other.flat is not None:
             return list(self.regions()) == list(other.regions())
-        sizes = tuple(zip(self.mesh.axes, self.mesh.shape, strict=True))
         dims = zip(self.shape, self.chains, other.chains, strict=True)
-        return all(same_parts(size, one, another, sizes) for size, one, another in dims)
+        return all(same_parts(size, one, another, self.mesh.sizes) for size, one, another in dims)
 
 
 @lru_cache(maxsize=MOST_LAYOUTS)
@@ -276,9 +268,7 @@ def _regions(
     for size, chain in zip(shape, chains, strict=True):
         parts = parts_of(size, chain, sizes)
         parts = parts if flat is None else tuple(map(flat.window, parts))
-        dims.append(
-            [parts[number] for number in position_numbers(split, [axis for axis in axes if axis in chain]).tolist()]
-        )
+        dims.append([parts[number] for number in position_numbers(split, axes_in(chain)).tolist()])
     regions = tuple(map(Region, zip(*dims, strict=True))) if dims else (Region(()),)
     return regions, tuple(position_numbers(sizes, axes).tolist())
 
@@ -335,8 +325,6 @@ def shared_placements(
     """Return the placements with the fewest splits that fit every rank's part; None without any.
 
     Args:
-        shape: The shape of the whole tensor.
-        local: The shape of each rank's part.
         fits: Whether a rank's part is that region of the whole.
     """
     regions = {rank: dict(placements_of(shape, own, mesh, rank)) for rank, own in local.items()}
@@ -354,7 +342,6 @@ def padded_shapes(shape: tuple[int, ...], local: tuple[int, ...], sizes: Collect
 
     Args:
         shape: The shape of the whole without padding.
-        local: The shape of a part.
         sizes: Into how many parts a mesh may split a dim; a part that is longer than the whole is no split.
 
     Example:

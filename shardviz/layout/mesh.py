@@ -70,7 +70,7 @@ class Mesh:
             raise MeshError(f"mesh has {len(self.shape)} sizes but {len(self.axes)} axis names")
         if self.ndim > MAX_AXES:
             raise MeshError(f"mesh has {self.ndim} axes, more than {MAX_AXES}")
-        for axis, size in zip(self.axes, self.shape, strict=True):
+        for axis, size in self.sizes:
             if not AXIS_NAME.fullmatch(axis):
                 raise MeshError(f"mesh axis {axis!r} is not a name", "letters, digits and _ only, as in fsdp=2,tp=4")
             if size < 1:
@@ -106,9 +106,14 @@ class Mesh:
         return len(self.axes)
 
     @property
+    def sizes(self) -> tuple[tuple[str, int], ...]:
+        """The axes, each with its number of ranks."""
+        return tuple(zip(self.axes, self.shape, strict=True))
+
+    @property
     def long_axes(self) -> tuple[str, ...]:
         """The axes along which there are several ranks: nothing depends on the others."""
-        return tuple(axis for axis, size in zip(self.axes, self.shape, strict=True) if size > 1)
+        return tuple(axis for axis, size in self.sizes if size > 1)
 
     @cached_property
     def index_of_rank(self) -> dict[int, int]:
@@ -213,7 +218,7 @@ class Mesh:
         axes = self.axes_within(ranks)
         if not ranks or len(ranks) == self.size or self.size_over(axes) != len(ranks):
             return self
-        shape = tuple(size if axis in axes else 1 for axis, size in zip(self.axes, self.shape, strict=True))
+        shape = tuple(size if axis in axes else 1 for axis, size in self.sizes)
         return Mesh(self.axes, shape, self.group_of(ranks[0], *axes))
 
     def label(self, rank: int) -> str:
@@ -226,7 +231,7 @@ class Mesh:
         return [self.label(rank) for rank in sorted(self.ranks)]
 
     def __str__(self) -> str:
-        return "(" + ", ".join(f"{axis}={size}" for axis, size in zip(self.axes, self.shape, strict=True)) + ")"
+        return "(" + ", ".join(f"{axis}={size}" for axis, size in self.sizes) + ")"
 
 
 def ranks_by(pairs: Iterable[tuple[int, What]]) -> dict[What, list[int]]:

@@ -26,11 +26,11 @@ import numpy as np
 
 from shardviz.errors import LayoutError, NotationError
 from shardviz.layout.dtypes import dtype_hint, is_dtype
-from shardviz.layout.layout import JOIN, Chain, FlatView, Layout
+from shardviz.layout.layout import FlatView, Layout
 from shardviz.layout.mesh import AXIS_NAME
 from shardviz.layout.placements import REDUCTIONS
 from shardviz.layout.region import MAX_DIMS, indices
-from shardviz.layout.splits import axes_in
+from shardviz.layout.splits import JOIN, Chain, axes_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -145,7 +145,6 @@ def write(layout: Layout, dtype: str = "", *, equal: bool = False) -> str:
     """Write a layout in the notation.
 
     Args:
-        layout: What to write.
         dtype: The dtype to put before it.
         equal: Also name the axes along which copies are equal.
 
@@ -340,7 +339,6 @@ class DimOrder:
     """The intended order of one dim.
 
     Attributes:
-        dim: Which dim.
         shape: The shape that the dim is viewed as.
         swapped: The two dims of that view that are transposed; None if `blocks` says the order.
         blocks: The block that each place holds.

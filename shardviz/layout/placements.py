@@ -101,7 +101,6 @@ def parse_placements(text: str, num_dims: int) -> tuple[Placement, ...]:
     """Read placements as code or torch prints them: `[Shard(dim=-1)]`, `(S(0), R)`.
 
     Args:
-        text: What was written.
         num_dims: The tensor's dims, from whose end `Shard(-1)` counts.
 
     Raises:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import networkx as nx  # type: ignore[import-untyped]
 
-    from shardviz.layout.layout import Chain
+    from shardviz.layout.splits import Chain
 
 Collective = Literal["all_gather", "all_reduce", "reduce_scatter", "all_to_all", "slice"]
 
@@ -38,7 +38,6 @@ class Leg:
 
     Attributes:
         collective: What torch calls it; a `slice` is local, nothing is sent.
-        axis: The mesh axis that it runs over.
         layout: What it leads to.
         received: The most elements that any rank takes in. Uneven shards are counted as they are, without the padding
             that torch sends with them; reductions are counted as rings.
@@ -213,19 +212,15 @@ def _with_chain(layout: Layout, dim: int, chain: Chain) -> Layout:
 
 
 def _leg(collective: Collective, axis: str, before: Layout, after: Layout) -> Leg:
-    return Leg(collective, axis, after, _received(collective, axis, before, after))
-
-
-def _received(collective: Collective, axis: str, before: Layout, after: Layout) -> int:
-    count = before.mesh.axis_size(axis)
-    if collective == "slice":
-        return 0
-    largest = max(before.region(coord).size for coord in before.mesh.coords())
+    coords, received = list(before.mesh.coords()), 0
     if collective in ("all_reduce", "reduce_scatter"):
-        return ring(collective, largest, count)
-    if collective == "all_gather":
-        return max(after.region(coord).size - before.region(coord).size for coord in before.mesh.coords())
-    return max(after.region(coord).size - _sizes_kept(before, after, coord) for coord in before.mesh.coords())
+        largest = max(before.region(coord).size for coord in coords)
+        received = ring(collective, largest, before.mesh.axis_size(axis))
+    elif collective == "all_gather":
+        received = max(after.region(coord).size - before.region(coord).size for coord in coords)
+    elif collective == "all_to_all":
+        received = max(after.region(coord).size - _sizes_kept(before, after, coord) for coord in coords)
+    return Leg(collective, axis, after, received)
 
 
 def ring(collective: str, whole: int, count: int) -> int:

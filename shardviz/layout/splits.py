@@ -193,22 +193,12 @@ def readable_chain(size: int, steps: tuple[tuple[str, Shard | StridedShard], ...
     if not numbers_in(literal):
         return literal
     nested = _nested_chain(steps, sizes)
-    return nested if nested is not None and _same_chain(size, literal, nested, tuple(sizes.items())) else literal
-
-
-@lru_cache(maxsize=4096)
-def _same_chain(size: int, literal: Chain, nested: Chain, sizes: tuple[tuple[str, int], ...]) -> bool:
-    by_name = dict(sizes)
-    if size % math.prod(_parts(link, by_name) for link in nested) == 0:
-        return True
-    if math.prod(_parts(link, by_name) for link in literal if link != JOIN) > COMPARED_SEGMENTS:
-        return False
-    axes = [axis for axis in by_name if axis in literal]
-    for position in product(*(range(by_name[axis]) for axis in axes)):
-        at = dict(zip(axes, position, strict=True))
-        if follow_chain(size, bind_chain(literal, at, by_name)) != follow_chain(size, bind_chain(nested, at, by_name)):
-            return False
-    return True
+    if nested is None or size % math.prod(_parts(link, sizes) for link in nested) == 0:
+        return nested or literal
+    if math.prod(_parts(link, sizes) for link in literal if link != JOIN) > COMPARED_SEGMENTS:
+        return literal
+    own = tuple((axis, number) for axis, number in sizes.items() if axis in literal)
+    return nested if same_parts(size, literal, nested, own) else literal
 
 
 def placements_of_chain(dim: int, chain: Chain, mesh: Mesh) -> dict[str, Placement]:
@@ -217,7 +207,7 @@ def placements_of_chain(dim: int, chain: Chain, mesh: Mesh) -> dict[str, Placeme
     An axis's split factor is the product of the splits before it, since the last join, and is not applied yet when
     torch comes to it: numbers, and axes that come later on the mesh.
     """
-    sizes = dict(zip(mesh.axes, mesh.shape, strict=True))
+    sizes = dict(mesh.sizes)
     steps: dict[str, Placement] = {}
     for group in _glued(chain):
         for index, link in enumerate(group):
@@ -281,9 +271,7 @@ def same_parts(size: int, chain: Chain, other: Chain, sizes: Sizes) -> bool:
     if chain == other:
         return True
     parts, others = parts_of(size, chain, sizes), parts_of(size, other, sizes)
-    numbers = (
-        position_numbers(sizes, [axis for axis, _ in sizes if axis in chain]).tolist() for chain in (chain, other)
-    )
+    numbers = (position_numbers(sizes, axes_in(each)).tolist() for each in (chain, other))
     return all(parts[first] == others[second] for first, second in zip(*numbers, strict=True))
 
 
@@ -295,7 +283,7 @@ def lengths(size: int, chain: Chain, sizes: Sizes) -> Indices:
         [2, 2, 1, 0, 2, 2, 1, 0]
     """
     parts = np.array([length(part) for part in parts_of(size, chain, sizes)], np.int64)
-    found: Indices = parts[position_numbers(sizes, [axis for axis, _ in sizes if axis in chain])]
+    found: Indices = parts[position_numbers(sizes, axes_in(chain))]
     return found
 
 

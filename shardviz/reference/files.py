@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardviz.checkpoint.coverage import coverage_of
-from shardviz.checkpoint.formats.headers import INDEX
 from shardviz.checkpoint.open import open_checkpoint
 from shardviz.checkpoint.records import Entry
 from shardviz.errors import DumpError
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
     from shardviz.checkpoint.records import Checkpoint
 
-__all__ = ["INDEX", "Entry", "Reference", "open_reference"]
+__all__ = ["Entry", "Reference", "open_reference"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,6 @@ class Reference:
 
     Attributes:
         path: The file or folder.
-        entries: Its tensors by name.
         why: Why it lacks some of a model's tensors, by name, if that is known.
         is_stamped: Whether its values are of fills: what a stamped checkpoint has.
     """

@@ -252,16 +252,16 @@ def _ids_of_windows(
     ids[(starts[placed][:, None] + inside).ravel()] = (places[placed][:, None] + inside + 1).ravel()
     values, wanted = lines.table.ravel(), whole.table.reshape(-1)
     for step in (1, -1):
-        _extend_ids(ids, values, wanted, (length, whole.table.shape[1]), step)
+        _extend_ids(ids, values, wanted, (length, whole.table.shape[1]), step, 2 * WINDOW)
     return ids
 
 
 def _extend_ids(
-    ids: NDArray[np.int64], values: NDArray[Any], wanted: NDArray[Any], lengths: tuple[int, int], step: int
+    ids: NDArray[np.int64], values: NDArray[Any], wanted: NDArray[Any], lengths: tuple[int, int], step: int, most: int
 ) -> None:
-    """Extend placed elements to unplaced neighbors in one direction while the bits agree."""
+    """Extend placed elements to so many unplaced neighbors in one direction while the bits agree."""
     length, others = lengths
-    for _ in range(2 * WINDOW):
+    for _ in range(most):
         open_ = np.flatnonzero(ids == UNPLACED)
         from_ = open_ - step
         inner = (from_ >= 0) & (from_ < len(ids)) & (from_ // length == open_ // length)
@@ -459,10 +459,5 @@ def place_single_values(local: NDArray[Any], reference: NDArray[Any], ids: NDArr
     # Repeated values are placed by their neighbors: the next place in the reference must match.
     flat, values, whole = ids.reshape(-1), local.reshape(-1), reference.reshape(-1)
     for step in (1, -1):
-        for _ in range(ROUNDS):
-            known = np.roll(flat, step)
-            known[0 if step == 1 else -1] = UNPLACED
-            place = np.clip(known + step, 1, len(whole))
-            good = (flat == UNPLACED) & (known != UNPLACED) & (whole[place - 1] == values)
-            flat = np.where(good, place, flat)
+        _extend_ids(flat, values, whole, (len(flat), len(whole)), step, ROUNDS)
     return flat.reshape(ids.shape)

@@ -151,7 +151,6 @@ def refuse_strangers(names: Collection[str], others: Collection[str], path: str,
     Args:
         names: The model's names, as they were looked up.
         others: The reference's.
-        path: Where the reference is.
         several: What stands before the names in the reference, if that is more than one thing.
 
     Raises:

@@ -31,10 +31,6 @@ if TYPE_CHECKING:
     Bits = NDArray[Any]
     Values = NDArray[np.float64]
 
-    from numpy.typing import NDArray
-
-    Array = NDArray[np.float64]
-
 
 _NUMPY = frozenset({"float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint8", "bool"})
 _BFLOAT16 = "bfloat16"
@@ -229,8 +225,6 @@ def rounding_between(before: Bits, dtype: str, after: Bits, to: str, narrower: S
     Args:
         before: The bits of the tensor.
         after: The bits that it became.
-        to: Their dtype.
-        narrower: The types to try.
     """
     if before.shape != after.shape or (
         after.size > 1 and (is_alike(after) or not any((part << 1).any() for part in blocks(after)))
@@ -271,7 +265,6 @@ def is_made(
     Args:
         held: The bits of the tensor.
         sources: Those of the others, of the same shape.
-        dtype: The dtype of all.
         function: Returns what is due, given the sources' values.
         rounding: How far a value may be off, relative to the largest of the values that take part.
         slack: How far it may be off besides that, relative to the difference of the last source and the first.
@@ -304,10 +297,10 @@ class Function:
 
     text: str
     inverse: str
-    of: Callable[[Array], Array]
+    of: Callable[[Values], Values]
 
 
-def _softplus(values: Array) -> Array:
+def _softplus(values: Values) -> Values:
     return np.logaddexp(values, 0)
 
 
@@ -339,7 +332,6 @@ def function_between(before: NDArray[Any], dtype: str, after: NDArray[Any], to: 
     Args:
         before: The bits of the tensor.
         after: The bits that it became.
-        to: Their dtype.
 
     Returns:
         None if none does, or several do; or if the tensor has few different values.
@@ -360,14 +352,14 @@ def function_between(before: NDArray[Any], dtype: str, after: NDArray[Any], to: 
     return function if is_of_all else None
 
 
-def _line_between(before: Array, after: Array) -> Callable[[Array], Array]:
+def _line_between(before: Values, after: Values) -> Callable[[Values], Values]:
     """Return the line that is nearest to a function: of small numbers, or large ones, many functions are one."""
     columns = np.stack([before, np.ones_like(before)], axis=-1).astype(np.float64)
     slope, start = np.linalg.lstsq(columns, after.astype(np.float64), rcond=None)[0]
     return lambda values: slope * values + start
 
 
-def _makes(function: Callable[[Array], Array], before: Array, after: Array, epsilons: tuple[float, float]) -> bool:
+def _makes(function: Callable[[Values], Values], before: Values, after: Values, epsilons: tuple[float, float]) -> bool:
     """Whether a function makes some numbers of others, but for the roundings of both."""
     with np.errstate(all="ignore"):
         made = function(before.astype(np.float64))

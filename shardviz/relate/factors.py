@@ -100,7 +100,6 @@ def scale_between(values: Values, expected: Values, near: float) -> float | None
     """Return the number that multiplies all expected values, a simple ratio if one fits.
 
     Args:
-        values: What is held.
         expected: What is wanted, of the same shape.
         near: How far rounding may take an element, absolute.
     """
@@ -201,7 +200,6 @@ def reduced(
     group are copies, and nothing is pending.
 
     Args:
-        held: What each rank holds.
         pending: The axes, each with its reduction, in turn.
         limit: The relative error up to which terms are equal.
 

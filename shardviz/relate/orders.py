@@ -170,8 +170,6 @@ def nearest(points: Values, among: Values, nears: Sequence[float]) -> list[Order
     """Return each point's nearest neighbor by index, its own index first; -1 if none is near.
 
     Args:
-        points: What is looked for.
-        among: Where it is looked for.
         nears: How far the nearest one may be off; each gives its own indices.
     """
     if len(points) * len(among) > 1 << 17:
@@ -228,10 +226,8 @@ def orders_along(
     them offers its own order.
 
     Args:
-        source: The wanted tensor.
         whole: What ranks hold, put together, at the scale of the source.
         is_known: Which elements of it are held by any rank.
-        regions: The part of each rank.
         nears: How far features of equal slices may be off, the strictest first.
     """
     shape, same = source.shape, np.arange(source.shape[dim])
@@ -345,8 +341,6 @@ def layouts_of(
 
     Args:
         shapes: What each rank of the mesh holds, in mesh order; None for ranks that hold nothing.
-        shape: The shape of the whole tensor.
-        claimed: The layout that is claimed.
         segments: The numbers of segments of a dim to try, besides those that are claimed.
     """
     layouts: list[Layout] = []
@@ -367,8 +361,7 @@ def _splits(
     """Return the splits of a dim that give most ranks their sizes, in every order of axes."""
     there = np.array([shape is not None for shape in shapes])
     expected = np.array([-1 if shape is None else shape[dim] for shape in shapes])
-    sizes = tuple(zip(mesh.axes, mesh.shape, strict=True))
-    axes = [axis for axis, number in sizes if number > 1]
+    sizes, axes = mesh.sizes, mesh.long_axes
     orders = [order for count in range(len(axes) + 1) for order in permutations(axes, count)]
     numbers = {*segments, *numbers_in(claimed.chains[dim] if claimed else ())}
     behind: list[Splits] = [(number, *order) for order in orders if order for number in numbers if size % number == 0]
@@ -376,7 +369,7 @@ def _splits(
     every: list[Splits] = [*(tuple(order) for order in orders), *behind]
     for splits in every:
         if np.mean(lengths(size, splits, sizes)[there] == expected[there]) >= MOSTLY:
-            coordinates = position_numbers(sizes, [axis for axis in axes if axis in splits])
+            coordinates = position_numbers(sizes, axes_in(splits))
             distinct.setdefault((parts_of(size, splits, sizes), coordinates.tobytes()), splits)
     return list(distinct.values())
 

@@ -178,10 +178,6 @@ class Search:
         for rank, value in self.filled.items():
             self.explained.setdefault((Filled(value),), set()).add(rank)
 
-    def num_links(self, chain: Chain) -> int:
-        """Count the relations of a chain that the claim does not state."""
-        return num_links(chain, self.claimed)
-
     def cost(self, chain: Chain) -> tuple[int, ...]:
         """Return what orders chains; a scaled sum counts as one link more if each rank has a number of its own.
 
@@ -223,8 +219,6 @@ class Search:
         What was done on one rank is tried on all of them.
 
         Args:
-            context: The source.
-            layout: Which region each rank should hold.
             moved: The ranks that hold the region of a different rank.
             probes: Give up if none of so many ranks is explained; -1: never.
 
@@ -265,20 +259,20 @@ class Search:
             shard = shard * link.factor if isinstance(link, Scaled) else rounded(shard, link.dtype)
         scale = math.prod(link.factor for link in links if isinstance(link, Scaled))
         error = error_within(self.pair.bound, actual, shard, (context.sizes.get(rank, 0.0), scale))
-        if error <= self.limit and self.num_links(chain) <= MAX_LINKS:
+        if error <= self.limit and num_links(chain, self.claimed) <= MAX_LINKS:
             self.explained.setdefault(chain, set()).add(rank)
         return error <= self.limit
 
     def explore(self, context: Context) -> None:
         """Try the placements: as claimed, other layouts, and what they leave."""
-        num_links = self.num_links(context.stated)
+        links = num_links(context.stated, self.claimed)
         summed = {link.axis for link in context.pending}
         layouts = [layout for layout in self.layouts(context) if not summed & {*layout.split_axes}]
         is_large = context.source.size > SMALL
         unexplained: list[set[int]] = []
-        for layout in layouts[: None if num_links < MAX_LINKS else 1]:
+        for layout in layouts[: None if links < MAX_LINKS else 1]:
             unexplained.append(
-                self.place(context, layout, probes=FEW_PROBES if unexplained or (num_links and is_large) else -1)
+                self.place(context, layout, probes=FEW_PROBES if unexplained or (links and is_large) else -1)
             )
             if not unexplained[-1] and (is_large or (self.claimed and len(unexplained) == 1)):
                 break
@@ -286,8 +280,8 @@ class Search:
         if (
             self.is_refined
             and unexplained
-            and num_links < MAX_LINKS
-            and (best is None or not (is_large or self.num_links(best) <= num_links))
+            and links < MAX_LINKS
+            and (best is None or not (is_large or num_links(best, self.claimed) <= links))
         ):
             refine(self, context, layouts, unexplained)
 
@@ -314,8 +308,6 @@ def error_within(bound: Bound, actual: Values, expected: Values, sizes: tuple[fl
     Beyond the limit it may be that of the whole, which is less than that of its worst slice.
 
     Args:
-        actual: What is held.
-        expected: What is wanted.
         sizes: The norm of the terms of a sum, and the factor that is found, which multiplies the rounding as well.
     """
     if not bound.element:
@@ -327,7 +319,6 @@ def relation_of(pair: Pair, *, is_refined: bool = True) -> Related:
     """Relate each rank's array to the expected one.
 
     Args:
-        pair: What is wanted, and what each rank holds.
         is_refined: Whether what placements leave is looked for, which takes ten times as long: slices in another order,
             parts of other ranks, added numbers.
 
@@ -347,9 +338,9 @@ def relation_of(pair: Pair, *, is_refined: bool = True) -> Related:
     search = Search(pair, is_refined=is_refined)
     with np.errstate(over="ignore", invalid="ignore"):  # infinity, and squares of numbers near the largest
         for context in contexts(pair, search.actual):
-            best, links = search.best(), search.num_links(context.stated)
+            best, links = search.best(), num_links(context.stated, pair.claimed)
             is_enough = pair.wanted.size > SMALL or not links
-            if best is not None and search.num_links(best) <= links - (0 if is_enough else 1):
+            if best is not None and num_links(best, pair.claimed) <= links - (0 if is_enough else 1):
                 break
             search.explore(context)
         return search.related()

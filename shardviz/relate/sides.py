@@ -94,14 +94,10 @@ class Sides:
     """One tensor on every rank, and what each rank should hold of it.
 
     Attributes:
-        name: The tensor's name.
         role: What it is in a step: `grad`, `output`, `scalar`, `param`, `optim` or `buffer`.
-        mesh: The mesh on which its ranks stand.
         claimed: What is claimed of it; None if it is plain.
         wanted: The whole values, flattened as regions count.
         values: What each rank holds.
-        regions: The part of the tensor that each rank holds.
-        rounding: What the step allows for rounding.
         noise: How far rounding alone was seen to take an element; 0 if that was not tried.
         typical: The root of the mean square of how far it took all elements; 0 if `noise` is what right steps were
             seen to have, as nothing was measured in this one.
@@ -197,8 +193,7 @@ class Sides:
         if num_elements > MAX_RELATED.get(self.role, 0):
             return None
         is_whole = all(region == Region.whole(self.wanted.shape) for region in self.regions.values())
-        whole = Layout(self.mesh, self.wanted.shape, ((),) * self.wanted.ndim)
-        layout = self.claimed or (whole if is_whole else None)
+        layout = self.claimed or (Layout.replicated(self.mesh, self.wanted.shape) if is_whole else None)
         bound = Bound.of_elements(self.tolerance, root_mean_square(self.wanted))
         return relation_of(Pair(self.wanted, self.values, layout, self.mesh, bound))
 

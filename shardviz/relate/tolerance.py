@@ -263,7 +263,6 @@ def rounding_of_sums(epsilon: float, terms: int) -> float:
 
     Args:
         epsilon: The distance from 1 to the next number of the coarsest dtype.
-        terms: The number of terms of the longest sum.
     """
     return SAFETY * max(epsilon, min(epsilon, EPSILON["float32"]) * math.sqrt(terms))
 
@@ -274,7 +273,6 @@ def above_noise(noise: float, least: float, most: float = math.inf, times: float
     Args:
         noise: How far one rounding of all inputs takes it.
         least: What is allowed in any case: one rounding of the value itself.
-        most: What is allowed at most.
         times: How many times the noise is allowed.
     """
     return min(most, max(times * noise, least))

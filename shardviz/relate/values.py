@@ -99,13 +99,7 @@ def root_mean_square(values: NDArray[Any]) -> float:
 
 
 def is_near_but_for_kinks(off: NDArray[np.float64], near: float, expected: NDArray[np.float64]) -> bool:
-    """Whether few elements of a gradient are farther off than allowed, and all together by no more than noise.
-
-    Args:
-        off: How far each is off.
-        near: How far it may be.
-        expected: What is wanted.
-    """
+    """Whether few elements of a gradient are farther off than allowed, and all together by no more than noise."""
     beyond = off > near
     are_few = np.count_nonzero(beyond) <= KINKS * off.size
     if not are_few or root_mean_square(off) > MOST_NOISE * root_mean_square(expected):
@@ -143,8 +137,6 @@ def error_of(actual: NDArray[Any], expected: NDArray[Any], size: float = 0.0, en
     counts as at least a tenth of the typical one, for rows near zero would alarm. NaN must meet NaN.
 
     Args:
-        actual: What is held.
-        expected: What is wanted.
         size: The norm of a sum's terms. A sum that cancels is rounded as its terms are.
         enough: Slices are not looked at if the whole is farther off than this.
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from hypothesis import strategies as st
 
-from shardviz.layout.layout import JOIN, Chain, FlatView, Layout
+from shardviz.layout.layout import FlatView, Layout
 from shardviz.layout.mesh import Mesh
 from shardviz.layout.placements import REDUCTIONS, Partial, Placement, Replicate, Shard, StridedShard
+from shardviz.layout.splits import JOIN, Chain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardviz.errors import LayoutError, MeshError
-from shardviz.layout.layout import JOIN, FlatView, Layout
+from shardviz.layout.layout import FlatView, Layout
 from shardviz.layout.mesh import Mesh, parse_mesh
 from shardviz.layout.notation import parse, write
 from shardviz.layout.placements import Partial, Placement, Replicate, Shard, StridedShard, parse_placement, spell
 from shardviz.layout.region import Region
+from shardviz.layout.splits import JOIN
 from tests.lanes import cases
 from tests.layout.layouts import layouts, placed
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from shardviz.checkpoint.formats.headers import INDEX
 from shardviz.errors import DumpError
-from shardviz.reference.files import INDEX, open_reference
+from shardviz.reference.files import open_reference
 
 
 def written(path, **tensors):

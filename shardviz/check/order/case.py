@@ -354,7 +354,6 @@ class PairOfIds:
     It is laid out again when it is asked for, if it is too large to be kept.
 
     Attributes:
-        laid_out: The dump's tensors.
         tensor: The tensor, or the fold that it is in.
         wanted: The layout: what is claimed, or what is intended; None if a plain tensor claims nothing.
         order: The order that a dim is meant to have; None for its own.

@@ -112,11 +112,6 @@ class Compared(Sides):
         return fsdp is not None and self.claimed is not None and not self.claimed.flat
 
     @property
-    def may_be_of_fsdp(self) -> bool:
-        """Whether FSDP, or DeepSpeed's engine, may reduce its gradient, as far as that is known."""
-        return self.wrappers is None or self.sharding is not None
-
-    @property
     def is_averaged_by_fsdp(self) -> bool:
         """Whether FSDP, or DeepSpeed's engine, was seen to divide the sum of its gradients by their number."""
         return self.sharding is not None and self.sharding.divides_by == len(self.sharding.ranks)

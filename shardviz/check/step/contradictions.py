@@ -209,8 +209,10 @@ def check_result_shape(comparison: Compared) -> Finding | None:
     what, held, expected = comparison.what, list(comparison.claimed.shape), list(comparison.wanted.shape)
     if held != expected:
         cause = _of_sizes(comparison, held, expected)
-        if isinstance(cause, PaddingRead) and _is_masked(comparison, cause):
-            return None
+        if isinstance(cause, PaddingRead):
+            behind = (*(slice(None),) * cause.dim, slice(cause.size, None))
+            if all(bool(np.isneginf(values[behind]).all()) for values in comparison.values.values()):
+                return None  # as logits are before a softmax that leaves the padding out
         sentence = f"the {what} is {held} over all ranks, {comparison.whose} is {expected}"
         return comparison.finding(cause, sentence, tuple(sorted(comparison.values)))
     wrong = [rank for rank, values in comparison.values.items() if values.shape != comparison.regions[rank].shape]
@@ -241,12 +243,6 @@ def _of_sizes(comparison: Compared, held: list[int], expected: list[int]) -> Cau
                 return SplitTwice(dim, split[0], length, size, reference_length)
             return PartLabeledWhole(dim, length, " or ".join(smaller), size, reference_length)
     return DifferentOutput()
-
-
-def _is_masked(comparison: Compared, padding: PaddingRead) -> bool:
-    """Whether the padding is minus infinity throughout, as logits are before a softmax that leaves it out."""
-    behind = (*(slice(None),) * padding.dim, slice(padding.size, None))
-    return all(bool(np.isneginf(values[behind]).all()) for values in comparison.values.values())
 
 
 def _padding_of(comparison: Compared, held: list[int], expected: list[int]) -> Cause | None:

@@ -21,10 +21,8 @@ class Departure:
     """One way in which the steps of two runs differ.
 
     Attributes:
-        kind: In what.
         module: The first module, or the first weight.
         direction: Forward or backward; empty for weights and the batch.
-        sentence: What is there, with the numbers.
         why: What that comes of, or what to look at.
         following: How many modules' calls differ after it, which is a consequence.
         explanation: The cause in the catalogue; None if none is known.
@@ -90,7 +88,6 @@ class StepDifference:
         farthest: How far they are apart at most where they agree, relative to the size of what is there.
         allowed: How far they may be apart there.
         precision: The dtypes of the runs' activations.
-        not_compared: What was not compared, and why.
         agreement: Who agrees at the places that were compared.
         sides: One job's step beside the other's; None if probes' steps, or nothing, was compared.
         is_of_jobs: Whether the steps are two jobs', which may lay tensors out differently.

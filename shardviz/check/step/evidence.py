@@ -75,7 +75,6 @@ class Activations:
     """Every module's output.
 
     Attributes:
-        rounding: What the step allows for rounding.
         calls: What ranks wrote of every call while the step ran; none in older dumps.
     """
 
@@ -239,11 +238,6 @@ class Evidence:
     def num_runs(self) -> int:
         """How often the step ran the model, which is the number of its micro-batches; 0 if that is not known."""
         return max((record.runs for record in self.dump.files.ranks.values()), default=0)
-
-    @cached_property
-    def runs_backward_itself(self) -> bool | None:
-        """Whether the probe's own step runs backward, rather than shardviz, on the returned loss; None if not known."""
-        return next((record.is_own_step for record in self.dump.files.ranks.values()), None)
 
     @cached_property
     def held_back(self) -> frozenset[str]:

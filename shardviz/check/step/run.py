@@ -37,9 +37,9 @@ from shardviz.check.step.forward.explain import laid_out_by_value, why_unplaced,
 from shardviz.check.step.forward.stages import of_another_stage
 from shardviz.check.step.rules.all_gradients import check_norm, of_all_gradients
 from shardviz.check.step.rules.factors import check_scale, check_unreduced, check_whole_sequence
-from shardviz.check.step.rules.local_rows import check_local_row
 from shardviz.check.step.rules.losses import check_function, check_mean_of_means, check_scalar, check_statistic, is_loss
 from shardviz.check.step.rules.narrow import check_narrow_sums, check_small_factor, other_scale
+from shardviz.check.step.rules.own_scales import check_local_row
 from shardviz.check.step.rules.summands import of_loss_terms, of_micro_batches, reduced_as_others
 from shardviz.check.step.rules.terms import (
     check_order,
@@ -171,13 +171,9 @@ def _joined(axes: tuple[str, ...]) -> str:
     return " and ".join(axes) or "the ranks"
 
 
-ROLES = ("output", "scalar", "grad")
-"""Causes before what is computed from them."""
-
-
 def check_training(dump: Dump) -> Iterator[Finding]:
     """Yield the first of output, loss and gradients whose copies differ after a step in training mode."""
-    for role in ROLES:
+    for role in ("output", "scalar", "grad"):  # causes before what is computed from them
         in_eval = {result.name: result for result in compared(dump, (role,))}
         training = (result for result in compared(dump, (role,), at="training") if not result.incomparable)
         differing = (result for result in training if result.copies_differ_along)
@@ -412,20 +408,16 @@ def _check_scale(evidence: Evidence, result: Compared) -> Finding | None:
     return check_scale(result, evidence.batch, part, is_mean=is_loss(evidence, result), parted=parted)
 
 
-def _check_unreduced(evidence: Evidence, result: Compared) -> Finding | None:
-    return check_unreduced(result, evidence)
-
-
 def _of_result(rule: Callable[[Compared], Finding | None]) -> Rule:
     """Return the rule for one that looks at nothing but the result."""
     return lambda _evidence, result: rule(result)
 
 
 RULES: Mapping[str, Sequence[Rule]] = {
-    "output": (_check_unreduced, _of_result(check_order), _check_scale),
+    "output": (check_unreduced, _of_result(check_order), _check_scale),
     "scalar": (check_statistic, _of_result(check_scalar), check_norm, check_function, _check_scale),
     "grad": (
-        *(check_held_back, check_tied, check_other_layers, _check_unreduced),
+        *(check_held_back, check_tied, check_other_layers, check_unreduced),
         *(check_segments, _of_result(check_order), _of_result(check_zero_slices), _of_result(check_local_row)),
         *(check_whole_sequence, _check_scale),
     ),

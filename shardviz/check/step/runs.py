@@ -68,29 +68,29 @@ def compare_steps(before: Dump, after: Dump, reports: tuple[Report, Report]) -> 
 
 
 def _not_compared(points: Mapping[Place, Pair], begun: Sequence[Departure]) -> list[NotChecked]:
-    if begun:
+    lost = [place for place, pair in points.items() if not pair.is_telling]
+    if not points and not begun:
+        why = "the step, module by module: a dump has no trace of one (--trace off)"
+    elif points and begun:
         what = "weights" if begun[0].kind != "batch" else "rows"
         why = f"{counted(len(points), 'point')} of the unsharded models' steps: they start from different {what}"
-        return [NotChecked("", why, "step")] if points else []
-    if not points:
-        return [NotChecked("", "the step, module by module: a dump has no trace of one (--trace off)", "step")]
-    lost = [place for place, pair in points.items() if not pair.is_telling]
-    if not lost:
+    elif lost:
+        why = f"{len(lost)} of {counted(len(points), 'point')} of the step: rounding alone moves them by more than 5 %"
+    else:
         return []
-    why = f"{len(lost)} of {counted(len(points), 'point')} of the step: rounding alone moves them by more than 5 %"
     return [NotChecked("", why, "step")]
 
 
 def _of_weights(weights: Mapping[Place, Pair]) -> list[Departure]:
     """Return that the runs start from different weights; those drawn after sharding are reported separately."""
-    differ = [(place[0], pair) for place, pair in weights.items() if pair.differs]
-    drawn = [(name, pair) for name, pair in differ if pair.ours.is_drawn or pair.theirs.is_drawn]
-    differing = [(name, pair) for name, pair in differ if (name, pair) not in drawn]
     departures = []
-    if differing:
-        departures.append(_weights("weights", differing, len(weights), DifferentWeights()))
-    if drawn:
-        departures.append(_weights("drawn", drawn, len(weights), WeightsDrawnAfterSharding()))
+    kinds: tuple[tuple[Kind, Cause], ...] = (("weights", DifferentWeights()), ("drawn", WeightsDrawnAfterSharding()))
+    for kind, cause in kinds:
+        differ = {name: pair for (name, *_), pair in weights.items() if pair.differs and pair.kind == kind}
+        if differ:
+            name, pair = next(iter(differ.items()))
+            count = f"{len(differ):,} of {len(weights):,} weights differ before the step"
+            departures.append(departure_for(cause, kind, name, f"{count}: {listed(differ)}; {_apart(pair)}"))
     return departures
 
 
@@ -101,13 +101,6 @@ def _of_batch(points: Mapping[Place, Pair]) -> list[Departure]:
         return []
     sentence = f"the model's inputs differ: {_apart(pairs[0])}"
     return [departure_for(DifferentBatch(), "batch", "", sentence, direction="forward")]
-
-
-def _weights(kind: Kind, differ: Sequence[tuple[str, Pair]], total: int, cause: Cause) -> Departure:
-    name, pair = differ[0]
-    names = listed([weight for weight, _ in differ])
-    sentence = f"{len(differ):,} of {total:,} weights differ before the step: {names}; {_apart(pair)}"
-    return departure_for(cause, kind, name, sentence)
 
 
 def _apart(pair: Pair) -> str:
@@ -184,6 +177,11 @@ class Pair:
         if self.ours.shape != self.theirs.shape:
             return float("inf")
         return apart(self.ours.numbers, self.theirs.numbers)
+
+    @property
+    def kind(self) -> Kind:
+        """What it is called if it is a weight that differs."""
+        return "drawn" if self.ours.is_drawn or self.theirs.is_drawn else "weights"
 
     @property
     def is_telling(self) -> bool:

@@ -67,7 +67,6 @@ class Copies(RankPair):
     """Replicas of one tensor that differ; the value that most of them hold is expected.
 
     Attributes:
-        name: The tensor's name.
         index: Its number in its fold.
         groups: For each part that has different copies, all of its copies.
     """
@@ -119,7 +118,9 @@ def check_copies(dump: Dump) -> Iterator[Finding | NotChecked]:
             continue
         for ids, numbers in _stamped_tensors(tensor, dump.stamped):
             groups = copies_of(tensor, ids)
-            groups = groups if ids is not None or not dump.stamped else [*_within_own_axes(groups)]
+            if ids is None and dump.stamped:  # nothing says what it is along these: code may have cut and wrapped it
+                apart = (in_groups((_position(shard, pending=False), shard) for shard in group) for group in groups)
+                groups = [part for by_position in apart for part in by_position.values()]
             if any(len({shard.digests for shard in group}) > 1 for group in groups):
                 for number in numbers:
                     if differing := _differing_groups(groups, number):
@@ -130,22 +131,15 @@ def check_copies(dump: Dump) -> Iterator[Finding | NotChecked]:
                 yield from (NotChecked(name, why, "values") for name in names if name not in unchecked)
 
 
-def _within_own_axes(groups: Groups) -> Iterator[list[Shard]]:
-    """Yield groups of a tensor that the model before sharding doesn't have, apart along axes that its mesh lacks.
-
-    Nothing says what it is along those: code may have cut it by hand, and wrapped its part.
-    """
-    for group in groups:
-        yield from in_groups((_outside(shard), shard) for shard in group).values()
-
-
-def _outside(shard: Shard) -> Coord:
-    """Return a rank's place along the axes of the run's mesh that a shard's own mesh lacks."""
+def _position(shard: Shard, *, pending: bool) -> Coord:
+    """Return a rank's place along the axes of a pending reduction, or along those that the shard's own mesh lacks."""
     layout = shard.layout
-    if layout is None or not layout.own_axes or shard.rank not in layout.mesh:
+    if layout is None or shard.rank not in layout.mesh:
         return ()
+    lacking = [axis for axis in layout.mesh.axes if layout.own_axes and axis not in layout.own_axes]
+    axes = dict(layout.partial) if pending else lacking
     coord = zip(layout.mesh.axes, layout.mesh.coord_of(shard.rank), strict=True)
-    return tuple(at for axis, at in coord if axis not in layout.own_axes)
+    return tuple(at for axis, at in coord if axis in axes)
 
 
 def _is_new_buffer(dump: Dump, tensor: Tensor) -> bool:
@@ -174,7 +168,7 @@ def copies_of(tensor: Tensor, ids: Tensor | None) -> Groups:
     for rank, shard in tensor.shards.items():
         if 0 not in shard.body.local_shape:
             claim = _part(shard, ids.shards.get(rank) if ids else None, claimed)
-            groups.setdefault((claim, _pending_position(shard), shard.body.dtype), []).append(shard)
+            groups.setdefault((claim, _position(shard, pending=True), shard.body.dtype), []).append(shard)
     return list(groups.values())
 
 
@@ -196,14 +190,6 @@ def _part(shard: Shard, ids: Shard | None, claimed: Collection[tuple[int, ...]])
     if (ids is not None and ids.body.dense) or local != of_whole:  # an unknown part of it
         return shard.rank
     return tuple(((0, size),) for size in local) if local in claimed else local
-
-
-def _pending_position(shard: Shard) -> tuple[int, ...]:
-    layout = shard.layout
-    if layout is None or not layout.partial or shard.rank not in layout.mesh:
-        return ()
-    coord = layout.mesh.coord_of(shard.rank)
-    return tuple(coord[layout.mesh.axis_index(axis)] for axis, _ in layout.partial)
 
 
 def with_copies(finding: Finding, dump: Dump, tensor: Tensor) -> Finding:

@@ -329,7 +329,7 @@ def explain_difference(
     is_grad = comparison.role == "grad"
     alike = replace(comparison, role="grad" if is_grad else "scalar", whose="the reference's")
     computed = alike if is_grad else replace(alike, role="output")
-    explanation = None if comparison.role in WEIGHTS else check_unreduced(computed) or check_order(computed)
+    explanation = None if comparison.role in WEIGHTS else check_unreduced(None, computed) or check_order(computed)
     explanation = explanation or check_scale(alike)
     if (
         explanation is not None

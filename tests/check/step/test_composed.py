@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shardviz.check.step.jobs.routers import numbers_of
+from shardviz.check.step.jobs.loss_weights import numbers_of
 from shardviz.check.step.lines.composed import steps_of
 
 LOGITS = np.random.default_rng(1).normal(size=(6, 5))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardviz.check.step.jobs.one_sided import trained_in_one_job
+from shardviz.check.step.jobs.gradients import trained_in_one_job
 from shardviz.check.step.jobs.optimizers import pace_of
 from shardviz.check.step.jobs.rows import rows_of
 from shardviz.check.step.jobs.starts import OtherWeight, coarsest_of, other_weights, repeated_weight

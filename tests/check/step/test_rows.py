@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from shardviz.check.step.jobs.one_sided import frozen_in_one_job
+from shardviz.check.step.jobs.gradients import frozen_in_one_job
 from shardviz.check.step.jobs.other_steps import is_filled_batch, later_steps_of, steps_of
 from shardviz.check.step.jobs.rows import Rows, rows_of, rows_of_jobs, rows_without_padding
 from shardviz.check.step.jobs.rows_of_steps import moved_by, with_other_steps

@@ -45,7 +45,6 @@ class _PartialChain:
     """A chain as far as it is known.
 
     Attributes:
-        links: The links found.
         axes: The axes among them, in their order.
         segments: For each position on those axes the segments that the next link splits.
     """

@@ -296,7 +296,8 @@ def with_one_order(results: Sequence[Finding | NotChecked], laid_out: LaidOut) -
         return list(results)
     wrong = {finding.tensor for finding in places}
     cases = _cases(laid_out)
-    order = _common_order([case for name, case in cases if name in wrong])
+    orders = [order for name, case in cases if name in wrong and (order := _order_of(case)) is not None]
+    order = orders[0] if orders and all(other == orders[0] for other in orders) else None
     if order is None or not all(_fits(case, order) for _, case in cases) or wrong - {name for name, _ in cases}:
         return list(results)
     return [_with_permutation(result, order) if result in places else result for result in results]
@@ -326,12 +327,6 @@ def _cases(laid_out: LaidOut) -> list[tuple[str, Case]]:
             except ShardvizError:  # not laid out: it is not checked for that reason already
                 continue
     return named_cases
-
-
-def _common_order(wrong: Sequence[Case]) -> Order | None:
-    """Return the permutation that all tensors with distinct shards show; None for several."""
-    orders = [order for case in wrong if (order := _order_of(case)) is not None]
-    return orders[0] if orders and all(order == orders[0] for order in orders) else None
 
 
 def _order_of(case: Case) -> Order | None:

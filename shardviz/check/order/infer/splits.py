@@ -277,7 +277,7 @@ def _unequal_segments(claimed: Layout, held: Mapping[Coord, Region]) -> Iterator
 
 def _fits(claimed: Layout, held: Mapping[Coord, Region], dim: int, axis: str, split: Cut) -> bool:
     mesh, chain = claimed.mesh, claimed.chains[dim]
-    sizes = dict(zip(mesh.axes, mesh.shape, strict=True))
+    sizes = dict(mesh.sizes)
     for coord, region in held.items():
         claimed_region = claimed.region(coord)
         position = dict(zip(mesh.axes, coord, strict=True))

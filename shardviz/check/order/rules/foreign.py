@@ -405,7 +405,9 @@ def _explain(case: Case, zeros: int, none: int) -> tuple[Disorder, str]:
         is_some_right = claimed is not None and any(
             region.size and region == claimed.region(coord) for coord, region in case.regions.items()
         )
-        not_loaded = _missing_load(case, ranks) if is_some_right else _skipped_load(case)
+        lack_all = ranks and len(ranks) >= sum(bool(ids.size) for ids in case.ids.values())
+        of_ranks = RanksNotLoaded(case.dump.files.run.reference, tuple(ranks)) if lack_all else None
+        not_loaded = of_ranks if is_some_right else _skipped_load(case)
         cause = LeftOutOfLoad if _are_others_own(case) else AnotherCheckpoint
         return not_loaded or cause(case.dump.files.run.reference), ""
     if none and all(np.all(ids == -1) for ids in case.ids.values()):
@@ -435,13 +437,6 @@ def _skipped_load(case: Case) -> Disorder | None:
         return KeyOfAWrapper(longer.removesuffix(shorter), key == longer, is_prefix=True)
     extra = Counter(longer.split(".")) - Counter(shorter.split("."))
     return KeyOfAWrapper("".join(f"{word}." for word in extra), key == longer, is_prefix=False)
-
-
-def _missing_load(case: Case, ranks: Sequence[int]) -> Disorder | None:
-    """Return the cause if some ranks have none of their elements and all others have theirs."""
-    if not ranks or len(ranks) < sum(1 for ids in case.ids.values() if ids.size):
-        return None
-    return RanksNotLoaded(case.dump.files.run.reference, tuple(ranks))
 
 
 def cause_of_zeros(case: Case) -> Disorder:

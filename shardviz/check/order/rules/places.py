@@ -172,7 +172,7 @@ def check_plain_copies(case: Case) -> Iterator[Finding | NotChecked]:
         sentence = f"{who} {hold} only zeros; {others} all of it"
         yield case.finding(cause, ranks, sentence, held=f"zeros on {who}")
     elif all(_has_all(case, coord) for coord in odd):
-        copies = replace(case, claimed=Layout(case.mesh, case.shape, ((),) * len(case.shape)))
+        copies = replace(case, claimed=Layout.replicated(case.mesh, case.shape))
         held = explain(copies.only(odd))[0].held
         sentence = f"{who} {hold} all of it out of order: {held}; {others} it in order"
         yield case.finding(RankDependentOrder(ranks), ranks, sentence, held=f"on {who}: {held}")

@@ -41,7 +41,6 @@ class Order:
     """Which positions of the sequence each rank has of one tensor.
 
     Attributes:
-        size: How long the sequence is.
         held: The positions by rank, as they lie in memory.
         leads: Whether others are held against it if as many are ordered in one way as in another.
     """

@@ -190,8 +190,6 @@ def with_suspects(
     """Return a step's results with the weights to look at first in those that no rule explains.
 
     Args:
-        of_step: What was found of the step.
-        laid_out: The stamped tensors.
         weights: What was found of the weights: the step of a model that lacks some shows nothing.
     """
     results = list(of_step)

@@ -41,7 +41,7 @@ from shardviz.explain.templates import times_text
 from shardviz.layout.layout import Layout, padded_shapes, shared_placements
 from shardviz.layout.notation import write
 from shardviz.layout.placements import Replicate, Shard
-from shardviz.relate.measures import is_nearer
+from shardviz.relate.measures import axis_sets, is_nearer
 from shardviz.relate.orders import matches
 from shardviz.relate.values import part_of, slices_of
 
@@ -116,10 +116,8 @@ def _vectors(evidence: Evidence, shape: tuple[int, ...]) -> Iterator[tuple[str, 
 
 def _ratios(comparison: Compared) -> list[Fraction]:
     """Return ratios of an average instead of a sum, or of a repeated sum: sizes of sets of axes."""
-    sizes = {1}
-    for axis in comparison.mesh.axes:
-        sizes |= {size * comparison.mesh.axis_size(axis) for size in sizes}
-    return [ratio for size in sorted(sizes - {1}) for ratio in (Fraction(1, size), Fraction(size))]
+    sizes = {comparison.mesh.size_over(axes) for axes in axis_sets(comparison.mesh.long_axes)}
+    return [ratio for size in sorted(sizes) for ratio in (Fraction(1, size), Fraction(size))]
 
 
 RULES = (

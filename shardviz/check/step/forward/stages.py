@@ -90,10 +90,8 @@ class Pipeline:
 def check_stages(evidence: Evidence, comparison: Compared) -> Reason | None:
     """Return the reason if a pipeline's layers are not on its stages in order, each on one."""
     for pipeline in _pipelines(evidence.dump, comparison):
-        reason = _lost(pipeline) or _twice(pipeline, evidence) or _out_of_order(pipeline, evidence)
-        if reason is None and pipeline.has_several:
-            reason = _handed_on(pipeline, evidence)
-        if reason is not None:
+        rules = (_lost, _twice, _out_of_order, _handed_on)
+        if (reason := next(filter(None, (rule(pipeline, evidence) for rule in rules)), None)) is not None:
             return reason
     return None
 
@@ -146,7 +144,7 @@ def _layers(dump: Dump, mesh: Mesh, axis: str, prefix: str) -> Mapping[int, froz
     return {coord: frozenset(own) for coord, own in held.items()}
 
 
-def _lost(pipeline: Pipeline) -> Reason | None:
+def _lost(pipeline: Pipeline, _evidence: Evidence) -> Reason | None:
     lost = [layer for layer in range(pipeline.size) if not pipeline.coords_of(layer)]
     if not lost:
         return None
@@ -227,24 +225,21 @@ def _who_has_what(pipeline: Pipeline) -> str:
 
 
 def _handed_on(pipeline: Pipeline, evidence: Evidence) -> Reason | None:
-    """Return the reason if every rank's first stage is right and the first of a later one is not."""
-    if not _enters_odd(pipeline, evidence):
+    """Return the reason if every rank's first stage is right and the first of a later one is not.
+
+    Each rank's first wrong layer follows a layer of a different rank then.
+    """
+    modules, within = evidence.activations.by_name, False
+    for layers in pipeline.layers.values():
+        ran = sorted(layer for layer in layers if f"{pipeline.prefix}{layer}" in modules)
+        odd = [layer for layer in ran if modules[f"{pipeline.prefix}{layer}"].is_odd]
+        if odd and (odd[0] == 0 or odd[0] - 1 in layers):
+            return None
+        within |= bool(odd) and odd[0] != ran[0]
+    if not within or not pipeline.has_several:
         return None
     return Reason(
         StagesMisnumbered(),
         f"each rank's first layers are right, and its next stage begins wrong: {_who_has_what(pipeline)}",
         tensor=pipeline.prefix.rstrip("."),
     )
-
-
-def _enters_odd(pipeline: Pipeline, evidence: Evidence) -> bool:
-    """Whether each rank's first wrong layer follows a layer of a different rank."""
-    modules = evidence.activations.by_name
-    within = False
-    for layers in pipeline.layers.values():
-        ran = sorted(layer for layer in layers if f"{pipeline.prefix}{layer}" in modules)
-        odd = [layer for layer in ran if modules[f"{pipeline.prefix}{layer}"].is_odd]
-        if odd and (odd[0] == 0 or odd[0] - 1 in layers):
-            return False
-        within |= bool(odd) and odd[0] != ran[0]
-    return within

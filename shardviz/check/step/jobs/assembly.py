@@ -29,8 +29,7 @@ from shardviz.check.step.jobs.gradients import (
     with_round_norms,
 )
 from shardviz.check.step.jobs.line_values import add_lines
-from shardviz.check.step.jobs.loss_weights import of_unequal_losses, terms_of_micro_batches
-from shardviz.check.step.jobs.routers import cause_in_router
+from shardviz.check.step.jobs.loss_weights import cause_in_router, of_unequal_losses, terms_of_micro_batches
 from shardviz.check.step.jobs.starts import coarsest_of
 from shardviz.check.step.rules.all_gradients import of_all_gradients
 from shardviz.check.step.rules.summands import of_micro_batches, reduced_as_others
@@ -99,8 +98,6 @@ class Assembling:
     """A dump in the making.
 
     Attributes:
-        job: The trace of the job that is looked at.
-        ranks: What is known of each rank.
         arrays: Values, by rank and name.
         narrowed_to: The coarsest dtype that either job computes in, if it is narrow.
         noise: How far rounding to it may take each gradient.

@@ -18,9 +18,9 @@ from shardviz.check.report import NotChecked
 from shardviz.check.step.comparison import weight_of
 from shardviz.check.step.jobs.starts import others_on
 from shardviz.check.step.jobs.updates import Updates
+from shardviz.check.step.update.states import other_decay
 from shardviz.explain.step.buffers import OtherAverage, OtherCopyBefore, UnexplainedBuffer
 from shardviz.explain.step.whole_step import UnexplainedBackward
-from shardviz.explain.templates import number
 from shardviz.groups import in_groups, the_only
 from shardviz.relate.factors import factor_of
 from shardviz.relate.tolerance import (
@@ -53,8 +53,6 @@ T = TypeVar("T")
 
 MAX_LISTED = 3
 MOMENTS = ("after", "before")
-MOST_UPDATES = 64
-"""An average is not taken to be updated more often in a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +60,6 @@ class Average:
     """An average before and after a step, and the weight that it is of.
 
     Attributes:
-        before: The average before the step.
-        after: The average after it.
         weights: The weight by moment: `after` the step, or `before` it.
         near: How far rounding may take an element.
         of_other_job: Whether the weight is the other job's: the rank has all of the average, and a part of the weight.
@@ -339,12 +335,7 @@ def _why_other(average: Average, wanted: Wanted) -> OtherAverage | UnexplainedBu
     if others:
         return OtherAverage("moment", others[0], moment)
     if moment in shares:
-        kept = 1 - shares[moment]
-        times = round(math.log(kept) / math.log(1 - taken)) if 0 < kept < 1 and 0 < taken < 1 else 0
-        share = 1 - (1 - taken) ** times
-        if 1 < times <= MOST_UPDATES and math.isclose(shares[moment], share, rel_tol=LEAST_STATISTIC):
-            return OtherAverage("times", str(times))
-        return OtherAverage("decay", number(kept), number(1 - taken))
+        return other_decay(1 - shares[moment], 1 - taken, LEAST_STATISTIC * abs(shares[moment]))
     is_old = np.abs(average.after - average.before) <= average.near
     is_part = np.all(is_old | average.is_due(due)) and not np.all(is_old) and average.of_other_job
     return OtherAverage("part") if is_part else UnexplainedBuffer()

@@ -20,6 +20,7 @@ from shardviz.check.step.jobs.later_outputs import later_outputs_of
 from shardviz.check.step.jobs.updates import Updates
 from shardviz.check.step.rules.factors import size_in_words
 from shardviz.check.step.update.reasons import factor_to
+from shardviz.check.step.update.states import share_added
 from shardviz.explain.placement.values import UnsynchronizedBuffer
 from shardviz.explain.step.buffers import (
     BufferOfOwnSizes,
@@ -34,10 +35,9 @@ from shardviz.explain.step.modules import UnexplainedModule
 from shardviz.explain.step.whole_step import UnexplainedBackward
 from shardviz.explain.templates import times_text
 from shardviz.layout.layout import placements_of
-from shardviz.relate.factors import pairs_along, ratio_near
-from shardviz.relate.measures import weights_between
+from shardviz.relate.factors import pairs_along
 from shardviz.relate.orders import places_of
-from shardviz.relate.tolerance import FEW, SINGLE, UPDATE_OF_JOB
+from shardviz.relate.tolerance import SINGLE, UPDATE_OF_JOB
 from shardviz.relate.values import farthest, finite_magnitude, part_of
 from shardviz.text import join_numbers, listed, named_ranks
 
@@ -269,8 +269,7 @@ def _written_buffers(reference: WholeJob, job: WholeJob) -> Updates:
 def _scaled_on_all(name: str, reference: WholeJob, job: WholeJob) -> Finding | None:
     """Return that what a forward adds to a buffer is the other job's times a size of the mesh, on all ranks alike.
 
-    Ranks have different rows, so equal copies were reduced over them. A buffer that keeps a share of its old value is
-    the other job's times that number, plus a share of the old value. If models make the same of later rows, they read
+    Ranks have different rows, so equal copies were reduced over them. If models make the same of later rows, they read
     it in a way that no factor changes.
     """
     old, expected = (_array(_of_one(reference, moment)[name]) for moment in ("step", "updated"))
@@ -278,20 +277,15 @@ def _scaled_on_all(name: str, reference: WholeJob, job: WholeJob) -> Finding | N
     copies = {rank: _array(weight) for rank, weight in after.items()}
     first = next(iter(copies.values()))
     axes = [axis for axis in job.mesh.long_axes if _are_given_other_rows(axis, job)]
-    is_float = _is_of_floats(next(iter(after.values())))
-    if not axes or not is_float or first.shape != expected.shape or old.shape != expected.shape or first.size < FEW:
+    if not axes or not _is_of_floats(next(iter(after.values()))) or len(copies) < 2:
         return None
-    if any(not np.array_equal(first, copy) for copy in copies.values()) or len(copies) < 2:
+    added = share_added(first, expected, old, job.mesh, UPDATE_OF_JOB)
+    if added is None or any(not np.array_equal(first, copy) for copy in copies.values()):
         return None
-    columns = [expected.ravel(), *([old.ravel()] if np.any(old) else [])]
-    weights = weights_between(np.stack(columns, axis=1), first.ravel())
-    ratio = ratio_near(float(weights[0]), job.mesh.size, UPDATE_OF_JOB) if weights is not None else None
-    if weights is None or ratio is None or ratio == 1 or not size_in_words(job.mesh, ratio):
-        return None
-    fitted = np.stack(columns, axis=1) @ weights
+    ratio, fitted = added
     of_outputs, num_agreeing = later_outputs_of(reference, job)
     is_without_effect = bool(num_agreeing) and of_outputs is None
-    if farthest(fitted, first.ravel()) > UPDATE_OF_JOB * finite_magnitude(first) or is_without_effect:
+    if farthest(fitted, first) > UPDATE_OF_JOB * finite_magnitude(first) or is_without_effect:
         return None
     line = _written(job)[name]
     sentence = (

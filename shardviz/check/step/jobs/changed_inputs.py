@@ -1,4 +1,4 @@
-"""Inputs that one job changes: a batch that ranks normalize by their own rows, or inputs of a module that are rounded.
+"""Inputs, and settings of a module, that differ: rows normalized by ranks' own, rounded inputs, an eps or a flag.
 
 Rounding a batch takes what modules return as far as narrow numbers are apart. It takes the sine of a timestep, or a
 position's angle, anywhere: a bfloat16 has no 275.
@@ -15,7 +15,8 @@ from shardviz.check.step.trace.calls import is_within
 from shardviz.check.step.trace.judging import BAD
 from shardviz.check.step.trace.traces import in_both
 from shardviz.explain.step.batches import NormalizedByOwnRows
-from shardviz.explain.step.modules import RoundedInput
+from shardviz.explain.step.modules import AveragedForward, RepeatedForwardSum, RoundedInput, UnexplainedModule
+from shardviz.explain.step.two_jobs import OtherModuleSettings
 from shardviz.explain.templates import number
 from shardviz.groups import the_only
 from shardviz.layout.layout import Layout
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from shardviz.layout.placements import Placement
 
     Pairs = Mapping[int, tuple[NDArray[np.float64], NDArray[np.float64]]]
+
 
 FAR = 3.0
 """So many times as far off as narrow numbers may be: no rounding of results."""
@@ -173,3 +175,45 @@ def _fit_of_columns(rows: NDArray[np.float64], share: NDArray[np.float64], dim: 
     offsets = held.mean(1) - factors * columns.mean(1)
     is_shifted = np.any(np.abs(offsets) > LEAST_STATISTIC * np.abs(held).max(initial=0.0))
     return np.stack([factors, offsets]) if is_shifted else None
+
+
+def with_module_settings(finding: Finding, reference: WholeJob, job: WholeJob) -> Finding:
+    """Return an unexplained finding about a module with the settings that are not the other job's, if there are any.
+
+    A factor between two results, the size of an axis, is explained only by a number that differs by it.
+    """
+    explanation = finding.explanation
+    is_scaled = isinstance(explanation, AveragedForward | RepeatedForwardSum)
+    if not is_scaled and not isinstance(explanation, UnexplainedModule):
+        return finding
+    there, here = (_settings_of(finding.module, each) for each in (reference, job))
+    others = {key: (here[key], there[key]) for key in there if key in here and here[key] != there[key]}
+    texts = tuple(
+        f"{key} is {ours} in {job.name} and {theirs} in {reference.name}"
+        for key, (ours, theirs) in others.items()
+        if not _is_local_size(theirs, ours, job) and (not is_scaled or _differ_by_size(theirs, ours, job))
+    )
+    return finding.because(OtherModuleSettings(finding.module, texts)) if texts else finding
+
+
+def _settings_of(module: str, job: WholeJob) -> Mapping[str, str]:
+    records = (record.module_settings for record in job.records.values())
+    return next((settings[module] for settings in records if module in settings), {})
+
+
+def _is_local_size(wanted: str, given: str, job: WholeJob) -> bool:
+    """Whether two numbers may be sizes of a whole and of a rank's part."""
+    if not (wanted.isdecimal() and given.isdecimal()):
+        return False
+    small, large = sorted((int(wanted), int(given)))
+    return small > 0 and large % small == 0 and job.mesh.size % (large // small) == 0
+
+
+def _differ_by_size(wanted: str, given: str, job: WholeJob) -> bool:
+    """Whether one number is the other's times the size of an axis, or divided by it."""
+    try:
+        ratio = float(given) / float(wanted)
+    except (ValueError, ZeroDivisionError):
+        return False
+    sizes = [job.mesh.axis_size(axis) for axis in job.mesh.long_axes]
+    return any(math.isclose(ratio, way) for size in sizes for way in (size, 1 / size))

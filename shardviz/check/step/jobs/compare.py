@@ -25,17 +25,19 @@ from shardviz.check.step.jobs.buffers import (
     with_buffer_read,
     with_buffers_before,
 )
-from shardviz.check.step.jobs.changed_inputs import rounded_input
-from shardviz.check.step.jobs.gradients import OUTSIDE_MODULES, clips_of, unclipped, with_kept_gradients, with_own_clips
-from shardviz.check.step.jobs.later_outputs import later_outputs_of
-from shardviz.check.step.jobs.line_values import OrderInCalls
-from shardviz.check.step.jobs.module_settings import with_module_settings
-from shardviz.check.step.jobs.one_sided import (
+from shardviz.check.step.jobs.changed_inputs import rounded_input, with_module_settings
+from shardviz.check.step.jobs.gradients import (
+    OUTSIDE_MODULES,
+    clips_of,
     frozen_in_one_job,
     held_back_gradients,
     trained_in_one_job,
-    with_copies_apart,
+    unclipped,
+    with_kept_gradients,
+    with_own_clips,
 )
+from shardviz.check.step.jobs.later_outputs import later_outputs_of, with_copies_apart
+from shardviz.check.step.jobs.line_values import OrderInCalls
 from shardviz.check.step.jobs.optimizers import (
     different_settings,
     is_one_resumed,
@@ -129,7 +131,6 @@ class Attempt:
     """One job compared with the other.
 
     Attributes:
-        difference: How it differs.
         is_explained: Whether a rule says why.
         is_complete: Whether all of both was compared.
     """

@@ -1,12 +1,8 @@
-"""All gradients of two jobs: how each clips them, losses that count rows unequally, and ties that one job broke.
+"""All gradients of two jobs: how each clips them, ties that one job broke, and those that only one of them has.
 
 Gradients are recorded as the optimizer is given them, which is after they are clipped. If both jobs clip, gradients
 that were too large are not, and their factor shows in the norms that were found: it is the one that the gradients have
 once both clippings are undone, or else a norm is wrong.
-
-Nobody wrote a loss down. What comes back to the model's output says by which number each rank, or each micro-batch of
-a rank, multiplies it. Where each divides by its own count, the counts are shares of one whole: so are the numbers'
-reciprocals.
 """
 
 from __future__ import annotations
@@ -26,8 +22,8 @@ from shardviz.check.step.rules.all_gradients import (
     nearness,
     of_all,
     of_factor,
-    own_norm,
     round_norm,
+    total,
 )
 from shardviz.check.step.rules.factors import size_in_words
 from shardviz.dump.records.step import ClipRecord
@@ -36,6 +32,7 @@ from shardviz.explain.step.factors import MultipliedTerm
 from shardviz.explain.step.gradients import (
     LostMicroBatches,
     MicroBatchesReducedAgain,
+    ReductionSwitchedOff,
     UnclearedGradients,
     UnsummedTiedGradients,
 )
@@ -48,10 +45,11 @@ from shardviz.explain.step.scales import (
     ScaledInStep,
 )
 from shardviz.explain.step.sums import GradientNotReduced
-from shardviz.explain.step.two_jobs import DifferentClips, GradientsNotZeroed
+from shardviz.explain.step.two_jobs import DifferentClips, GradientsNotZeroed, TrainedInOneJob
 from shardviz.explain.step.whole_step import UnexplainedBackward, UnexplainedWeightGradients
 from shardviz.explain.templates import number
 from shardviz.groups import the_only
+from shardviz.layout.mesh import ranks_by
 from shardviz.layout.notation import parse
 from shardviz.layout.splits import axes_in
 from shardviz.relate.factors import ratio_near
@@ -237,7 +235,10 @@ def by_another_norm(evidence: Evidence, clips: Clips | None) -> Finding | None:
         unmet = "" if clips.unmet is None else f"{clips.unmet:g}"
         cause: Cause = DifferentClips(_in_words(clips.reference.limit, clips.job.limit), unmet)
     else:
-        norms = {rank: own_norm(gradients, rank) / _kept(clips.job) for rank in evidence.dump.files.ranks}
+        held = {
+            rank: [one.reduced[rank] for one in gradients if rank in one.reduced] for rank in evidence.dump.files.ranks
+        }
+        norms = {rank: total(parts) / _kept(clips.job) for rank, parts in held.items()}
         alike = [rank for rank, norm in norms.items() if math.isclose(norm, clips.job.norm, rel_tol=near)]
         whose = f"the norm of the gradients of {named_ranks(alike, MAX_LISTED)} alone"
         text = whose if alike else f"which is {number(clips.reference.norm)} in the other job"
@@ -279,7 +280,7 @@ def with_round_norms(evidence: Evidence, finding: Finding, clips: Clips | None) 
     if all_alike is None or not isinstance(cause, ScaledBackward) or cause.is_of_micro_batches:
         return finding
     near = nearness(all_alike.gradients)
-    norm = float(np.sqrt(sum(np.sum(np.square(gradient.wanted)) for gradient in all_alike.gradients)))
+    norm = total(gradient.wanted for gradient in all_alike.gradients)
     rounded, rounded_here = round_norm(1.0, norm, near), round_norm(all_alike.factor, norm, near)
     if not rounded or (clips is not None and clips.of_both):
         return finding
@@ -422,3 +423,34 @@ def with_kept_gradients(findings: Sequence[Finding], reference: WholeJob, job: W
         for single in ungrouped(findings)
     ]
     return grouped(explained)
+
+
+def trained_in_one_job(weights: Weights, job: WholeJob) -> Iterator[Finding]:
+    """Yield weights of which only this job has a gradient, if the other job has gradients of others."""
+    for name, parts in job.weights("grad").items() if weights.grads else ():
+        held = [rank for rank, part in parts.items() if part.values is not None and np.any(part.values.values)]
+        if name in weights.params and name not in weights.grads and held:
+            text = "it has a gradient, and the unsharded model's has none"
+            yield TrainedInOneJob().finding(name, tuple(held), text)
+
+
+def frozen_in_one_job(weights: Weights, job: WholeJob) -> Iterator[Finding]:
+    """Yield weights of which only the other job has a gradient, if this job has gradients of others."""
+    params, gradients = job.weights("param"), job.weights("grad")
+    records = job.records.values()
+    unknown = {name for record in records for name in (*record.held_back, *(name for name, _ in record.not_checked))}
+    for name, whole in weights.grads.items() if gradients else ():
+        is_due = whole.values is not None and bool(np.any(whole.values.values))
+        if is_due and name in params and name not in gradients and name not in unknown:
+            text = "no rank has a gradient of it when the optimizer steps, and the unsharded model has"
+            yield TrainedInOneJob(is_absent=True).finding(name, tuple(params[name]), text)
+
+
+def held_back_gradients(weights: Weights, job: WholeJob) -> Iterator[Finding]:
+    """Yield weights that a job's optimizer steps without a gradient, because FSDP holds it back."""
+    params, gradients = job.weights("param"), job.weights("grad")
+    files = job.dump.files
+    ranks_of = ranks_by((rank, name) for rank, record in files.ranks.items() for name in record.held_back)
+    for name in (name for name in weights.grads if name in ranks_of and name in params and name not in gradients):
+        text = "the optimizer steps while .grad is None on every rank: FSDP holds the gradient back"
+        yield ReductionSwitchedOff().finding(name, tuple(ranks_of[name]), text)

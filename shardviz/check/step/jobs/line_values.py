@@ -1,4 +1,7 @@
-"""The lines that two jobs recorded, as one dump's: one process's values with their rows as the ranks have them.
+"""Values of one process, of modules and of lines, with their rows and columns as the ranks of another job have them.
+
+Rows are the batch's, along the first dim. Columns are the tokens of a sequence, along the second: context parallelism
+with a causal mask gives each rank a chunk from the head and one from the tail, or every so many tokens.
 
 A sampler deals rows out one by one, so that a rank's part is no run of one process's rows. Which rows each rank has is
 known from what the model was given. Whether a value has them along a dim is not, so it is looked for on the first rank.
@@ -7,6 +10,7 @@ known from what the model was given. Whether a value has them along a dim is not
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,8 +29,10 @@ if TYPE_CHECKING:
     from shardviz.check.step.jobs.assembly import Assembling
     from shardviz.check.step.jobs.rows import Rows
     from shardviz.check.step.trace.traces import JobTrace, Kept, OfRank
+    from shardviz.layout.mesh import Mesh
 
     Reorder = Callable[[NDArray[np.float64]], NDArray[np.float64]]
+    Order = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,13 +161,9 @@ class RowsOfLines:
         ways: list[tuple[tuple[int, ...], tuple[int, ...]]] = [((dim,), (dim,)) for dim in dims]
         ways += [((0, 1), split) for split in ((0,), (0, 1)) if dims[:2] == [0, 1]]
         for of_rows, split in ways:
-            indices = {dim: self._indices(shape[dim]) for dim in of_rows}
+            indices = {dim: _spread(self.order, shape[dim]) for dim in of_rows}
             part = (slice(size // self.num_shares if dim in split else None) for dim, size in enumerate(shape))
             yield _taking(indices), tuple(part)
-
-    def _indices(self, size: int) -> NDArray[np.int64]:
-        count = size // len(self.order)
-        return (self.order[:, None] * count + np.arange(count)).ravel()
 
     def _is_held(self, whole: Kept, values: NDArray[np.float64]) -> bool:
         near = ELEMENT.get(whole.dtype, EXACT) * (magnitude(whole.values) or 1.0)
@@ -175,3 +177,69 @@ def _taking(indices: Mapping[int, NDArray[np.int64]]) -> Reorder:
         return values
 
     return reorder
+
+
+MAX_ROWS = 1 << 24
+"""No longer tensor is put into the order of another job's rows."""
+
+
+def in_row_order(whole: Kept, dim: int, parts: Sequence[Kept | None], order: Order) -> Kept:
+    """Return a tensor with its rows as the ranks have them, if they share its rows.
+
+    Args:
+        whole: One process's.
+        dim: The dim of its rows.
+        parts: What ranks have of it.
+        order: Row `order[i]` of one process is the ranks' row `i`.
+    """
+    is_shared = len(whole.shape) > dim and _is_shared(whole, parts, dim)
+    return _in_order(whole, dim, order) if is_shared else whole
+
+
+def in_column_order(whole: Kept, parts: Sequence[Kept | None], order: Order) -> Kept:
+    """Return a tensor with the tokens of each sequence as the ranks have them, if they share these.
+
+    They stand along the first dim that ranks have a part of and that is as long, or each row's stand behind another's.
+    """
+    long = [dim for dim, size in enumerate(whole.shape) if size == len(order) and _is_shared(whole, parts, dim)]
+    if long:
+        return _in_order(whole, long[0], order)
+    num_rows, rest = divmod(next(iter(whole.shape), 0), len(order))
+    if rest or num_rows < 2 or not _is_shared(whole, parts, 0):
+        return whole
+    return _in_order(whole, 0, (np.arange(num_rows)[:, None] * len(order) + order).ravel())
+
+
+def _is_shared(whole: Kept, parts: Sequence[Kept | None], dim: int) -> bool:
+    """Whether a rank has less than all along a dim."""
+    return any(part is not None and part.shape[dim : dim + 1] < (whole.shape[dim],) for part in parts)
+
+
+def _in_order(whole: Kept, dim: int, order: Order) -> Kept:
+    """Return a tensor with the slices of a dim in another order, of which each may have several indices."""
+    size = whole.shape[dim]
+    if not len(order) <= size <= MAX_ROWS or size % len(order):
+        return whole
+    return whole.reordered(_spread(order, size), dim)
+
+
+def _spread(order: Order, size: int) -> Order:
+    """Return the order of a dim's indices, each slice having a run of them."""
+    per_slice = size // len(order)
+    return (order[:, None] * per_slice + np.arange(per_slice)).ravel()
+
+
+def column_orders(length: int, mesh: Mesh) -> Iterator[tuple[Order, int]]:
+    """Yield orders in which ranks may share the tokens of a sequence, and among how many ranks: none has one stretch.
+
+    Example:
+        >>> from shardviz.layout.mesh import Mesh
+        >>> [order.tolist() for order, _ in column_orders(4, Mesh(("cp",), (2,)))]
+        [[0, 3, 1, 2], [0, 2, 1, 3]]
+    """
+    for size in sorted({mesh.size, *mesh.shape} - {1}):
+        if length % (2 * size) == 0:
+            chunks = np.split(np.arange(length), 2 * size)
+            yield np.concatenate([*chain(*((chunks[at], chunks[-1 - at]) for at in range(size)))]), size
+        if length % size == 0 and length > size:
+            yield np.arange(length).reshape(-1, size).T.ravel(), size

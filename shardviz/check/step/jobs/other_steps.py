@@ -138,11 +138,7 @@ def _largest_beside(name: str, sizes: Mapping[str, float]) -> float:
 
 
 def drifts_of(names: Iterable[str], reference: WholeJob, job: WholeJob, weights: Weights) -> dict[str, float]:
-    """Return how far weights are apart that rounding may have taken so far before the step, relative to their size.
-
-    Args:
-        names: The weights that differ.
-    """
+    """Return how far weights are apart that rounding may have taken so far before the step, relative to their size."""
     steps = max(reference.steps_before, job.steps_before)
     rate = max(_largest_rate(reference), _largest_rate(job))
     drifts = {}
@@ -309,7 +305,6 @@ def other_length(wanted: Steps, given: Steps, at: int, traced: int) -> OtherRowL
     Args:
         wanted: What the other job's ranks were given in every step.
         given: The job's.
-        at: The step.
         traced: The number of the first step.
     """
     lengths = [[_row_shape(step) for step in steps] for steps in (wanted, given)]

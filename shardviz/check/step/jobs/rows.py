@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.jobs.changed_inputs import normalized_rows
-from shardviz.check.step.jobs.row_order import column_orders, in_column_order, in_row_order
+from shardviz.check.step.jobs.line_values import column_orders, in_column_order, in_row_order
 from shardviz.check.step.jobs.starts import Weights, split_of
 from shardviz.check.step.trace.calls import with_first_module
 from shardviz.check.step.trace.traces import Kept, OfRank, Point, counts_per_forward, joined_along, largest_of

@@ -122,7 +122,7 @@ def of_factor(evidence: Evidence, gradients: Sequence[Compared], factor: float, 
     loss: Literal["", "unseen"] = "unseen" if evidence.loss is None else ""
     ranks = ranks_of(gradients, exact, evidence.num_runs) if loss else None
     of_backward: Cause = ScaledBackward(exact, evidence.num_runs or None, loss, ranks)
-    if evidence.runs_backward_itself is False:
+    if next((record.is_own_step is False for record in evidence.dump.files.ranks.values()), False):
         of_backward = ScaledReduction(exact, gradients[0].wrapped_over(gradients[0].mesh.axes) == "ddp")
     cause = (_clipped_by_another_norm(gradients) if 0 < factor < 1 else None) or of_backward
     if ratio and axes:
@@ -440,11 +440,6 @@ def _square(gradients: Sequence[Compared], rank: int) -> NDArray[np.float64]:
     """Return the sum of the squares of what a rank has."""
     squares = [float(np.sum(gradient.reduced[rank] ** 2)) for gradient in gradients if rank in gradient.reduced]
     return np.array(sum(squares))
-
-
-def own_norm(gradients: Sequence[Compared], rank: int) -> float:
-    """Return the norm of what a rank has of all gradients."""
-    return float(np.sqrt(_square(gradients, rank)))
 
 
 def _names(gradients: list[Compared], axis: str, *, split: bool = True) -> Iterator[str]:

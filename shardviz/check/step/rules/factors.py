@@ -139,7 +139,8 @@ def check_scale(
     size = " or ".join(over.text for over in axes)
     of_all = gradients_alike is not None and gradients_alike.is_all
     if comparison.role == "scalar":
-        cause = _of_value(ratio, size, is_mean=is_mean)
+        of_small = DividedMean(size, 1 / ratio) if is_mean else UnsummedValue(size)
+        cause: Cause = SummedValue(size) if ratio > 1 else of_small
     elif (of_parts := _of_shared(comparison, ratio) or _of_divisors(comparison, ratio)) is not None:
         cause = of_parts
     elif comparison.role == "output":
@@ -170,13 +171,6 @@ def check_whole_sequence(evidence: Evidence, comparison: Compared) -> Finding | 
     alike = evidence.parts.part_with(comparison).text
     cause = SequenceOfWhole(" and ".join(axes), size)
     return comparison.finding(cause, sentence, details=(alike,) if alike else ())
-
-
-def _of_value(ratio: Fraction, axes: str, *, is_mean: bool) -> Cause:
-    """Return the cause of a logged number's factor."""
-    if ratio > 1:
-        return SummedValue(axes)
-    return DividedMean(axes, 1 / ratio) if is_mean else UnsummedValue(axes)
 
 
 def _of_gradient(mesh: Mesh, ratio: Fraction, axes: Sequence[Over], *, of_all: bool) -> Cause:
@@ -236,7 +230,7 @@ def overs(
             tuple(axis for axis in axes if axis in parted or any(one.is_split(axis) for one in gradients)),
             any(
                 gradient.claimed is not None
-                and gradient.may_be_of_fsdp
+                and (gradient.wrappers is None or gradient.sharding is not None)
                 and gradient.wrapped_over(axes) not in ("none", "alone")
                 and any(gradient.is_split(axis) for axis in axes)
                 for gradient in gradients
@@ -400,7 +394,7 @@ def _waits(evidence: Evidence, comparison: Compared) -> bool:
     )
 
 
-def check_unreduced(comparison: Compared, evidence: Evidence | None = None) -> Finding | None:
+def check_unreduced(evidence: Evidence | None, comparison: Compared) -> Finding | None:
     """Return the finding if copies of a gradient or output differ along an axis, and a reduction makes them right."""
     missing = reduction_of(comparison) if comparison.copies_differ_along else None
     if missing is None:

@@ -90,29 +90,36 @@ def cause_of_value(evidence: Evidence, comparison: Compared) -> Cause | None:
     """Return what makes a logged value wrong, of right outputs; None if nothing is known of it."""
     if comparison.role != "scalar" or not evidence.outputs_are_right:
         return None
-    if comparison.name == "loss" and _is_zero(evidence, comparison):
-        return LossNotReturned()
-    logarithm = _logarithm(comparison) if comparison.name == "loss" else None
-    rows = next((output.rows for output in evidence.results if output.rows), ())
-    if logarithm is None and rows and comparison.name == "loss":
-        return TargetsOfOtherRows(*(listed(micro_batch, MAX_LISTED) for micro_batch in rows))
-    padded = [output for output in evidence.outputs if output.padded is not None]
-    if logarithm is None and padded and comparison.name == "loss":
-        return _of_padding(padded[0])
-    if logarithm is None and comparison.name == "loss" and (counted := _counted_padding(evidence, comparison)):
-        return counted
+    of_loss = _cause_of_loss(evidence, comparison) if comparison.name == "loss" else None
     batch = evidence.batch
     gradients = list(evidence.gradients.values())
     others = [axis for axis in batch or () if any(gradient.is_split(axis) for gradient in gradients)]
     others = [axis for axis in others if batch and not batch[axis] and _may_split_words(evidence, axis)]
-    if logarithm or not batch or not others:
-        return logarithm
-    axes, is_loss = " or ".join(others), comparison.name == "loss"
-    of_loss = PartialVocabularyLoss(axes, axes if _are_rows_reduced(evidence, others) else "")
-    cause: Cause = of_loss if is_loss else ScalarOfPart(axes, is_same_batch=True)
+    if of_loss or not batch or not others:
+        return of_loss
+    axes = " or ".join(others)
+    of_words = PartialVocabularyLoss(axes, axes if _are_rows_reduced(evidence, others) else "")
+    cause: Cause = of_words if comparison.name == "loss" else ScalarOfPart(axes, is_same_batch=True)
     if any(comparison.mesh.axis_size(axis) > 1 for axis in batch if axis not in others):
         return replace(unexplained_value(evidence, comparison), or_else=cause)
     return cause
+
+
+def _cause_of_loss(evidence: Evidence, loss: Compared) -> Cause | None:
+    """Return what makes a loss wrong, unless each rank reads a part of a vocabulary; None if nothing is known."""
+    if _is_zero(evidence, loss):
+        return LossNotReturned()
+    excess = [float(np.ravel(values - loss.wanted)[0]) for values in loss.reduced.values()]
+    is_one = max(excess) - min(excess) <= loss.tolerance
+    if is_one and (logarithm := exponentials_of(loss, max(excess))) is not None:
+        return logarithm
+    rows = next((output.rows for output in evidence.results if output.rows), ())
+    if rows:
+        return TargetsOfOtherRows(*(listed(micro_batch, MAX_LISTED) for micro_batch in rows))
+    padded = next((output for output in evidence.outputs if output.padded is not None), None)
+    return (
+        _of_padding(padded) if padded is not None else _counted_padding(evidence, loss, excess[0]) if is_one else None
+    )
 
 
 def _is_zero(evidence: Evidence, loss: Compared) -> bool:
@@ -150,15 +157,14 @@ def _are_rows_reduced(evidence: Evidence, axes: Sequence[str]) -> bool:
     return max(counts, default=0) >= REDUCTIONS_OF_CROSS_ENTROPY
 
 
-def _counted_padding(evidence: Evidence, result: Compared) -> Cause | None:
+def _counted_padding(evidence: Evidence, result: Compared, excess: float) -> Cause | None:
     """Return the cause of a cross entropy that counts the last words of right logits, and should leave them out."""
-    excess = [float(np.ravel(values - result.wanted)[0]) for values in result.reduced.values()]
-    for output in evidence.outputs if max(excess) - min(excess) <= result.tolerance else ():
+    for output in evidence.outputs:
         if output.wanted.ndim > 1 and np.isfinite(output.wanted).all():
             sums = np.logaddexp.accumulate(output.wanted, axis=-1).reshape(-1, output.wanted.shape[-1])
             due = np.mean(sums[:, -1:] - sums, axis=0)[:-1]
-            near = np.flatnonzero(np.abs(due - excess[0]) <= result.tolerance)
-            if len(near) == 1 and excess[0] > TELLING * result.tolerance:
+            near = np.flatnonzero(np.abs(due - excess) <= result.tolerance)
+            if len(near) == 1 and excess > TELLING * result.tolerance:
                 return PaddingRead(output.wanted.ndim - 1, int(near[0]) + 1, output.wanted.shape[-1])
     return None
 
@@ -181,12 +187,6 @@ def _may_split_words(evidence: Evidence, axis: str) -> bool:
         if gradient.wanted.shape[:1] and gradient.wanted.shape[0] in words
     ]
     return not outputs or any(result.is_split(axis) for result in (*outputs, *heads))
-
-
-def _logarithm(comparison: Compared) -> Cause | None:
-    """Return the cause of a loss that is off by the logarithm of a number of ranks."""
-    excess = [float(np.ravel(values - comparison.wanted)[0]) for values in comparison.reduced.values()]
-    return exponentials_of(comparison, max(excess)) if max(excess) - min(excess) <= comparison.tolerance else None
 
 
 def exponentials_of(comparison: Compared, excess: float) -> Cause | None:

@@ -86,7 +86,7 @@ from shardviz.relate.values import finite_magnitude, magnitude
 from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -262,32 +262,27 @@ def check_related(comparison: Compared) -> Finding | None:
         return None  # fewer numbers are some other relation by chance
     links = the_only({comparison.changes_of(rank) for rank in comparison.wrong})
     link = the_only(links or ())
-    cause = _cause(comparison, link) if link is not None else None
-    return comparison.finding(cause, f"the {comparison.what} is {_text(comparison, link)}") if link and cause else None
+    explained = _explained(comparison, link) if link is not None else None
+    return comparison.finding(explained[0], f"the {comparison.what} is {explained[1]}") if explained else None
 
 
-def _cause(comparison: Compared, link: Relation) -> Cause | None:
-    of_all = set(comparison.wrong) == set(comparison.reduced)
+def _explained(comparison: Compared, link: Relation) -> tuple[Cause, str] | None:
+    """Return the cause that a relation of all wrong ranks shows, and what they have; None if it shows none."""
+    of_all, whose = set(comparison.wrong) == set(comparison.reduced), comparison.whose
     if isinstance(link, Offset):
         due = {rank: comparison.wanted_of(rank) + link.number for rank in comparison.wrong}
-        number_added = exponentials_of(comparison, link.number) or AddedNumber(link.number, comparison.wrong, of_all)
-        return number_added if all(is_nearer(comparison, rank, due[rank]) for rank in due) else None
+        added = exponentials_of(comparison, link.number) or AddedNumber(link.number, comparison.wrong, of_all)
+        text = f"{whose} {'plus' if link.number > 0 else 'minus'} {number(abs(link.number))}"
+        return (added, text) if all(is_nearer(comparison, rank, due[rank]) for rank in due) else None
     if isinstance(link, Filled) and not link.value and comparison.role == "output":
-        return OnlyZerosThere(comparison.wrong, of_all)
-    if isinstance(link, Rounded) and factor_of_all([comparison], comparison.wrong) is None:
-        return RoundedResult(link.dtype)
-    return TransposedResult(link.dims) if isinstance(link, Transposed) else None
-
-
-def _text(comparison: Compared, link: Relation) -> str:
-    if isinstance(link, Offset):
-        return f"{comparison.whose} {'plus' if link.number > 0 else 'minus'} {number(abs(link.number))}"
-    if isinstance(link, Filled):
         largest = max(abs(float(comparison.wanted.max())), abs(float(comparison.wanted.min())), math.ulp(0.0))
-        return f"0 in every element, and the largest of {comparison.whose} is {number(largest)}"
-    if isinstance(link, Rounded):
-        return f"{comparison.whose} rounded to {link.dtype}"
-    return f"{comparison.whose} with its dims in a different order"
+        text = f"0 in every element, and the largest of {whose} is {number(largest)}"
+        return OnlyZerosThere(comparison.wrong, of_all), text
+    if isinstance(link, Rounded) and factor_of_all([comparison], comparison.wrong) is None:
+        return RoundedResult(link.dtype), f"{whose} rounded to {link.dtype}"
+    if isinstance(link, Transposed):
+        return TransposedResult(link.dims), f"{whose} with its dims in a different order"
+    return None
 
 
 def check_own_statistics(comparison: Compared, module_type: str = "") -> Finding | None:
@@ -299,8 +294,11 @@ def check_own_statistics(comparison: Compared, module_type: str = "") -> Finding
     """
     if comparison.role != "output":
         return None
-    for dims in _kept(comparison.wanted.ndim):
-        axes = [axis for axis in comparison.mesh.axes if _splits(comparison, axis, dims)]
+    ndim, chains = comparison.wanted.ndim, comparison.claimed.chains if comparison.claimed is not None else ()
+    # A norm keeps all dims but the features, or channels alone: an axis must split one that it takes numbers over.
+    for dims in ((*range(ndim - 1),), (1,), (ndim - 1,)) if ndim > 1 else ():
+        taken = {axis for dim, chain in enumerate(chains) if dim not in dims for axis in chain}
+        axes = [axis for axis in comparison.mesh.axes if axis in taken]
         per = "row" if len(dims) > 1 else f"index of dim {dims[0]}"
         is_batch_norm = bool(axes) and module_type.startswith("BatchNorm")
         is_batch_norm &= all(is_normalized(comparison, rank, dims) for rank in comparison.wrong)
@@ -316,20 +314,6 @@ def check_own_statistics(comparison: Compared, module_type: str = "") -> Finding
             means = f"on each rank mean and spread of every {per} of the {comparison.what} over the rank's own part"
             return comparison.finding(cause, f"{means} are the unsharded model's over all parts")
     return None
-
-
-def _kept(ndim: int) -> Iterator[tuple[int, ...]]:
-    """Yield the dims that a norm keeps: all but the features, or channels alone."""
-    if ndim > 1:
-        yield tuple(range(ndim - 1))
-        yield (1,)
-        yield (ndim - 1,)
-
-
-def _splits(comparison: Compared, axis: str, kept_dims: tuple[int, ...]) -> bool:
-    """Whether an axis splits a dim that the numbers are taken over."""
-    chains = comparison.claimed.chains if comparison.claimed is not None else ()
-    return any(axis in chain for dim, chain in enumerate(chains) if dim not in kept_dims)
 
 
 def check_order(comparison: Compared) -> Finding | None:

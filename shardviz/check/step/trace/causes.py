@@ -76,7 +76,7 @@ def cause_of(evidence: Evidence, first: Divergence) -> Finding | None:
         if comparison.incomparable or not comparison.wrong:
             continue
         explained = (
-            check_unreduced(comparison)
+            check_unreduced(None, comparison)
             or check_times(evidence, comparison, first)
             or added_too_often(evidence.dump, comparison)
             or _in_other_order(first, comparison)

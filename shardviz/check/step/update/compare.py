@@ -29,7 +29,7 @@ from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.rules.all_gradients import multiplied
 from shardviz.check.step.rules.factors import size_in_words
 from shardviz.check.step.update.reasons import factor_to, unexplained_weight, why_weight
-from shardviz.check.step.update.states import of_others, other_average, unexplained_state, why_state
+from shardviz.check.step.update.states import of_others, other_average, share_added, unexplained_state, why_state
 from shardviz.explain.finding import Finding
 from shardviz.explain.step.buffers import (
     BufferCutApart,
@@ -44,8 +44,7 @@ from shardviz.explain.step.buffers import (
 from shardviz.explain.step.scales import NotFiniteAfterStep
 from shardviz.explain.step.update import AnotherGroup
 from shardviz.explain.templates import number
-from shardviz.relate.factors import ratio_near
-from shardviz.relate.measures import owner_of, ratio_of, weights_between
+from shardviz.relate.measures import owner_of, ratio_of
 from shardviz.relate.tolerance import (
     BEYOND,
     EPSILON,
@@ -64,7 +63,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.dump.dump import Dump, Tensor
+    from shardviz.dump.dump import Dump
     from shardviz.explain.cause import Cause
 
 ADDED = "sum of what ranks add"
@@ -98,10 +97,10 @@ def check_unsharded_update(
     splitting = tuple(axis for axis, is_batch in (evidence.batch or {}).items() if is_batch)
     settled, are_weights_right = set(judged), True
     for role in WHAT:
-        for tensor, name in _of_role(dump, role):
+        for name, tensor in dump.by_name("step", role).items():
             reference = dump.find("updated", role, name)
-            weight = weight_of(role, name)
-            if reference is not None and weight not in settled:
+            weight, is_complex = weight_of(role, name), tensor.dtype.startswith("complex")  # a dump has pairs of it
+            if reference is not None and weight not in settled and not is_complex:
                 expected = dump.values(reference.first, name)
                 comparison = laid_out(dump, tensor, name, expected, rounding)
                 findings = list(_check(evidence, comparison, splitting, are_weights_right=are_weights_right))
@@ -119,12 +118,6 @@ def _not_kept(dump: Dump, settled: Collection[str]) -> Iterator[NotChecked]:
     for name in dump.by_name("updated", "optim"):
         if weight_of("optim", name) in weights and name not in states:
             yield NotChecked(name, "the optimizer's state after the step: no rank has it", "step")
-
-
-def _of_role(dump: Dump, role: str) -> Iterator[tuple[Tensor, str]]:
-    """Yield the step's tensors of a role, without complex ones, which a dump has as pairs."""
-    tensors = dump.by_name("step", role).items()
-    yield from ((tensor, name) for name, tensor in tensors if not tensor.dtype.startswith("complex"))
 
 
 def _check(
@@ -180,21 +173,13 @@ def _check(
 
 
 def _scaled(dump: Dump, comparison: Compared) -> BufferReducedWrongly | None:
-    """Return the cause if what the step adds to a buffer is the unsharded model's times a size of the mesh.
-
-    A buffer that keeps a share of its old value is the unsharded model's times that number, plus a share of the old.
-    """
+    """Return the cause if what the step adds to a buffer is the unsharded model's times a size of the mesh."""
+    mesh = comparison.mesh
     old, held = whole_of(dump, "buffer", comparison.name), next(iter(comparison.reduced.values()))
-    if old is None or {old.shape, held.shape} != {comparison.wanted.shape} or held.size < FEW:
+    added = share_added(held, comparison.wanted, old, mesh, STEP)
+    if added is None or error_of(added[1].ravel(), held.ravel()) > STEP:
         return None
-    sides = (comparison.wanted, old) if np.any(old) else (comparison.wanted,)
-    columns = np.stack([side.ravel() for side in sides], axis=1)
-    weights = weights_between(columns, held.ravel())
-    ratio = ratio_near(float(weights[0]), comparison.mesh.size, STEP) if weights is not None else None
-    axes = size_in_words(comparison.mesh, ratio) if ratio is not None and ratio not in (0, 1) else ""
-    if weights is None or ratio is None or not axes or error_of(columns @ weights, held.ravel()) > STEP:
-        return None
-    return BufferReducedWrongly(axes, is_too_large=ratio > 1)
+    return BufferReducedWrongly(size_in_words(mesh, added[0]), is_too_large=added[0] > 1)
 
 
 def _of_copies(comparison: Compared, cause: Cause, sentence: str, along: str, **others: Any) -> Finding:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.comparison import Compared, Reason, laid_out, weight_of, whole_of
+from shardviz.check.step.rules.factors import size_in_words
 from shardviz.check.step.update.reasons import (
     MAX_LISTED,
     by_norm_of_copies,
@@ -35,18 +36,21 @@ from shardviz.explain.checkpoints.states import (
 from shardviz.explain.step.buffers import OtherAverage
 from shardviz.explain.step.update import RankDependentStep, ScaledState, StateOfOldWeight, StateOfParts
 from shardviz.explain.templates import number
-from shardviz.relate.factors import factor_of
+from shardviz.relate.factors import factor_of, ratio_near
+from shardviz.relate.measures import weights_between
 from shardviz.relate.tolerance import EXPLAINED_UPDATE, FEW, MANY, SINGLE, STEP
 from shardviz.relate.values import error_of
 from shardviz.text import listed, named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from fractions import Fraction
 
     from numpy.typing import NDArray
 
     from shardviz.check.step.evidence import Evidence
     from shardviz.dump.dump import Dump
+    from shardviz.layout.mesh import Mesh
 
     Values = NDArray[np.float64]
     Shares = tuple[float, str]
@@ -272,11 +276,33 @@ def _difference(wanted: Shares, held: Values, before: Values, sources: Mapping[s
         return None
     (kept, moment), (due, due_moment) = shares, wanted
     if not math.isclose(kept, due, rel_tol=STEP):
-        times = round(math.log(kept) / math.log(due)) if 0 < min(kept, due) < 1 else 0
-        if 1 < times <= MOST_UPDATES and math.isclose(kept, due**times, rel_tol=STEP):
-            return OtherAverage("times", str(times))
-        return OtherAverage("decay", number(kept), number(due))
+        return other_decay(kept, due, STEP * abs(kept))
     return OtherAverage("moment", moment, due_moment) if moment != due_moment else None
+
+
+def other_decay(kept: float, due: float, near: float) -> OtherAverage:
+    """Return that an average keeps another share of itself than is due: as if it were updated several times, or any."""
+    times = round(math.log(kept) / math.log(due)) if 0 < kept < 1 and 0 < due < 1 else 0
+    if 1 < times <= MOST_UPDATES and abs(kept - due**times) <= near:
+        return OtherAverage("times", str(times))
+    return OtherAverage("decay", number(kept), number(due))
+
+
+def share_added(
+    held: Values, wanted: Values, old: Values | None, mesh: Mesh, near: float
+) -> tuple[Fraction, Values] | None:
+    """Return which size of the mesh, or one over it, multiplies what a step adds to a buffer, and what that makes.
+
+    A buffer that keeps a share of its old value is the wanted one times that number, plus a share of the old.
+    """
+    if old is None or {old.shape, held.shape} != {wanted.shape} or held.size < FEW:
+        return None
+    columns = np.stack([side.ravel() for side in ((wanted, old) if np.any(old) else (wanted,))], axis=1)
+    weights = weights_between(columns, held.ravel())
+    ratio = ratio_near(float(weights[0]), mesh.size, near) if weights is not None else None
+    if weights is None or ratio is None or ratio == 1 or not size_in_words(mesh, ratio):
+        return None
+    return ratio, (columns @ weights).reshape(held.shape)
 
 
 def shares_of(values: Values, before: Values, sources: Mapping[str, Values]) -> Shares | None:
