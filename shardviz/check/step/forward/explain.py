@@ -72,7 +72,8 @@ def check_sum_beside_a_vector(evidence: Evidence, comparison: Compared) -> Reaso
                     sentence = f"without {name}, the {what} of the ranks' outputs over {axis} is the unsharded model's"
                     return Reason(UnreducedBesideVector(name, axis, op), sentence, held=own_part(what, (axis,)))
         for ratio in _ratios(comparison):
-            due = {rank: expected[rank] * float(ratio) + added[rank] for rank in expected}
+            with np.errstate(invalid="ignore"):  # infinities
+                due = {rank: expected[rank] * float(ratio) + added[rank] for rank in expected}
             if all(is_nearer(comparison, rank, due[rank], float(ratio)) for rank in due):
                 cause = AveragedForward if ratio < 1 else RepeatedForwardSum
                 sentence = f"without {name}, it is {times_text(ratio)} the unsharded model's without {name}"
