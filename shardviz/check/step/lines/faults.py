@@ -111,13 +111,13 @@ def _aside(states: States, fault: Fault | None) -> Fault | None:
     """Return a fault in backward; in forward if its line makes something wrong that the module keeps for elsewhere.
 
     A balance loss, for one, leaves the module as an attribute, and what the module returns is right. Without a fault in
-    backward it is what no line reads, and what has a graph.
+    backward it is what no line of the module reads and a gradient comes back to: no loss has what is only logged.
     """
     lines = states.lines
     if fault is None and states.is_right:
         returned = {value for value, _ in lines.returned}
         made = [value for call in lines.calls for value in call.outputs if value not in returned]
-        kept = [value for value in made if all(lines.records[pair].needs_grad for pair in value)]
+        kept = [value for value in made if all(lines.records[pair].has_gradient for pair in value)]
         return _blamed(states, (value for value in kept if not lines.readers(value)))
     if fault is None or not isinstance(fault.cause, WrongLineBackward):
         return fault
@@ -128,9 +128,18 @@ def _aside(states: States, fault: Fault | None) -> Fault | None:
 
 
 def _blamed(states: States, values: Iterable[Value]) -> Fault | None:
-    """Return the line that is to blame for the first wrong one of some tensors."""
-    blamed = (ForwardSearch(states).blame(value) for value in values if states.placed(value).is_wrong)
-    return next((found for found in blamed if found is not None), None)
+    """Return the line that is to blame for the first wrong one of some tensors that leave the module aside.
+
+    What makes a right tensor doesn't, and is compared with the wrong one of the unsharded model's.
+    """
+    lines, search = states.lines, ForwardSearch(states)
+    wrong = (value for value in values if states.placed(value).is_wrong and not search.is_mean_of_batch(value))
+    aside = (
+        value
+        for value in wrong
+        if not any(states.placed(made).is_known for reader in lines.readers(value) for made in reader.outputs)
+    )
+    return next(filter(None, map(search.blame, aside)), None)
 
 
 def _of_rows(states: States, fault: Fault) -> Fault:
