@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.lines.backward import backward_fault, micro_batches_fault
-from shardviz.check.step.lines.calls import SELECTS, Call, Value
+from shardviz.check.step.lines.calls import SELECTS, Call, Lines, Value
 from shardviz.check.step.lines.exchanges import MOVES, exchange_backward, exchange_fault, not_restored_fault
 from shardviz.check.step.lines.fault import Fault, called, fault_at, with_label
 from shardviz.check.step.lines.foreign import (
@@ -214,21 +214,35 @@ def number_fault(states: States, arguments: Mapping[str, Mapping[int, ArgumentRe
                 rank, record = min(records.items())
                 gets = f"{called(call)} gives {call.function} {name} of its module, on rank {rank} {record.differs}"
                 return replace(fault_at(call, gets, WrongLine(call.place, call.function)), is_given=True, argument=name)
-    return _of_lacking(states, arguments)
+    return None
 
 
-def _of_lacking(states: States, arguments: Mapping[str, Mapping[int, ArgumentRecord]]) -> Fault | None:
-    """Return the first wrong call of a module that only one side gives a number: it takes another branch there."""
-    lacking = {name: of for name, of in arguments.items() if all(record.lacking for record in of.values())}
-    wrong = (call for call in states.lines.calls if any(states.placed(made).is_wrong for made in call.outputs))
-    call = next(wrong, None) if lacking else None
+def lacking_fault(states: States, arguments: Mapping[str, Mapping[int, ArgumentRecord]]) -> Fault | None:
+    """Return the first wrong call of a module that only one side gives a number: it takes another branch there.
+
+    A call that only that side makes reads the number. Else the code splits its work by it, for one, and it is right.
+    """
+    lines = states.lines
+    wrong = (call for call in lines.calls if any(states.placed(made).is_wrong for made in call.outputs))
+    read = {name: of for name, of in arguments.items() if any(_is_read_alone(lines, record) for record in of.values())}
+    call = next(wrong, None) if read else None
     if call is None:
         return None
-    name, records = next(iter(lacking.items()))
+    name, records = next(iter(read.items()))
     rank, record = min(records.items())
     gets = f"{called(call)} is the first wrong line, and its module is given another {name} on rank {rank}: "
     fault = fault_at(call, gets + record.differs, WrongLine(call.place, call.function))
     return replace(fault, is_given=True, argument=name)
+
+
+def _is_read_alone(lines: Lines, record: ArgumentRecord) -> bool:
+    """Whether a number that only one side gives a module is among those of a call that only this side makes."""
+    ranks = {lines.key_of(call.first): call.first.numbers for call in lines.calls}
+    whole = {lines.key_of(line): line.numbers for line in lines.unsharded.lines}
+    here, there = (ranks, whole) if record.lacking == "whole" else (whole, ranks)
+    given = record.held if record.lacking == "whole" else record.expected
+    alone = (text.split() for key, text in here.items() if record.lacking and key not in there)
+    return any(_is_number(number, given) for numbers in alone for number in numbers)
 
 
 def with_size_given(
