@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     Pairs = Mapping[int, tuple[NDArray[np.float64], NDArray[np.float64]]]
 
 
+COARSE = 0.25
+"""An angle that is rounded by as much is another one."""
+
 FAR = 3.0
 """So many times as far off as narrow numbers may be: no rounding of results."""
 
@@ -84,8 +87,14 @@ def _of_input(judging: Judging, job: WholeJob, place: Place) -> Finding | None:
     inside = {each.module for each in judging.judgments if is_within(each.module, place.module)} | {place.module}
     own = [each for each in judging.judgments if not each.is_gradient and each.module in inside]
     results = (each for each in own if each.call == place.call and (each.module, each.what) != (place.module, "input"))
-    first = min(results, key=lambda each: judging.whole[each].order, default=None)
+    ordered = sorted(results, key=lambda each: judging.whole[each].order)
+    if casts_to:  # the model may use what is rounded after other modules: then a module is given what is far off
+        is_coarse = any(farthest(held, wanted) >= COARSE for wanted, held in pairs.values())
+        ordered = [each for each in ordered if is_coarse and set(judging.judgments[each].state.values()) & set(BAD)]
+    first = next(iter(ordered), None)
     if first is None or not set(judging.judgments[first].state.values()) & set(BAD):
+        return None
+    if casts_to and first.what != "input":
         return None
     near = judging.judgments[first].near
     off = {rank: farthest(held, wanted) for rank, (wanted, held) in _pairs(judging, first, layout).items()}
