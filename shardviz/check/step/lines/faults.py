@@ -236,12 +236,16 @@ def lacking_fault(states: States, arguments: Mapping[str, Mapping[int, ArgumentR
 
 
 def _is_read_alone(lines: Lines, record: ArgumentRecord) -> bool:
-    """Whether a number that only one side gives a module is among those of a call that only this side makes."""
+    """Whether a number that only one side gives a module is among those of a call that only this side makes.
+
+    A 0 or 1 is in many calls, as a dim.
+    """
     ranks = {lines.key_of(call.first): call.first.numbers for call in lines.calls}
     whole = {lines.key_of(line): line.numbers for line in lines.unsharded.lines}
     here, there = (ranks, whole) if record.lacking == "whole" else (whole, ranks)
     given = record.held if record.lacking == "whole" else record.expected
-    alone = (text.split() for key, text in here.items() if record.lacking and key not in there)
+    is_telling = bool(record.lacking) and abs(given) > 1
+    alone = (text.split() for key, text in here.items() if is_telling and key not in there)
     return any(_is_number(number, given) for numbers in alone for number in numbers)
 
 
