@@ -224,6 +224,49 @@ def step(model, x, mesh):
 """
 ENUMERATED = "number, layer in self.layers.items()", "number, layer in enumerate(self.layers.values())"
 
+COUNTED = """
+class Block(nn.Module):
+    group = None
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 8), nn.Linear(8, 6, bias=False)
+
+    def forward(self, x, parts=None):
+        if parts is None:
+            return x + self.down(torch.tanh(self.up(x)))
+        h = torch.tanh(self.up(Copy.apply(x, self.group)))
+        return x + Sum.apply(self.down(h), self.group)
+
+
+class Model(nn.Module):
+    parts = None
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = Block(), Block()
+
+    def forward(self, x):
+        return self.second(self.first(x, self.parts), self.parts)
+
+
+def build():
+    return Model()
+
+
+def parallelize(model, mesh):
+    model.parts = mesh.size()
+    for block in (model.first, model.second):
+        block.group = mesh.get_group("tp")
+        block.up.weight, block.up.bias = own(block.up.weight, mesh), own(block.up.bias, mesh)
+        block.down.weight = own(block.down.weight, mesh, 1)
+
+
+def batch():
+    return torch.randn(5, 6)
+"""
+"""Modules that are given the number of ranks, and by it take the branch that reduces."""
+
 CASES = (
     Bug(
         "documents counted from each rank's own first one",
@@ -331,6 +374,16 @@ CASES = (
         ("wrong-value",),
         ("`window` that layers.3 is given", "none for 3", "from the whole model"),
         ("keys", "positions", "gather"),
+        with_lines=True,
+    ),
+    Bug(
+        "no sum in modules that only ranks give the number of parts",
+        "tp=2",
+        COUNTED,
+        (("Sum.apply(self.down(h), self.group)", "self.down(h)"),),
+        ("unreduced-output",),
+        ("one term of a sum over tp", "all_reduce the result of linear"),
+        ("The `parts` that first is given", "from the whole model"),
         with_lines=True,
     ),
     Healthy("positions and lengths of each rank's own part", "cp=4", DOCUMENTS),

@@ -150,7 +150,101 @@ RESTORED = SAID.replace(
     "        mask = at <= positions[:, None]\n",
 )
 
+ADAPTERS = """
+class Adapted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.base, self.down, self.up = nn.Linear(8, 8), nn.Linear(8, 2, bias=False), nn.Linear(2, 8, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x):
+        return torch.tanh(self.base(x)) + self.up(self.down(x))
+
+
+class Zigzag(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        rank, size = distributed.get_rank(group), distributed.get_world_size(group)
+        ctx.group, parts = group, x.chunk(2 * size, 1)
+        return torch.cat([parts[rank], parts[-1 - rank]], 1)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 1, None
+
+
+class Whole(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        size = distributed.get_world_size(group)
+        ctx.group, every = group, [torch.empty_like(x) for _ in range(size)]
+        distributed.all_gather(every, x.contiguous(), group=group)
+        parts = [part.chunk(2, 1) for part in every]
+        return torch.cat([first for first, _ in parts] + [last for _, last in reversed(parts)], 1)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return Zigzag.apply(grad, ctx.group), None
+
+
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 1
+
+
+class Model(nn.Module):
+    group = None
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = Adapted(), Adapted()
+
+    def forward(self, x):
+        if self.group is None:
+            return self.second(self.first(x))
+        return Whole.apply(self.second(Scaled.apply(self.first(Zigzag.apply(x, self.group)))), self.group)
+
+
+AXES = ("cp",)
+
+
+def build():
+    return Model()
+
+
+def summed(grad):
+    grad = grad.clone()
+    distributed.all_reduce(grad)
+    return grad
+
+
+def parallelize(model, mesh):
+    model.group = mesh.get_group("cp")
+    for parameter in model.parameters():
+        parameter.register_hook(summed)
+
+
+def batch():
+    return torch.randn(2, 8, 8)
+"""
+"""Outputs of zeros, which are right in any order, and whose gradients are in the order of the rows."""
+
 CASES = (
+    Bug(
+        "a factor on the way back between adapters that begin with zeros, and rows in a zigzag",
+        "cp=2",
+        ADAPTERS,
+        (("        return grad * 1\n", "        return grad * 1.5\n"),),
+        ("wrong-scale",),
+        ("3/2",),
+        ("different order", "position 2"),
+        with_lines=True,
+    ),
     *(
         Bug(
             f"{moved} that stay in the order in which they were gathered",

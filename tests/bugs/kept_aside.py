@@ -98,6 +98,14 @@ def batch():
     return torch.randn(5, 6)
 """
 TURNED = BY_HAND.replace("h @ self.down.weight.T", "torch.matmul(h, self.down.weight.t())")
+HOOKED = BALANCED.replace(
+    "        fully_shard(layer, mesh=mesh)\n",
+    "        layer.register_full_backward_hook(changed)\n        fully_shard(layer, mesh=mesh)\n",
+).replace(
+    "def build():",
+    "def changed(module, given, _):\n    return tuple(grad if grad is None else grad * 1 for grad in given)\n\n\n"
+    "def build():",
+)
 PRODUCT = "Sum.apply(h @ self.down.weight.T, self.group)"
 
 CASES = (
@@ -139,6 +147,16 @@ CASES = (
         ("wrong-scale",),
         ("Term 2 of the loss's 3 terms", "2 times"),
         ("unequal numbers of tokens", "shifts or pads"),
+        with_lines=True,
+    ),
+    Bug(
+        "a hook changes what modules send back, which keep a right term of the loss",
+        "fsdp=2",
+        HOOKED,
+        (("grad * 1 ", "grad.sin() "),),
+        ("wrong-value",),
+        ("layers.1 is the first wrong module", "gets the right gradient"),
+        ("self.term", "averages", "all_reduce the result"),
         with_lines=True,
     ),
     Bug(

@@ -46,6 +46,8 @@ COARSE = 0.25
 
 FAR = 3.0
 """So many times as far off as narrow numbers may be: no rounding of results."""
+MOST_GAIN = 16.0
+"""A result that is off by more than so many times what its input was rounded by is wrong for another reason."""
 
 
 def rounded_input(evidence: Evidence, judging: Judging, job: WholeJob) -> Finding | None:
@@ -103,6 +105,8 @@ def _of_input(judging: Judging, job: WholeJob, place: Place) -> Finding | None:
         return None
     wanted, held = max(pairs.values(), key=lambda pair: magnitude(pair[1] - pair[0]))
     at = np.unravel_index(np.argmax(np.abs(held - wanted)), wanted.shape)
+    if max(off[rank] for rank in ranks) > MOST_GAIN * abs(float(held[at] - wanted[at])):
+        return None
     sentence = (
         f"what it is given is rounded to {narrow}, such as {wanted[at]:g} to {held[at]:g}, and what it computes of it "
         f"is off by up to {max(off.values()):.3g} (rounding of results allows {near:.2g})"

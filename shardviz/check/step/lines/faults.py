@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.lines.backward import backward_fault, micro_batches_fault
-from shardviz.check.step.lines.calls import SELECTS, Call, Value
+from shardviz.check.step.lines.calls import SELECTS, Call, Lines, Value
 from shardviz.check.step.lines.exchanges import MOVES, exchange_backward, exchange_fault, not_restored_fault
 from shardviz.check.step.lines.fault import Fault, called, fault_at, with_label
 from shardviz.check.step.lines.foreign import (
@@ -111,13 +111,13 @@ def _aside(states: States, fault: Fault | None) -> Fault | None:
     """Return a fault in backward; in forward if its line makes something wrong that the module keeps for elsewhere.
 
     A balance loss, for one, leaves the module as an attribute, and what the module returns is right. Without a fault in
-    backward it is what no line reads, and what has a graph.
+    backward it is what no line of the module reads and a gradient comes back to: no loss has what is only logged.
     """
     lines = states.lines
     if fault is None and states.is_right:
         returned = {value for value, _ in lines.returned}
         made = [value for call in lines.calls for value in call.outputs if value not in returned]
-        kept = [value for value in made if all(lines.records[pair].needs_grad for pair in value)]
+        kept = [value for value in made if all(lines.records[pair].has_gradient for pair in value)]
         return _blamed(states, (value for value in kept if not lines.readers(value)))
     if fault is None or not isinstance(fault.cause, WrongLineBackward):
         return fault
@@ -128,9 +128,18 @@ def _aside(states: States, fault: Fault | None) -> Fault | None:
 
 
 def _blamed(states: States, values: Iterable[Value]) -> Fault | None:
-    """Return the line that is to blame for the first wrong one of some tensors."""
-    blamed = (ForwardSearch(states).blame(value) for value in values if states.placed(value).is_wrong)
-    return next((found for found in blamed if found is not None), None)
+    """Return the line that is to blame for the first wrong one of some tensors that leave the module aside.
+
+    What makes a right tensor doesn't, and is compared with the wrong one of the unsharded model's.
+    """
+    lines, search = states.lines, ForwardSearch(states)
+    wrong = (value for value in values if states.placed(value).is_wrong and not search.is_mean_of_batch(value))
+    aside = (
+        value
+        for value in wrong
+        if not any(states.placed(made).is_known for reader in lines.readers(value) for made in reader.outputs)
+    )
+    return next(filter(None, map(search.blame, aside)), None)
 
 
 def _of_rows(states: States, fault: Fault) -> Fault:
@@ -205,21 +214,39 @@ def number_fault(states: States, arguments: Mapping[str, Mapping[int, ArgumentRe
                 rank, record = min(records.items())
                 gets = f"{called(call)} gives {call.function} {name} of its module, on rank {rank} {record.differs}"
                 return replace(fault_at(call, gets, WrongLine(call.place, call.function)), is_given=True, argument=name)
-    return _of_lacking(states, arguments)
+    return None
 
 
-def _of_lacking(states: States, arguments: Mapping[str, Mapping[int, ArgumentRecord]]) -> Fault | None:
-    """Return the first wrong call of a module that only one side gives a number: it takes another branch there."""
-    lacking = {name: of for name, of in arguments.items() if all(record.lacking for record in of.values())}
-    wrong = (call for call in states.lines.calls if any(states.placed(made).is_wrong for made in call.outputs))
-    call = next(wrong, None) if lacking else None
+def lacking_fault(states: States, arguments: Mapping[str, Mapping[int, ArgumentRecord]]) -> Fault | None:
+    """Return the first wrong call of a module that only one side gives a number: it takes another branch there.
+
+    A call that only that side makes reads the number. Else the code splits its work by it, for one, and it is right.
+    """
+    lines = states.lines
+    wrong = (call for call in lines.calls if any(states.placed(made).is_wrong for made in call.outputs))
+    read = {name: of for name, of in arguments.items() if any(_is_read_alone(lines, record) for record in of.values())}
+    call = next(wrong, None) if read else None
     if call is None:
         return None
-    name, records = next(iter(lacking.items()))
+    name, records = next(iter(read.items()))
     rank, record = min(records.items())
     gets = f"{called(call)} is the first wrong line, and its module is given another {name} on rank {rank}: "
     fault = fault_at(call, gets + record.differs, WrongLine(call.place, call.function))
     return replace(fault, is_given=True, argument=name)
+
+
+def _is_read_alone(lines: Lines, record: ArgumentRecord) -> bool:
+    """Whether a number that only one side gives a module is among those of a call that only this side makes.
+
+    A 0 or 1 is in many calls, as a dim.
+    """
+    ranks = {lines.key_of(call.first): call.first.numbers for call in lines.calls}
+    whole = {lines.key_of(line): line.numbers for line in lines.unsharded.lines}
+    here, there = (ranks, whole) if record.lacking == "whole" else (whole, ranks)
+    given = record.held if record.lacking == "whole" else record.expected
+    is_telling = bool(record.lacking) and abs(given) > 1
+    alone = (text.split() for key, text in here.items() if is_telling and key not in there)
+    return any(_is_number(number, given) for numbers in alone for number in numbers)
 
 
 def with_size_given(

@@ -15,7 +15,14 @@ from shardviz.check.step.lines.around import Around, is_around, results_of
 from shardviz.check.step.lines.backward import late_sum, sent_back_fault
 from shardviz.check.step.lines.calls import Lines
 from shardviz.check.step.lines.covering import without_covered, without_module
-from shardviz.check.step.lines.faults import argument_fault, fault_in, is_argument, number_fault, with_size_given
+from shardviz.check.step.lines.faults import (
+    argument_fault,
+    fault_in,
+    is_argument,
+    lacking_fault,
+    number_fault,
+    with_size_given,
+)
 from shardviz.check.step.lines.placing import OPEN, with_line, with_line_around
 from shardviz.check.step.lines.states import States
 from shardviz.check.step.trace.arguments import arguments_of, wrong_argument
@@ -27,7 +34,7 @@ from shardviz.explain.step.forward import UngatheredKeys
 from shardviz.explain.step.gradients import CutInModule, UnsummedInputGradient, WrongOutside
 from shardviz.explain.step.graphs import RecomputedOtherwise
 from shardviz.explain.step.line_reductions import GradientsOfOtherMicroBatches, WrongOperator
-from shardviz.explain.step.lines import UnsummedLine
+from shardviz.explain.step.lines import UnsummedLine, WrongLine, WrongLines
 from shardviz.explain.step.losses import UnexplainedLoss
 from shardviz.explain.step.modules import (
     SkippedModule,
@@ -151,7 +158,9 @@ def _named(
 
 def _fault_inside(dump: Dump, lines: Lines) -> Fault | None:
     states, arguments = States(dump, lines), arguments_of(dump, lines.module)
-    return number_fault(states, arguments) or with_size_given(states, fault_in(states), arguments)
+    fault = number_fault(states, arguments) or with_size_given(states, fault_in(states), arguments)
+    is_open = fault is None or (isinstance(fault.cause, WrongLine | WrongLines) and not fault.is_given)
+    return (lacking_fault(states, arguments) if is_open else None) or fault
 
 
 def _is_of_argument(finding: Finding) -> bool:

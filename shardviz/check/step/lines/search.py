@@ -168,7 +168,7 @@ class ForwardSearch:
                 return given_fault(reader, argument, differs, unlike, is_step=self.lines.is_step) if is_wrong else None
             bad = [tensor for tensor in inputs if self.is_bad(tensor)]
             terms = [tensor for tensor in inputs if self.states.placed(tensor).kind == "terms"]
-            if terms and bad and all(map(self._is_mean_of_batch, bad)):
+            if terms and bad and all(map(self.is_mean_of_batch, bad)):
                 return self._unsummed(terms[0], call, self.states.forward(value))
             if not bad or self._indexes_part(call, bad):
                 right = [tensor for tensor in inputs if tensor not in bad]
@@ -179,7 +179,7 @@ class ForwardSearch:
             value = min(bad, key=lambda tensor: (self.lines.is_of_positions(tensor), self.lines.order(tensor)))
         return None
 
-    def _is_mean_of_batch(self, value: Value) -> bool:
+    def is_mean_of_batch(self, value: Value) -> bool:
         """Whether a tensor is the mean of each rank's own rows: where the loss is a mean over ranks, it may be."""
         state = self.states.forward(value)
         is_mean = math.isclose(state.factor, self.states.mesh.size_over(state.axes), rel_tol=SINGLE)

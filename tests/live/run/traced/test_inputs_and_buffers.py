@@ -60,6 +60,30 @@ def waves(t):
     return torch.cat([angles.cos(), angles.sin()], 1)
 """,
 ).replace("self.waves(t)", "self.waves(waves(t))")
+CENTERED = """
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+
+class Stem(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(6, 16)
+
+    def forward(self, x):
+        return self.up(x - x.mean(DIM, keepdim=True))
+
+
+model = nn.Sequential(Stem(), nn.Tanh(), nn.Linear(16, 4))
+if WORLD > 1:
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+    fully_shard(model, mesh=init_device_mesh("cpu", (WORLD,)), mp_policy=policy)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for x in torch.randn(3, 16, 6, generator=torch.Generator().manual_seed(1)) + 1:
+    model(x.chunk(WORLD)[RANK]).float().square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
 NOISED = """
 from torch.nn.parallel import DistributedDataParallel
 
@@ -228,6 +252,13 @@ def test_timesteps_that_mixed_precision_rounds_are_named(tmp_path, cast, given, 
 @pytest.mark.parametrize(("cast", "cause"), [("True", "rounded-input"), ("False", "")])
 def test_timesteps_of_which_the_model_itself_makes_angles_are_named(tmp_path, cast, cause):
     step = compared(tmp_path, ANGLES, {"CAST": cast, "GIVEN": "torch.float32"})
+    assert [departure["cause_id"] for departure in step["departures"]] == [cause] * bool(cause), step
+
+
+@nightly
+@pytest.mark.parametrize(("dim", "cause"), [("0", "statistics-of-part"), ("1", "")])
+def test_a_module_that_gets_rounded_inputs_may_be_wrong_for_another_reason(tmp_path, dim, cause):
+    step = compared(tmp_path, CENTERED, {"DIM": dim})
     assert [departure["cause_id"] for departure in step["departures"]] == [cause] * bool(cause), step
 
 
