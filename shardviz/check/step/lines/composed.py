@@ -12,16 +12,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardviz.relate.factors import over
 from shardviz.relate.tolerance import FEW
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from shardviz.dump.records.trace import LineRecord, LinesRecord
+    from shardviz.layout.mesh import Mesh
 
     Values = NDArray[np.float64]
+
+ROUGH = 0.02
+"""Rounding takes what elements add up to no farther than this, relative to their sizes."""
 
 
 def softmax_steps(logits: Values, labels: Values | None = None) -> Iterator[Values]:
@@ -106,6 +111,31 @@ def steps_in(unsharded: LinesRecord, whole: Callable[[int], Values | None]) -> I
         for step in steps_of(line.function, arrays, [*leading]) if len(arrays) == len(given) else ():
             if step.size >= FEW and np.isfinite(step).all() and np.ptp(step) > 0:
                 yield line, step
+
+
+def candidates(
+    steps: Iterable[tuple[int, Values]], held: Mapping[int, Values], mesh: Mesh, *, by_totals: bool
+) -> Iterator[int]:
+    """Yield the numbers of steps that ranks may have: relating a tensor takes a hundred times as long as to look.
+
+    Args:
+        steps: The steps with their numbers.
+        held: What each rank has of a tensor.
+        mesh: The mesh.
+        by_totals: Whether what elements add up to must fit: that of parts, terms, means or the whole. It is not asked
+            of maxima.
+    """
+    ways: list[Mapping[int, Values]] = [{rank: np.asarray(array.sum()) for rank, array in held.items()}]
+    for axis in mesh.long_axes:
+        ways += [over(axis, op, way, mesh) for way in ways for op in ("sum", "avg")]
+    totals = np.array([float(next(iter(way.values()))) for way in ways if way])
+    shapes, num_axes = {array.shape for array in held.values()}, len(mesh.long_axes)
+    for number, step in steps:
+        pairs = (zip(shape, step.shape, strict=False) for shape in shapes if len(shape) == step.ndim)
+        fits = any(sum(own != whole for own, whole in pair) <= num_axes for pair in pairs)
+        near = ROUGH * float(np.abs(step).sum())
+        if fits and (not by_totals or np.any(np.abs(totals - float(step.sum())) <= near)):
+            yield number
 
 
 def steps_of(function: str, given: Sequence[Values], leading: Sequence[tuple[int, ...]]) -> Iterator[Values]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from shardviz.check.step.lines.calls import ADDITIONS, Call, Lines, Value
-from shardviz.check.step.lines.composed import steps_in
+from shardviz.check.step.lines.composed import candidates, steps_in
 from shardviz.check.step.lines.flat import state_of_joined
 from shardviz.check.step.lines.state import UNKNOWN, State, state_of
 from shardviz.dump.records.trace import of_value
@@ -145,13 +145,11 @@ class States:
 
     def _of_composed(self, value: Value) -> State:
         """Relate a tensor that no unsharded line makes to an intermediate result of a function that one calls."""
-        shapes, num_axes = {self.lines.records[pair].shape for pair in value}, len(self.mesh.long_axes)
         maker = self.lines.producer(value)
         is_extreme = maker is not None and maker.function in ("max", "amax")
-        for number, step in self._composed.items() if "float" in self.held_dtype(value) else ():
-            pairs = (zip(shape, step.shape, strict=False) for shape in shapes if len(shape) == step.ndim)
-            if not any(sum(own != whole for own, whole in pair) <= num_axes for pair in pairs):
-                continue
+        held = self._arrays(value) if "float" in self.held_dtype(value) else {}
+        steps = self._composed.items() if held else ()
+        for number in candidates(steps, held, self.mesh, by_totals=not is_extreme):
             state = self.related(value, number)
             if state.is_known or (state.op == "max" and is_extreme and state.layout is not None):
                 self.lines.wanted[value] = number
