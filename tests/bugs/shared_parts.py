@@ -298,7 +298,7 @@ CASES = (
             EXCHANGED,
             (("part.repeat_interleave(self.size // 2, 2)", code),),
             ("wrong-value",),
-            ("orders slices", "The exchange is right"),
+            ("orders slices", "The exchange itself is right"),
             ("arithmetic",),
             with_lines=True,
         )

@@ -51,7 +51,8 @@ def step(model, tokens, mesh):
 """
 
 SWAPPED_STAGES = """
-from shardviz.probes.pp_naive import STAGE_AXES, batch, build, keep, layers_of, stages, step
+from shardviz.probes._pipeline import keep, layers_of
+from shardviz.probes.pp_naive import STAGE_AXES, batch, build, stages, step
 AXES = ("pp",)
 def parallelize(model, mesh):
     rank = mesh.get_local_rank()

@@ -51,7 +51,7 @@ class DealtToOthers(AtLine, kind="wrong-value"):
     ranks: tuple[int, ...]
     why = (
         "{function} in {place} orders slices so that the exchange in {exchange} gives {ranks:ranks} those of other "
-        "ranks. The exchange is right: another tensor that goes through it is"
+        "ranks. The exchange itself is right: another tensor comes out of it as it should"
     )
     how = (
         "order the slices in {place} by the ranks that need them: copies of one slice side by side if neighbors share "
