@@ -107,7 +107,8 @@ def _in_other_order(first: Divergence, comparison: Compared) -> Finding | None:
         return finding
     order = [slices[at] // rows for at in begins]
     outputs, gradients = (listed(map(str, parts), MAX_LISTED) for parts in (sorted(order), order))
-    return finding.because(GradientsOfOtherMicroBatches(rank, outputs, gradients))
+    cause = GradientsOfOtherMicroBatches(rank, outputs, gradients)
+    return replace(finding, kind=cause.kinds[0]).because(cause)
 
 
 def check_skipped(evidence: Evidence, first: Divergence) -> Finding | None:
