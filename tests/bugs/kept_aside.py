@@ -109,35 +109,22 @@ HOOKED = BALANCED.replace(
 PRODUCT = "Sum.apply(h @ self.down.weight.T, self.group)"
 
 CASES = (
-    Bug(
-        "the load of experts in a term of the loss is not summed",
-        "fsdp=2",
-        BALANCED,
-        (("        distributed.all_reduce(x)\n", ""),),
-        ("unreduced-output", "wrong-value"),
-        ("mean_over_ranks", "Nothing sums", "over fsdp"),
-        ("unequal numbers of tokens", "shifts or pads"),
-        with_lines=True,
-    ),
-    Bug(
-        "the load is not summed, and the term has squares",
-        "fsdp=2",
-        SQUARED,
-        (("        distributed.all_reduce(x)\n", ""),),
-        ("unreduced-output", "wrong-value"),
-        ("mean_over_ranks", "Nothing sums", "over fsdp"),
-        ("unequal numbers of tokens", "shifts or pads"),
-        with_lines=True,
-    ),
-    Bug(
-        "the load is not summed, beside a number that no loss has",
-        "fsdp=2",
-        WITH_LOGS,
-        (("        distributed.all_reduce(x)\n", ""),),
-        ("unreduced-output", "wrong-value"),
-        ("mean_over_ranks", "Nothing sums", "over fsdp"),
-        ("unequal numbers of tokens", "log"),
-        with_lines=True,
+    *(
+        Bug(
+            name,
+            "fsdp=2",
+            program,
+            (("        distributed.all_reduce(x)\n", ""),),
+            ("unreduced-output", "wrong-value"),
+            ("mean_over_ranks", "Nothing sums", "over fsdp"),
+            ("unequal numbers of tokens", "shifts or pads"),
+            with_lines=True,
+        )
+        for name, program in (
+            ("the load of experts in a term of the loss is not summed", BALANCED),
+            ("the load is not summed, and the term has squares", SQUARED),
+            ("the load is not summed, beside a number that no loss has", WITH_LOGS),
+        )
     ),
     Bug(
         "the load is summed and not divided",

@@ -59,7 +59,7 @@ def rounded_input(evidence: Evidence, judging: Judging, job: WholeJob) -> Findin
     for place in judging.judgments:
         finding = _of_input(judging, job, place) if place.what == "input" else None
         if finding is not None:
-            is_in_it = first is not None and f"{first.module}.".startswith(f"{place.module}." if place.module else "")
+            is_in_it = first is not None and (first.module == place.module or is_within(first.module, place.module))
             return finding if first is None or first.direction == "backward" or is_in_it else None
     return None
 

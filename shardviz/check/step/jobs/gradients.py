@@ -28,7 +28,7 @@ from shardviz.check.step.rules.all_gradients import (
 from shardviz.check.step.rules.factors import size_in_words
 from shardviz.dump.records.step import ClipRecord
 from shardviz.explain.placement.values import BrokenTie
-from shardviz.explain.step.factors import MultipliedTerm
+from shardviz.explain.step.factors import FactorOfAxes, MultipliedTerm
 from shardviz.explain.step.gradients import (
     LostMicroBatches,
     MicroBatchesReducedAgain,
@@ -217,7 +217,10 @@ def of_loss(evidence: Evidence, scale: float | None, found: Sequence[Finding]) -
         f"gradients divides by {number(divides_by or 1)}"
     )
     finding = of_factor(evidence, gradients, float(before), when)
-    cause = MultipliedTerm(size, int(before), of_all=True)
+    other = finding.explanation
+    cause = MultipliedTerm(
+        size, int(before), of_all=True, or_else=other.or_else if isinstance(other, FactorOfAxes) else other
+    )
     return replace(finding, details=(*finding.details, begins)).because(cause)
 
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from shardviz.check.step.lines.around import results_of
 from shardviz.check.step.rules.losses import mean_of_means
 from shardviz.explain.checkpoints.states import UnexplainedState
-from shardviz.explain.step.factors import MultipliedTerm
 from shardviz.explain.step.forward import JoinedOutOfOrder, UngatheredKeys
 from shardviz.explain.step.gradients import CutInModule, UnsummedInputGradient, WrongOutside
 from shardviz.explain.step.graphs import AveragedInBackward, DetachedInLine, RanWithoutGraph, ReadElsewhere
@@ -109,13 +108,7 @@ OPEN = (
 OF_FACTORS = (RepeatedForwardSum, AveragedForward, ScaledBetweenModules)
 """Causes of a factor that a module gives its output: a line that has it or sums the whole takes their place."""
 
-OF_BACKWARD = (
-    MultipliedTerm,
-    UnexplainedBackward,
-    UnexplainedWeightGradients,
-    RowsWithOtherLabels,
-    RowsTimesOwnNumbers,
-)
+OF_BACKWARD = (UnexplainedBackward, UnexplainedWeightGradients, RowsWithOtherLabels, RowsTimesOwnNumbers)
 """Causes of which the last output's gradient, or less, is all that is known: a line in the loss says more."""
 
 GUESSES = (

@@ -237,10 +237,10 @@ class Judging:
     def wrong(self) -> list[Place]:
         """The first wrong places, forward and backward, inputs before and what alone is out of order."""
         states = {place: {*judgment.state.values()} for place, judgment in self.judgments.items()}
-        wrong = [place for place, of in states.items() if of & {*BAD}]
+        wrong = [place for place, kinds in states.items() if kinds & {*BAD}]
         forward, backward = ([place for place in wrong if place.is_gradient == back] for back in (False, True))
-        in_order = {_layer(place) for place, of in states.items() if place.what == "output" and "right" in of}
-        moved = [place for place, of in states.items() if "moved" in of]
+        in_order = {_layer(place) for place, kinds in states.items() if place.what == "output" and "right" in kinds}
+        moved = [place for place, kinds in states.items() if "moved" in kinds]
         outputs = [place for place in moved if place.what == "output" and _layer(place) in in_order]
         outputs += [place for place in moved if place.is_gradient and states.get(place.forward) == {"right"}]
         later = {*list(states)[list(states).index(forward[0]) :]} if forward else states.keys()
